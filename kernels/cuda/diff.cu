@@ -60,25 +60,15 @@ Parts carve(std::byte* begin, const DiffShape& shape, MemoryKind kind,
   return parts;
 }
 
-std::uint64_t tiles_of(std::uint64_t units, unsigned unit_bytes) {
+std::uint64_t tiles_of_one(std::uint64_t units, unsigned unit_bytes) {
   const std::uint64_t tile_units = kTileBytes / unit_bytes;
   return units / tile_units + (units % tile_units != 0 ? 1 : 0);
 }
 
-std::uint64_t tiles_of(std::span<const std::uint64_t> units, unsigned unit_bytes) {
-  std::uint64_t tiles = 0;
-  for (const std::uint64_t count : units) tiles += tiles_of(count, unit_bytes);
-  return tiles;
-}
-
 DiffShape shape_of(std::span<const std::uint64_t> units, unsigned unit_bytes,
-                   std::uint64_t max_changed, ValueCast cast = ValueCast::kNone) {
+                   std::uint64_t max_changed) {
   const auto tiles = static_cast<std::uint32_t>(tiles_of(units, unit_bytes));
-  return {static_cast<std::uint32_t>(units.size()),
-          tiles,
-          unit_bytes,
-          cast,
-          max_changed,
+  return {static_cast<std::uint32_t>(units.size()), tiles, unit_bytes, max_changed,
           scan_bytes(tiles)};
 }
 
@@ -102,24 +92,24 @@ Status launch_next(const char* name, void (*kernel)(Formal...), unsigned grid, u
   return check(cudaLaunchKernelEx(&config, kernel, static_cast<Formal>(given)...), name);
 }
 
-template <unsigned W, ValueCast C>
-Status queue_diff(const Parts& parts, const DiffShape& shape, cudaStream_t stream) {
+template <unsigned W, ValueCast C = ValueCast::kNone>
+Status queue_tiles(const Parts& parts, std::uint32_t tiles, std::uint64_t max_changed,
+                   cudaStream_t stream) {
   constexpr int kShared = kWarps * sizeof(List<W>);
   DRIFTLESS_RETURN_IF_ERROR(check(
       cudaFuncSetAttribute(diff_tiles<W, C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
       "asking for shared memory"));
-  diff_tiles<W, C><<<(shape.tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(
-      parts, shape.tiles, shape.max_changed);
+  diff_tiles<W, C>
+      <<<(tiles + kWarps - 1) / kWarps, kWarps * 32, kShared, stream>>>(parts, tiles, max_changed);
   return check_launch("diff_tiles");
 }
 
-template <unsigned W, ValueCast C = ValueCast::kNone>
+template <unsigned W>
 Status queue(const Parts& parts, const DiffShape& shape, PositionCoding coding,
              std::byte* positions, std::byte* values, Summary* host_summary, cudaStream_t stream) {
   const std::uint32_t tensors = shape.tensors, tiles = shape.tiles;
   if (tiles != 0) {
-    const Status queued = queue_diff<W, C>(parts, shape, stream);
-    DRIFTLESS_RETURN_IF_ERROR(queued);
+    DRIFTLESS_RETURN_IF_ERROR(queue_tiles<W>(parts, tiles, shape.max_changed, stream));
     std::size_t bytes = shape.scan_bytes;
     DRIFTLESS_RETURN_IF_ERROR(
         check(cub::DeviceScan::ExclusiveScan(
@@ -140,7 +130,7 @@ Status queue(const Parts& parts, const DiffShape& shape, PositionCoding coding,
                                  cudaMemcpyDeviceToHost, stream),
                  "fetching the results of a comparison");
   }
-  const auto kernel = coding == PositionCoding::kGaps ? emit<W, true, C> : emit<W, false, C>;
+  const auto kernel = coding == PositionCoding::kGaps ? emit<W, true> : emit<W, false>;
   return launch_next("emit", kernel, (tiles + kEmitTiles - 1) / kEmitTiles + 1, kEmitWarps * 32,
                      stream, parts, tensors, tiles, shape.max_changed, positions, values,
                      reinterpret_cast<std::uint64_t*>(host_summary));
@@ -149,6 +139,32 @@ Status queue(const Parts& parts, const DiffShape& shape, PositionCoding coding,
 constexpr const char* kClear = "clearing a workspace";
 
 }  // namespace
+
+std::uint64_t tiles_of(std::span<const std::uint64_t> units, unsigned unit_bytes) {
+  std::uint64_t tiles = 0;
+  for (const std::uint64_t count : units) tiles += tiles_of_one(count, unit_bytes);
+  return tiles;
+}
+
+void fill_tables(std::span<const std::uint64_t> units, unsigned unit_bytes, const Parts& host) {
+  std::uint32_t tile = 0;
+  for (std::uint32_t i = 0; i < units.size(); ++i) {
+    const auto own = static_cast<std::uint32_t>(tiles_of_one(units[i], unit_bytes));
+    host.tensors[i] = {nullptr, nullptr, units[i], 0, tile, 0};
+    std::fill_n(host.tile_tensor + tile, own, i);
+    tile += own;
+  }
+}
+
+Status queue_diff_tiles(const Parts& parts, std::uint32_t tiles, unsigned unit_bytes,
+                        ValueCast cast, std::uint64_t max_changed, cudaStream_t stream) {
+  const auto queue =
+      cast == ValueCast::kF32ToBF16 ? queue_tiles<2, ValueCast::kF32ToBF16>
+      : cast == ValueCast::kF32ToF16
+          ? queue_tiles<2, ValueCast::kF32ToF16>
+          : by_width(unit_bytes, queue_tiles<1>, queue_tiles<2>, queue_tiles<4>, queue_tiles<8>);
+  return queue(parts, tiles, max_changed, stream);
+}
 
 WorkspaceSize DiffBatch::workspace_size(std::span<const std::uint64_t> units, unsigned unit_bytes,
                                         std::uint64_t max_changed) {
@@ -161,9 +177,8 @@ WorkspaceSize DiffBatch::workspace_size(std::span<const std::uint64_t> units, un
 
 Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned unit_bytes,
                                   std::uint64_t max_changed, const Workspace& workspace,
-                                  Stream stream, ValueCast cast) {
-  const bool narrows = cast == ValueCast::kF32ToBF16 || cast == ValueCast::kF32ToF16;
-  if (!valid_width(unit_bytes) || (cast != ValueCast::kNone && !(narrows && unit_bytes == 2))) {
+                                  Stream stream) {
+  if (!valid_width(unit_bytes)) {
     return error(StatusCode::kInvalidArgument, "units of ", unit_bytes,
                  " bytes cannot be compared");
   }
@@ -175,17 +190,11 @@ Result<DiffBatch> DiffBatch::make(std::span<const std::uint64_t> units, unsigned
   DRIFTLESS_RETURN_IF_ERROR(check_workspace(
       workspace, workspace_size(units, unit_bytes, max_changed), "comparing on the device"));
   DiffBatch batch;
-  batch.shape_ = shape_of(units, unit_bytes, max_changed, cast);
+  batch.shape_ = shape_of(units, unit_bytes, max_changed);
   batch.dev_ = workspace.dev;
   batch.host_ = workspace.host;
   const Parts host = carve(batch.host_, batch.shape_, MemoryKind::kHost);
-  std::uint32_t tile = 0;
-  for (std::uint32_t i = 0; i < batch.shape_.tensors; ++i) {
-    const auto own = static_cast<std::uint32_t>(tiles_of(units[i], unit_bytes));
-    host.tensors[i] = {nullptr, nullptr, units[i], 0, tile, 0};
-    std::fill_n(host.tile_tensor + tile, own, i);
-    tile += own;
-  }
+  fill_tables(units, unit_bytes, host);
   *host.summary = {};
   const Parts dev = carve(batch.dev_, batch.shape_, MemoryKind::kDevice);
   DRIFTLESS_RETURN_IF_ERROR(
@@ -226,10 +235,7 @@ Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
                               cudaMemcpyHostToDevice, queue_on),
               "placing the table of tensors"));
   }
-  const auto run = shape_.cast == ValueCast::kF32ToBF16 ? queue<2, ValueCast::kF32ToBF16>
-                   : shape_.cast == ValueCast::kF32ToF16
-                       ? queue<2, ValueCast::kF32ToF16>
-                       : by_width(shape_.unit_bytes, queue<1>, queue<2>, queue<4>, queue<8>);
+  const auto run = by_width(shape_.unit_bytes, queue<1>, queue<2>, queue<4>, queue<8>);
   return run(dev, shape_, coding, positions_dev, values_dev, host.summary, queue_on);
 }
 

@@ -109,7 +109,7 @@ struct Move {
   std::uint32_t count;
 };
 
-template <unsigned W, bool Gaps, ValueCast C>
+template <unsigned W, bool Gaps>
 __device__ __forceinline__ Move<W> plan_move(const Parts& parts, std::uint32_t number,
                                              std::byte* positions, std::byte* values) {
   const Tile tile = parts.tiles[number];
@@ -123,7 +123,7 @@ __device__ __forceinline__ Move<W> plan_move(const Parts& parts, std::uint32_t n
   const std::uint64_t first_unit = std::uint64_t{number - tensor.first_tile} * (kTileBytes / W);
   move.offsets = parts.slot_offsets + tile.base;
   move.from = reinterpret_cast<const Unit<W>*>(parts.slot_values) + tile.base;
-  if (C == ValueCast::kNone && tile.count == tile.last + 1U) {
+  if (tile.count == tile.last + 1U) {
     move.offsets = nullptr;
     move.from = reinterpret_cast<const Unit<W>*>(tensor.new_dev) + first_unit;
   }
@@ -166,7 +166,7 @@ __device__ __forceinline__ void carry_out(const Move<W>& move, unsigned lane) {
 
 // The first block brings the summary and the entries to the host, the others the results to their
 // places.
-template <unsigned W, bool Gaps, ValueCast C>
+template <unsigned W, bool Gaps>
 __global__ void __launch_bounds__(kEmitWarps * 32)
     emit(Parts parts, std::uint32_t tensors, std::uint32_t tiles, std::uint64_t max_changed,
          std::byte* positions, std::byte* values, std::uint64_t* results_host) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kEmitWarps * 32)
   if (parts.summary->changed > max_changed) return;
   const std::uint32_t first = (blockIdx.x - 1) * kEmitTiles;
   if (threadIdx.x < kEmitTiles && first + threadIdx.x < tiles) {
-    moves[threadIdx.x] = plan_move<W, Gaps, C>(parts, first + threadIdx.x, positions, values);
+    moves[threadIdx.x] = plan_move<W, Gaps>(parts, first + threadIdx.x, positions, values);
   }
   __syncthreads();
   for (unsigned i = threadIdx.x / 32; i < kEmitTiles && first + i < tiles; i += kEmitWarps) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a batch of tensors is cut into tiles, what is known of them, and the pass over both sides of
-// all tiles. Private to diff.cu.
+// all tiles. Private to diff.cu and capture.cu.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,7 @@ struct DevTensor {
   std::uint32_t position_bytes;  // at least
 };
 
-struct Tile {
-  std::uint64_t base;  // of its slots
-  std::uint32_t count;
-  std::uint16_t first, last;  // offsets of its first and last change
-};
+using Tile = CaptureBatch::Tile;
 
 // What lies before a tile.
 struct Before {
@@ -62,6 +58,7 @@ struct Parts {
   std::byte* scan = nullptr;
   std::uint16_t* slot_offsets = nullptr;
   std::byte* slot_values = nullptr;
+  bool slots_for_all = false;  // also for a tile of which all changed
   Summary* summary = nullptr;  // the entries follow it: both come back in one copy
   StreamEntry* entries = nullptr;
 };
@@ -354,8 +351,8 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_per_processor(C))
     count += found;
   });
   Tile tile{0, count, 0, static_cast<std::uint16_t>(view.units - 1)};
-  // If all of it changed, the second kernel reads the tensor itself; unless it would convert it.
-  if (count != 0 && (count != view.units || C != ValueCast::kNone)) {
+  // If all of it changed, the second kernel reads the tensor itself.
+  if (count != 0 && (count != view.units || parts.slots_for_all)) {
     unsigned long long base = 0;
     if (lane == 0) base = atomicAdd(parts.cursor, count);
     tile.base = __shfl_sync(~0U, base, 0);
@@ -372,5 +369,14 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_per_processor(C))
   }
   if (lane == 0) parts.tiles[number] = tile;
 }
+
+// How many tiles tensors are cut into.
+[[nodiscard]] std::uint64_t tiles_of(std::span<const std::uint64_t> units, unsigned unit_bytes);
+// Fills tables in host memory: of tensors, where they lie is left, and of tiles.
+void fill_tables(std::span<const std::uint64_t> units, unsigned unit_bytes, const Parts& host);
+// diff_tiles() of a width and a conversion; in diff.cu.
+[[nodiscard]] Status queue_diff_tiles(const Parts& parts, std::uint32_t tiles, unsigned unit_bytes,
+                                      ValueCast cast, std::uint64_t max_changed,
+                                      cudaStream_t stream);
 
 }  // namespace driftless::cuda

@@ -57,7 +57,6 @@ struct StreamEntry {
 struct DiffShape {
   std::uint32_t tensors = 0, tiles = 0;
   unsigned unit_bytes = 1;
-  ValueCast cast = ValueCast::kNone;  // of the new side
   std::uint64_t max_changed = 0, scan_bytes = 0;
 };
 
@@ -85,12 +84,9 @@ class DiffBatch {
   // 32 KiB of tensor: 36 bytes; per tensor: 68 bytes.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const std::uint64_t> units,
                                                     unsigned unit_bytes, std::uint64_t max_changed);
-  // `cast`: the new side is read through it, as HostKernels::diff_cast() does; `unit_bytes` are
-  // those of the old side.
   [[nodiscard]] static Result<DiffBatch> make(std::span<const std::uint64_t> units,
                                               unsigned unit_bytes, std::uint64_t max_changed,
-                                              const Workspace& workspace, Stream stream,
-                                              ValueCast cast = ValueCast::kNone);
+                                              const Workspace& workspace, Stream stream);
 
   // Room that the streams need, for `max_changed` units. Positions: 8 bytes each where tensors may
   // have more than 2^31 units, else 4 (gaps rarely take more than 2).
@@ -111,6 +107,59 @@ class DiffBatch {
   DiffBatch() = default;
 
   DiffShape shape_;
+  // In the workspace.
+  std::byte* dev_ = nullptr;
+  std::byte* host_ = nullptr;
+};
+
+// Compares tensors of one width and keeps what differs as it is found, a tile of a tensor after the
+// other: for who puts it in order later, on the host. The tensors' sizes are fixed when it is made.
+class CaptureBatch {
+ public:
+  static constexpr std::uint64_t kTileBytes = 32768;  // of the old side; the last may be shorter
+
+  struct Tensor {
+    const std::byte* old_dev = nullptr;
+    const std::byte* new_dev = nullptr;
+  };
+  // Where the changes of a tile lie in the slots, ascending. If that is past the slots' end, they
+  // were only counted, like those of all tiles whose `base` is higher.
+  struct Tile {
+    std::uint64_t base = 0;
+    std::uint32_t count = 0;
+    std::uint16_t first = 0, last = 0;  // offsets of the first and the last change, if kept
+  };
+  // Offsets in the tile, in units; new values, converted; old values.
+  struct Slots {
+    std::uint16_t* offsets_dev = nullptr;
+    std::byte* values_dev = nullptr;
+    std::byte* old_values_dev = nullptr;
+    std::uint64_t count = 0;
+  };
+
+  // Device memory per 32 KiB of tensor: 20 bytes; per tensor: 40 bytes.
+  [[nodiscard]] static WorkspaceSize workspace_size(std::span<const std::uint64_t> units,
+                                                    unsigned unit_bytes);
+  // `cast`: the new side is read through it, as HostKernels::diff_cast() does; `unit_bytes` are
+  // those of the old side.
+  [[nodiscard]] static Result<CaptureBatch> make(std::span<const std::uint64_t> units,
+                                                 unsigned unit_bytes, ValueCast cast,
+                                                 const Workspace& workspace, Stream stream);
+
+  // The next run may be queued once the stream has passed this one.
+  [[nodiscard]] Status run(std::span<const Tensor> tensors, const Slots& slots, Stream stream);
+  // Of the last run, in device memory: how many units changed, kept or not; and all tiles, tensor
+  // after tensor.
+  [[nodiscard]] const std::uint64_t* changed_dev() const;
+  [[nodiscard]] const Tile* tiles_dev() const;
+  [[nodiscard]] std::uint32_t tiles() const { return tiles_; }
+
+ private:
+  CaptureBatch() = default;
+
+  std::uint32_t tensors_ = 0, tiles_ = 0;
+  unsigned unit_bytes_ = 1;
+  ValueCast cast_ = ValueCast::kNone;
   // In the workspace.
   std::byte* dev_ = nullptr;
   std::byte* host_ = nullptr;

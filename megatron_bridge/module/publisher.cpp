@@ -63,11 +63,12 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   [[nodiscard]] std::optional<PublishReport> publish(const py::object& object, bool wait) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
-    const std::shared_ptr<WeightSource> source = make_source(object, failure_, live_.get());
+    const std::shared_ptr<WeightSource> source = make_source(object, failure_, live_.get(), wait);
     if (wait) return native_call([&] { return made.publish(*source); });
     LiveSource& weights = live();
+    void* const stream = weights.memory() == MemoryKind::kDevice ? gpu_stream() : nullptr;
     native_call([&] {
-      made.publish_behind(*source, weights);
+      made.publish_behind(*source, weights, stream);
       return Status();
     });
     return std::nullopt;
@@ -96,8 +97,8 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
           {number, ref.data, ref.dtype, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
       on_gpu = on_gpu || !ref.on_host();
     }
-    if (on_gpu) wait_for_gpu();
-    native_call([&] { return made.capture(values); });
+    void* const stream = on_gpu ? gpu_stream() : nullptr;
+    native_call([&] { return made.capture(values, stream); });
   }
 
   [[nodiscard]] std::vector<std::string> tell_engines() {

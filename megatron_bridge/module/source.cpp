@@ -40,10 +40,11 @@ class PythonSource final : public WeightSource {
     }
   }
 
-  // What it offers is known.
-  PythonSource(py::object object, PythonFailure& failure, const LiveSource& live)
+  // What it offers is known. Without `waits`, work on the GPU may still write it.
+  PythonSource(py::object object, PythonFailure& failure, const LiveSource& live, bool waits)
       : object_(std::move(object)),
         failure_(&failure),
+        waits_(waits),
         tensors_(live.tensors().begin(), live.tensors().end()),
         boxes_(live.boxes().begin(), live.boxes().end()) {}
 
@@ -119,7 +120,7 @@ class PythonSource final : public WeightSource {
       offered.push_back({index, ref.data, memory_of(ref)});
       on_gpu = on_gpu || !ref.on_host();
     }
-    if (on_gpu) wait_for_gpu();
+    if (on_gpu && waits_) wait_for_gpu();
     if (held_ != nullptr) held_->insert(held_->end(), refs.begin(), refs.end());
     const py::gil_scoped_release released;
     return use(offered);
@@ -135,6 +136,7 @@ class PythonSource final : public WeightSource {
 
   py::object object_;
   PythonFailure* failure_;
+  bool waits_ = true;
   std::vector<TensorSpec> tensors_;
   std::vector<TensorBox> boxes_;  // none: all are whole
   Status broken_;
@@ -281,23 +283,35 @@ TensorRef tensor_of(const std::shared_ptr<HeldCheckpoint>& held, const std::stri
   return TensorRef::read_only_of(*view.spec, view.data, held);
 }
 
+py::object torch_stream() {
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  if (!modules.contains("torch")) return py::none();
+  return py::module_::import("torch").attr("cuda").attr("current_stream")();
+}
+
 }  // namespace
 
 std::shared_ptr<WeightSource> make_source(const py::object& object, PythonFailure& failure,
-                                          const LiveSource* live) {
+                                          const LiveSource* live, bool waits) {
   if (py::isinstance<HeldCheckpoint>(object)) {
     return object.cast<std::shared_ptr<HeldCheckpoint>>();
   }
   if (live != nullptr && live->made_of(object)) {
-    return std::make_shared<PythonSource>(object, failure, *live);
+    return std::make_shared<PythonSource>(object, failure, *live, waits);
   }
   return std::make_shared<PythonSource>(object, failure);
 }
 
 void wait_for_gpu() {
-  const py::dict modules = py::module_::import("sys").attr("modules");
-  if (!modules.contains("torch")) return;
-  py::module_::import("torch").attr("cuda").attr("current_stream")().attr("synchronize")();
+  const py::object stream = torch_stream();
+  if (!stream.is_none()) stream.attr("synchronize")();
+}
+
+void* gpu_stream() {
+  const py::object stream = torch_stream();
+  if (stream.is_none()) return nullptr;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): as torch says it
+  return reinterpret_cast<void*>(stream.attr("cuda_stream").cast<std::uintptr_t>());
 }
 
 LiveSource::LiveSource(const py::object& object, PythonFailure& failure) : object_(object) {

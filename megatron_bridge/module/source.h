@@ -20,10 +20,12 @@ namespace driftless::python {
 // publisher still meets the other ranks and all of them fail together. Made and destroyed with the
 // GIL; its methods are called without it.
 class LiveSource;
-// `live` may be null.
+// `live` may be null. If it was made of `object`, and without `waits`, work that is queued on the
+// GPU may still write what is offered.
 [[nodiscard]] std::shared_ptr<WeightSource> make_source(const py::object& object,
                                                         PythonFailure& failure,
-                                                        const LiveSource* live = nullptr);
+                                                        const LiveSource* live = nullptr,
+                                                        bool waits = true);
 
 // The weights themselves, of a publisher without a snapshot: where the tensors of a source lie,
 // which it holds. Made and destroyed with the GIL.
@@ -56,6 +58,8 @@ class LiveSource final : public WeightSource {
 
 // What torch has queued on its current stream is done. Others see to that themselves.
 void wait_for_gpu();
+// That stream, a cudaStream_t; null: the default one.
+[[nodiscard]] void* gpu_stream();
 
 // The group of publisher ranks in a job that no MPI launcher started. `object` has rank, size,
 // gather(bytes, timeout_s) and broadcast(bytes, timeout_s), and may have begin_epoch(number). Every

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "plugin/device/device_capture.h"
 #include "plugin/device/device_payload.h"
 
 namespace driftless {
@@ -16,6 +17,7 @@ class CudaPublisherDevice final : public PublisherDevice {
     auto made = std::make_shared<CudaPublisherDevice>();
     made->work_.options = options;
     DRIFTLESS_ASSIGN_OR_RETURN(made->work_.stream, DeviceStream::make());
+    DRIFTLESS_ASSIGN_OR_RETURN(made->mark_, DeviceEvent::make());
     DRIFTLESS_RETURN_IF_ERROR(made->work_.differ.open(made->work_.stream));
     if (options.snapshot != SnapshotPlace::kPinned) {
       DRIFTLESS_ASSIGN_OR_RETURN(made->work_.memory, make_device_memory(options.device));
@@ -70,17 +72,32 @@ class CudaPublisherDevice final : public PublisherDevice {
     return {};
   }
 
-  Result<std::vector<std::uint32_t>> capture(std::span<const TensorPair> pairs,
-                                             std::uint64_t limit_bytes) override {
+  Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
+                 void* trainer) override {
     DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
-    return captured_.capture(work_, pairs, limit_bytes);
+    return captured_.capture(pairs, limit_bytes, DeviceStream::borrowed(trainer));
   }
 
-  Status fetch_captured(
+  Status copy_behind(std::byte* to, const std::byte* from, std::uint64_t bytes,
+                     void* trainer) override {
+    return DeviceStream::borrowed(trainer).copy(to, from, bytes);
+  }
+
+  Status mark(void* trainer) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
+    return mark_.record(DeviceStream::borrowed(trainer));
+  }
+
+  Status wait_for_trainer() override {
+    DRIFTLESS_RETURN_IF_ERROR(captured_.wait());
+    return mark_.wait();
+  }
+
+  Result<std::vector<std::uint32_t>> fetch_captured(
       unsigned threads,
       const std::function<void(const DeltaView&, const std::byte*)>& use) override {
     DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
-    return captured_.fetch(work_, threads, use);
+    return captured_.fetch(work_.stream, threads, use);
   }
 
   void abort() override {
@@ -92,20 +109,20 @@ class CudaPublisherDevice final : public PublisherDevice {
  private:
   DeviceWork work_;
   DeviceCapture captured_;
+  DeviceEvent mark_;
 };
 
 }  // namespace
 
-Result<cuda::Patch> DeviceWork::make_patch_in(DeviceArena& dev, DeviceArena& pinned,
-                                              std::span<const cuda::Patch::Tensor> tensors,
-                                              unsigned unit_bytes, cuda::PositionCoding coding,
-                                              const std::byte* positions_dev) const {
+Result<cuda::Patch> DeviceWork::make_patch(std::span<const cuda::Patch::Tensor> tensors,
+                                           unsigned unit_bytes, cuda::PositionCoding coding,
+                                           const std::byte* positions_dev) {
   const cuda::WorkspaceSize size = cuda::Patch::workspace_size(tensors);
   cuda::Workspace workspace;
   workspace.dev_bytes = size.dev_bytes;
   workspace.host_bytes = size.host_bytes;
-  DRIFTLESS_ASSIGN_OR_RETURN(workspace.dev, dev.take(size.dev_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(workspace.host, pinned.take(size.host_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(workspace.dev, found.take(size.dev_bytes));
+  DRIFTLESS_ASSIGN_OR_RETURN(workspace.host, host.take(size.host_bytes));
   return cuda::Patch::make(tensors, unit_bytes, coding, positions_dev, workspace, stream.get());
 }
 

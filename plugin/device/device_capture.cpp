@@ -1,213 +1,248 @@
 // SPDX-License-Identifier: Apache-2.0
-// Capturing on a GPU: new values and weights are compared in slices, what differs is kept there.
+#include "plugin/device/device_capture.h"
+
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <map>
-#include <ranges>
+#include <numeric>
 
 #include "core/parallel.h"
-#include "plugin/device/device_payload.h"
 #include "plugin/publish/change_store.h"
 
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kMostOf = 4;  // more than a quarter of a slice is not kept
-constexpr cuda::PositionCoding kCoding = cuda::PositionCoding::kIndices;
+constexpr std::uint64_t kLeastRoom = std::uint64_t{64} << 10;
+// Guessed of what was never compared: every so many units change.
+constexpr std::uint64_t kFirstShare = 64;
+constexpr std::uint64_t kPieceTiles = ChangeStore::kPieceBytes / cuda::CaptureBatch::kTileBytes;
+static_assert(ChangeStore::kPieceBytes % cuda::CaptureBatch::kTileBytes == 0);
 
-std::uint64_t position_at(const std::byte* positions, std::uint32_t width, std::uint64_t k) {
-  std::uint64_t position = 0;
-  std::memcpy(&position, positions + k * width, width);
-  return position;
+std::uint64_t tiles_of(std::uint64_t units, unsigned unit_bytes) {
+  const std::uint64_t tile = cuda::CaptureBatch::kTileBytes / unit_bytes;
+  return (units + tile - 1) / tile;
 }
 
 }  // namespace
 
-Result<std::vector<std::uint32_t>> DeviceCapture::capture(DeviceWork& work,
-                                                          std::span<const TensorPair> pairs,
-                                                          std::uint64_t limit_bytes) {
-  limit_bytes_ = limit_bytes;
-  many_.clear();
-  widths_.clear();
-  work.differ.drop();
+// Where the changes of a tile of a block are.
+struct DeviceCapture::FoundTile {
+  std::uint32_t number = 0;
+  std::uint64_t tile = 0;  // of the block
+  std::uint64_t base = 0;
+  std::uint32_t count = 0;
+
+  [[nodiscard]] std::uint64_t piece() const { return tile / kPieceTiles; }
+};
+
+bool DeviceCapture::Run::same(std::span<const TensorPair> pairs) const {
+  return batch && std::ranges::equal(pairs, numbers, {}, &TensorPair::tensor) &&
+         std::ranges::equal(pairs, units, {}, &TensorPair::units) &&
+         pairs.front().unit_bytes == unit_bytes && pairs.front().cast == cast;
+}
+
+cuda::CaptureBatch::Slots DeviceCapture::Run::places() const {
+  std::byte* const values = slots.data() + device_aligned(room * sizeof(std::uint16_t));
+  return {reinterpret_cast<std::uint16_t*>(slots.data()), values,
+          values + device_aligned(room * unit_bytes), room};
+}
+
+Status DeviceCapture::Run::reserve(std::uint64_t changes) {
+  if (changes <= room) return {};
+  DRIFTLESS_RETURN_IF_ERROR(slots.reserve(
+      device_aligned(changes * sizeof(std::uint16_t)) + 2 * device_aligned(changes * unit_bytes),
+      MemoryKind::kDevice));
+  room = changes;
+  return {};
+}
+
+Status DeviceCapture::capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
+                              const DeviceStream& trainer) {
   std::vector<TensorPair> sorted(pairs.begin(), pairs.end());
-  std::ranges::stable_sort(
-      sorted, {}, [](const TensorPair& pair) { return std::pair(pair.unit_bytes, pair.cast); });
-  std::vector<SlicePiece> slice;
-  std::uint64_t held = 0;  // units in the slice
-  for (std::size_t i = 0; i < sorted.size(); ++i) {
-    const TensorPair& pair = sorted[i];
-    const std::uint64_t most = kSliceBytes / pair.unit_bytes;
-    for (std::uint64_t first = 0; first < pair.units;) {
-      const std::uint64_t count = std::min(pair.units - first, most - held);
-      slice.push_back({pair.tensor, first, count, pair.units > (std::uint64_t{1} << 31),
-                       pair.old_data + first * pair.unit_bytes,
-                       pair.new_data + first * source_bytes(pair.cast, pair.unit_bytes)});
-      held += count;
-      first += count;
-      if (held < most) continue;
-      DRIFTLESS_RETURN_IF_ERROR(start(work, slice, pair.unit_bytes, pair.cast));
-      held = 0;
-    }
-    const bool last = i + 1 == sorted.size() || sorted[i + 1].unit_bytes != pair.unit_bytes ||
-                      sorted[i + 1].cast != pair.cast;
-    if (!last) continue;
-    DRIFTLESS_RETURN_IF_ERROR(start(work, slice, pair.unit_bytes, pair.cast));
-    held = 0;
+  std::erase_if(sorted, [](const TensorPair& pair) { return pair.units == 0; });
+  const auto kind = [](const TensorPair& pair) { return std::pair(pair.unit_bytes, pair.cast); };
+  std::ranges::stable_sort(sorted, {}, kind);
+  for (std::span<const TensorPair> rest = sorted; !rest.empty();) {
+    const auto end = std::ranges::find_if(
+        rest, [&](const TensorPair& pair) { return kind(pair) != kind(rest.front()); });
+    const auto same = static_cast<std::size_t>(end - rest.begin());
+    DRIFTLESS_RETURN_IF_ERROR(start(rest.first(same), limit_bytes, trainer));
+    rest = rest.subspan(same);
   }
-  while (work.differ.pending()) DRIFTLESS_RETURN_IF_ERROR(absorb(work));
-  // The old values are about to be written over.
-  DRIFTLESS_RETURN_IF_ERROR(work.stream.wait());
-  return many_;
-}
-
-Status DeviceCapture::start(DeviceWork& work, std::vector<SlicePiece>& slice, unsigned unit_bytes,
-                            ValueCast cast) {
-  if (slice.empty()) return {};
-  if (widths_.size() == 2) DRIFTLESS_RETURN_IF_ERROR(absorb(work));
-  DRIFTLESS_RETURN_IF_ERROR(work.differ.start(std::exchange(slice, {}), unit_bytes, kCoding, cast));
-  widths_.push_back(unit_bytes);
   return {};
 }
 
-Status DeviceCapture::absorb(DeviceWork& work) {
-  const unsigned width = widths_.front();
-  widths_.erase(widths_.begin());
-  DRIFTLESS_ASSIGN_OR_RETURN(const SliceResults results, work.differ.take(kMostOf));
-  std::uint64_t units = 0;
-  for (const SlicePiece& piece : results.pieces) units += piece.units;
-  const std::uint64_t bytes = results.changed * (sizeof(std::uint32_t) + 2 * std::uint64_t{width});
-  if (results.changed > std::max<std::uint64_t>(units / kMostOf, units / 16 + 1024) ||
-      kept_bytes_ + bytes > limit_bytes_) {
-    for (const SlicePiece& piece : results.pieces) many_.push_back(piece.number);
-  } else if (results.changed > 0) {
-    DRIFTLESS_RETURN_IF_ERROR(keep(work, results, width));
-    kept_bytes_ += bytes;
+Status DeviceCapture::prepare(Run& run, std::span<const TensorPair> pairs,
+                              const DeviceStream& trainer) const {
+  run.batch.reset();
+  run.numbers.clear();
+  run.units.clear();
+  for (const TensorPair& pair : pairs) {
+    run.numbers.push_back(pair.tensor);
+    run.units.push_back(pair.units);
   }
-  return work.differ.release();
-}
-
-Status DeviceCapture::keep(DeviceWork& work, const SliceResults& results, unsigned unit_bytes) {
-  Kept kept;
-  kept.unit_bytes = unit_bytes;
-  kept.position_bytes = results.position_bytes;
-  kept.value_bytes = results.changed * unit_bytes;
-  DRIFTLESS_ASSIGN_OR_RETURN(kept.positions_dev, found_.take(kept.position_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(kept.values_dev, found_.take(kept.value_bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(kept.old_values_dev, found_.take(kept.value_bytes));
-  std::vector<cuda::Patch::Tensor> tensors;
-  for (std::size_t i = 0; i < results.entries.size(); ++i) {
-    const SlicePiece& piece = results.pieces[i];
-    if (results.entries[i].count == 0) continue;
-    kept.entries.push_back({piece.number, results.entries[i]});
-    cuda::Patch::Tensor tensor;
-    tensor.units = piece.first_unit + piece.units;
-    tensor.entry = results.entries[i];
-    // Positions count from the block's start, of which only the stretch need be there.
-    tensor.data_dev = const_cast<std::byte*>(results.old_dev[i]) - piece.first_unit * unit_bytes;
-    tensors.push_back(tensor);
-  }
-  DRIFTLESS_RETURN_IF_ERROR(
-      work.stream.copy(kept.positions_dev, results.positions_dev, kept.position_bytes));
-  DRIFTLESS_RETURN_IF_ERROR(
-      work.stream.copy(kept.values_dev, results.values_dev, kept.value_bytes));
+  run.unit_bytes = pairs.front().unit_bytes;
+  run.cast = pairs.front().cast;
+  run.room = run.most = 0;
+  const cuda::WorkspaceSize size = cuda::CaptureBatch::workspace_size(run.units, run.unit_bytes);
+  DRIFTLESS_RETURN_IF_ERROR(run.work.dev.reserve(size.dev_bytes, MemoryKind::kDevice));
+  // The host's half also takes the tiles that are brought back.
+  DRIFTLESS_RETURN_IF_ERROR(run.work.host.reserve(size.host_bytes, MemoryKind::kHost));
+  DRIFTLESS_ASSIGN_OR_RETURN(run.done, DeviceEvent::make());
   DRIFTLESS_ASSIGN_OR_RETURN(
-      const cuda::Patch patch,
-      work.make_patch_in(found_, host_, tensors, unit_bytes, kCoding, kept.positions_dev));
-  DRIFTLESS_RETURN_IF_ERROR(patch.gather(kept.old_values_dev, work.stream.get()));
-  kept_.push_back(std::move(kept));
+      run.batch,
+      cuda::CaptureBatch::make(run.units, run.unit_bytes, run.cast, run.work.get(), trainer.get()));
   return {};
 }
 
-// Slices that fit a few megabytes of pinned memory at a time.
-Status DeviceCapture::fetch(
-    const DeviceWork& work, unsigned threads,
-    const std::function<void(const DeltaView&, const std::byte* old_values)>& use) {
-  constexpr std::uint64_t kTogether = std::uint64_t{32} << 20;
-  for (std::size_t begin = 0; begin < kept_.size();) {
-    std::size_t end = begin;
-    std::uint64_t bytes = 0;
-    while (end < kept_.size() && (end == begin || bytes + kept_[end].room() <= kTogether)) {
-      bytes += kept_[end++].room();
+Status DeviceCapture::start(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
+                            const DeviceStream& trainer) {
+  std::uint64_t held = 0;
+  for (std::size_t i = 0; i < used_; ++i) held += runs_[i].room * runs_[i].limit_share();
+  if (used_ == runs_.size()) runs_.emplace_back();
+  Run& run = runs_[used_];
+  if (!run.same(pairs)) DRIFTLESS_RETURN_IF_ERROR(prepare(run, pairs, trainer));
+  const std::uint64_t limit = (limit_bytes - std::min(held, limit_bytes)) / run.limit_share();
+  const std::uint64_t units = std::accumulate(run.units.begin(), run.units.end(), std::uint64_t{0});
+  const auto roomy = [](std::uint64_t changes) { return changes + changes / 4 + kLeastRoom; };
+  const bool known = run.most > 0;
+  DRIFTLESS_RETURN_IF_ERROR(
+      run.reserve(std::min({known ? roomy(run.most) : roomy(units / kFirstShare), units, limit})));
+  std::vector<cuda::CaptureBatch::Tensor> tensors;
+  for (const TensorPair& pair : pairs) tensors.push_back({pair.old_data, pair.new_data});
+  DRIFTLESS_RETURN_IF_ERROR(run.batch->run(tensors, run.places(), trainer.get()));
+  if (!known) {
+    DRIFTLESS_ASSIGN_OR_RETURN(run.most, count(run, trainer));
+    if (run.most > run.room && run.most <= limit) {
+      DRIFTLESS_RETURN_IF_ERROR(run.reserve(std::min({roomy(run.most), units, limit})));
+      DRIFTLESS_RETURN_IF_ERROR(run.batch->run(tensors, run.places(), trainer.get()));
     }
-    DRIFTLESS_RETURN_IF_ERROR(fetched_.reserve(bytes, MemoryKind::kHost));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(run.done.record(trainer));
+  ++used_;
+  return {};
+}
+
+Result<std::uint64_t> DeviceCapture::count(const Run& run, const DeviceStream& stream) {
+  DRIFTLESS_RETURN_IF_ERROR(fetched_.reserve(kFetchBytes, MemoryKind::kHost));
+  std::uint64_t changed = 0;
+  DRIFTLESS_RETURN_IF_ERROR(
+      stream.copy(fetched_.data(), run.batch->changed_dev(), sizeof(changed)));
+  DRIFTLESS_RETURN_IF_ERROR(stream.wait());
+  std::memcpy(&changed, fetched_.data(), sizeof(changed));
+  return changed;
+}
+
+Status DeviceCapture::wait() const {
+  for (std::size_t i = 0; i < used_; ++i) DRIFTLESS_RETURN_IF_ERROR(runs_[i].done.wait());
+  return {};
+}
+
+std::uint64_t DeviceCapture::device_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const Run& run : runs_) bytes += run.work.dev.size() + run.slots.size();
+  return bytes;
+}
+
+Result<std::vector<std::uint32_t>> DeviceCapture::fetch(const DeviceStream& stream,
+                                                        unsigned threads, const UseChanges& use) {
+  std::vector<std::uint32_t> missing;
+  for (std::size_t i = 0; i < used_; ++i) {
+    Run& run = runs_[i];
+    DRIFTLESS_RETURN_IF_ERROR(run.done.hold(stream));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<FoundTile> tiles, found_tiles(run, stream, missing));
+    // As they lie in the slots, as many as fit the memory that they pass through.
+    const std::uint64_t most = kFetchBytes / (sizeof(std::uint16_t) + 2 * run.unit_bytes) - 1024;
+    for (std::span<FoundTile> rest = tiles; !rest.empty();) {
+      std::size_t some = 1;
+      while (some < rest.size() && rest[some].base + rest[some].count - rest.front().base <= most) {
+        ++some;
+      }
+      DRIFTLESS_RETURN_IF_ERROR(fetch_some(run, rest.first(some), stream, threads, use));
+      rest = rest.subspan(some);
+    }
+  }
+  used_ = 0;
+  return missing;
+}
+
+// Those that have changes, in the order of their slots. Tiles of which they are not there name
+// their blocks.
+Result<std::vector<DeviceCapture::FoundTile>> DeviceCapture::found_tiles(
+    Run& run, const DeviceStream& stream, std::vector<std::uint32_t>& missing) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t changed, count(run, stream));
+  run.most = std::max({run.most, changed, std::uint64_t{1}});
+  std::vector<FoundTile> found;
+  if (changed == 0) return found;
+  std::vector<cuda::CaptureBatch::Tile> tiles(run.batch->tiles());
+  constexpr std::size_t kTogether = kFetchBytes / sizeof(cuda::CaptureBatch::Tile);
+  for (std::size_t first = 0; first < tiles.size(); first += kTogether) {
+    const std::span some =
+        std::span(tiles).subspan(first, std::min(kTogether, tiles.size() - first));
     DRIFTLESS_RETURN_IF_ERROR(
-        fetch_some(std::span(kept_).subspan(begin, end - begin), work, threads, use));
-    begin = end;
+        stream.copy(fetched_.data(), run.batch->tiles_dev() + first, some.size_bytes()));
+    DRIFTLESS_RETURN_IF_ERROR(stream.wait());
+    std::memcpy(some.data(), fetched_.data(), some.size_bytes());
   }
-  kept_.clear();
-  kept_bytes_ = 0;
-  found_.reset();
-  host_.reset();
-  return {};
+  auto tile = tiles.begin();
+  for (std::size_t i = 0; i < run.numbers.size(); ++i) {
+    bool whole = true;
+    const std::uint64_t own = tiles_of(run.units[i], run.unit_bytes);
+    for (std::uint64_t k = 0; k < own; ++k, ++tile) {
+      const bool kept = tile->base + tile->count <= run.room;
+      whole = whole && (kept || tile->count == 0);
+      if (kept && tile->count > 0) found.push_back({run.numbers[i], k, tile->base, tile->count});
+    }
+    if (!whole) missing.push_back(run.numbers[i]);
+  }
+  std::ranges::sort(found, {}, &FoundTile::base);
+  return found;
 }
 
-Status DeviceCapture::fetch_some(
-    std::span<const Kept> some, const DeviceWork& work, unsigned threads,
-    const std::function<void(const DeltaView&, const std::byte* old_values)>& use) {
-  // Changes [begin, end) of an entry, which lie in one piece; in the order of the captures.
-  struct Part {
-    const Kept* kept;
-    const cuda::StreamEntry* entry;
-    const std::byte* positions;  // of the entry
-    const std::byte* values;     // of the slice
-    const std::byte* old_values;
-    std::uint64_t begin, end;
-  };
-  std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<Part>> pieces;  // number, origin
-  std::byte* at = fetched_.data();
-  const auto bring = [&](const std::byte* from, std::uint64_t bytes) {
-    std::byte* const to = at;
-    at += device_aligned(bytes);
-    return std::pair(to, work.stream.copy(to, from, bytes));
-  };
-  std::vector<std::array<const std::byte*, 3>> places;
-  for (const Kept& kept : some) {
-    const auto [positions, first] = bring(kept.positions_dev, kept.position_bytes);
-    const auto [values, second] = bring(kept.values_dev, kept.value_bytes);
-    const auto [old_values, third] = bring(kept.old_values_dev, kept.value_bytes);
-    DRIFTLESS_RETURN_IF_ERROR(first);
-    DRIFTLESS_RETURN_IF_ERROR(second);
-    DRIFTLESS_RETURN_IF_ERROR(third);
-    places.push_back({positions, values, old_values});
+// A piece of a ChangeStore at a time, of what is there of it.
+Status DeviceCapture::fetch_some(const Run& run, std::span<FoundTile> tiles,
+                                 const DeviceStream& stream, unsigned threads,
+                                 const UseChanges& use) {
+  const std::uint64_t width = run.unit_bytes, first = tiles.front().base;
+  const std::uint64_t count = tiles.back().base + tiles.back().count - first;
+  const cuda::CaptureBatch::Slots slots = run.places();
+  std::byte* const offsets = fetched_.data();
+  std::byte* const values = offsets + device_aligned(count * sizeof(std::uint16_t));
+  std::byte* const old_values = values + device_aligned(count * width);
+  DRIFTLESS_RETURN_IF_ERROR(
+      stream.copy(offsets, slots.offsets_dev + first, count * sizeof(std::uint16_t)));
+  DRIFTLESS_RETURN_IF_ERROR(stream.copy(values, slots.values_dev + first * width, count * width));
+  DRIFTLESS_RETURN_IF_ERROR(
+      stream.copy(old_values, slots.old_values_dev + first * width, count * width));
+  DRIFTLESS_RETURN_IF_ERROR(stream.wait());
+  std::ranges::sort(tiles, {},
+                    [](const FoundTile& tile) { return std::pair(tile.number, tile.tile); });
+  std::vector<std::span<const FoundTile>> pieces;
+  for (std::span<const FoundTile> rest = tiles; !rest.empty();) {
+    const auto end = std::ranges::find_if(rest, [&](const FoundTile& tile) {
+      return tile.number != rest.front().number || tile.piece() != rest.front().piece();
+    });
+    pieces.push_back(rest.first(static_cast<std::size_t>(end - rest.begin())));
+    rest = rest.subspan(pieces.back().size());
   }
-  DRIFTLESS_RETURN_IF_ERROR(work.stream.wait());
-  for (std::size_t i = 0; i < some.size(); ++i) {
-    const std::uint64_t piece_units = ChangeStore::kPieceBytes / some[i].unit_bytes;
-    for (const Kept::Entry& entry : some[i].entries) {
-      const std::byte* const own = places[i][0] + entry.stream.position_begin;
-      const auto position = [&](std::uint64_t k) {
-        return position_at(own, entry.stream.position_bytes, k);
-      };
-      for (std::uint64_t begin = 0; begin < entry.stream.count;) {
-        const std::uint64_t origin = position(begin) / piece_units * piece_units;
-        const auto rest = std::views::iota(begin, entry.stream.count);
-        const std::uint64_t end = *std::ranges::partition_point(
-            rest, [&](std::uint64_t k) { return position(k) < origin + piece_units; });
-        pieces[{entry.number, origin}].push_back(
-            {&some[i], &entry.stream, own, places[i][1], places[i][2], begin, end});
-        begin = end;
+  const std::uint64_t tile_units = cuda::CaptureBatch::kTileBytes / width;
+  return parallel_for(pieces.size(), threads, [&](std::size_t task, unsigned) -> Status {
+    std::vector<std::uint32_t> positions;
+    std::vector<std::byte> found, before;
+    for (const FoundTile& tile : pieces[task]) {
+      const std::uint64_t at = tile.base - first;
+      const auto begin = static_cast<std::uint32_t>(tile.tile % kPieceTiles * tile_units);
+      for (std::uint64_t k = 0; k < tile.count; ++k) {
+        std::uint16_t offset = 0;
+        std::memcpy(&offset, offsets + (at + k) * sizeof(offset), sizeof(offset));
+        positions.push_back(begin + offset);
       }
+      found.insert(found.end(), values + at * width, values + (at + tile.count) * width);
+      before.insert(before.end(), old_values + at * width, old_values + (at + tile.count) * width);
     }
-  }
-  std::vector<const std::pair<const std::pair<std::uint32_t, std::uint64_t>, std::vector<Part>>*>
-      tasks;
-  for (const auto& piece : pieces) tasks.push_back(&piece);
-  return parallel_for(tasks.size(), threads, [&](std::size_t task, unsigned) -> Status {
-    const auto& [where, parts] = *tasks[task];
-    std::vector<std::uint32_t> offsets;
-    for (const Part& part : parts) {
-      const unsigned width = part.kept->unit_bytes;
-      offsets.resize(part.end - part.begin);
-      for (std::uint64_t k = 0; k < offsets.size(); ++k) {
-        offsets[k] = static_cast<std::uint32_t>(
-            position_at(part.positions, part.entry->position_bytes, part.begin + k) - where.second);
-      }
-      const std::uint64_t first = (part.entry->value_begin + part.begin) * width;
-      use({where.first, width, where.second, offsets, part.values + first},
-          part.old_values + first);
-    }
+    const FoundTile& here = pieces[task].front();
+    use({here.number, run.unit_bytes, here.piece() * kPieceTiles * tile_units, positions,
+         found.data()},
+        before.data());
     return {};
   });
 }

@@ -27,67 +27,9 @@ struct DeviceWork {
 
   [[nodiscard]] Result<cuda::Patch> make_patch(std::span<const cuda::Patch::Tensor> tensors,
                                                unsigned unit_bytes, cuda::PositionCoding coding,
-                                               const std::byte* positions_dev) {
-    return make_patch_in(found, host, tensors, unit_bytes, coding, positions_dev);
-  }
-  // In other memory.
-  [[nodiscard]] Result<cuda::Patch> make_patch_in(DeviceArena& dev, DeviceArena& pinned,
-                                                  std::span<const cuda::Patch::Tensor> tensors,
-                                                  unsigned unit_bytes, cuda::PositionCoding coding,
-                                                  const std::byte* positions_dev) const;
+                                               const std::byte* positions_dev);
   // Starts afresh, once the device is done with what was queued.
   [[nodiscard]] Status reset();
-};
-
-// What was captured (PublisherDevice::capture()), on the device until it is fetched: positions of 4
-// or 8 bytes, values, old values; beside them two slices of kSliceBytes under way.
-class DeviceCapture {
- public:
-  static constexpr std::uint64_t kSliceBytes = std::uint64_t{32} << 20;
-
-  [[nodiscard]] Result<std::vector<std::uint32_t>> capture(DeviceWork& work,
-                                                           std::span<const TensorPair> pairs,
-                                                           std::uint64_t limit_bytes);
-  [[nodiscard]] Status fetch(
-      const DeviceWork& work, unsigned threads,
-      const std::function<void(const DeltaView&, const std::byte* old_values)>& use);
-  [[nodiscard]] std::uint64_t device_bytes() const { return found_.held_bytes(); }
-
- private:
-  // Of one slice.
-  struct Kept {
-    struct Entry {
-      std::uint32_t number = 0;
-      cuda::StreamEntry stream;
-    };
-    unsigned unit_bytes = 1;
-    std::vector<Entry> entries;
-    std::uint64_t position_bytes = 0, value_bytes = 0;
-    std::byte* positions_dev = nullptr;
-    std::byte* values_dev = nullptr;
-    std::byte* old_values_dev = nullptr;
-    [[nodiscard]] std::uint64_t room() const {
-      return device_aligned(position_bytes) + 2 * device_aligned(value_bytes);
-    }
-  };
-  // Queues one slice after the other; `slice` is empty then.
-  [[nodiscard]] Status start(DeviceWork& work, std::vector<SlicePiece>& slice, unsigned unit_bytes,
-                             ValueCast cast);
-  // The oldest slice under way.
-  [[nodiscard]] Status absorb(DeviceWork& work);
-  [[nodiscard]] Status keep(DeviceWork& work, const SliceResults& results, unsigned unit_bytes);
-
-  [[nodiscard]] Status fetch_some(
-      std::span<const Kept> some, const DeviceWork& work, unsigned threads,
-      const std::function<void(const DeltaView&, const std::byte* old_values)>& use);
-
-  DeviceArena found_{MemoryKind::kDevice};
-  DeviceArena host_{MemoryKind::kHost};
-  std::vector<Kept> kept_;
-  std::uint64_t kept_bytes_ = 0, limit_bytes_ = 0;
-  std::vector<unsigned> widths_;     // of the slices under way
-  std::vector<std::uint32_t> many_;  // numbers of which more changed
-  DeviceBuffer fetched_;             // pinned
 };
 
 // Changes of a block, or of a slice of it, that were found on the device: absolute positions in the

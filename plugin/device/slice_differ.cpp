@@ -74,9 +74,8 @@ Status SliceDiffer::compare(Lane& lane, std::uint64_t max_changed) {
   // What is freed may still be read: freeing device memory waits for the device.
   DRIFTLESS_RETURN_IF_ERROR(lane.work.dev.reserve(size.dev_bytes, MemoryKind::kDevice));
   DRIFTLESS_RETURN_IF_ERROR(lane.work.host.reserve(size.host_bytes, MemoryKind::kHost));
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      lane.batch, cuda::DiffBatch::make(units, lane.unit_bytes, max_changed, lane.work.get(),
-                                        work_->get(), lane.cast));
+  DRIFTLESS_ASSIGN_OR_RETURN(lane.batch, cuda::DiffBatch::make(units, lane.unit_bytes, max_changed,
+                                                               lane.work.get(), work_->get()));
   DRIFTLESS_RETURN_IF_ERROR(
       lane.positions.reserve(lane.batch->max_position_bytes(huge), MemoryKind::kDevice));
   DRIFTLESS_RETURN_IF_ERROR(
@@ -87,7 +86,7 @@ Status SliceDiffer::compare(Lane& lane, std::uint64_t max_changed) {
 }
 
 Status SliceDiffer::start(std::vector<SlicePiece> pieces, unsigned unit_bytes,
-                          cuda::PositionCoding coding, ValueCast cast) {
+                          cuda::PositionCoding coding) {
   if (started_ - taken_ >= lanes_.size()) {
     return error(StatusCode::kInternal, "a third slice was started before the first was taken");
   }
@@ -95,22 +94,20 @@ Status SliceDiffer::start(std::vector<SlicePiece> pieces, unsigned unit_bytes,
   lane.pieces = std::move(pieces);
   lane.unit_bytes = unit_bytes;
   lane.coding = coding;
-  lane.cast = cast;
   DRIFTLESS_RETURN_IF_ERROR(stage(lane));
   DRIFTLESS_RETURN_IF_ERROR(compare(lane, first_room(units_of(lane.pieces))));
   ++started_;
   return {};
 }
 
-Result<SliceResults> SliceDiffer::take(std::uint64_t most_of) {
+Result<SliceResults> SliceDiffer::take() {
   Lane& lane = lanes_[taken_ % lanes_.size()];
   ++taken_;
   DRIFTLESS_RETURN_IF_ERROR(lane.done.wait());
   const std::uint64_t units = units_of(lane.pieces);
-  const std::uint64_t changed = lane.batch->results().changed;
-  if (changed > first_room(units) && changed <= units / most_of) {
+  if (lane.batch->results().changed > first_room(units)) {
     DRIFTLESS_RETURN_IF_ERROR(work_->wait());  // its memory is about to change
-    DRIFTLESS_RETURN_IF_ERROR(compare(lane, units / most_of));
+    DRIFTLESS_RETURN_IF_ERROR(compare(lane, units));
     DRIFTLESS_RETURN_IF_ERROR(lane.done.wait());
   }
   return SliceResults{lane.batch->results(), lane.pieces, lane.old_dev, lane.positions.data(),

@@ -37,13 +37,11 @@ class SliceDiffer {
 
   // Queues a slice of units of one width. At most two may be under way: the older one's results
   // must have been taken.
-  // `cast`: the new side, on the device, is read through it.
   [[nodiscard]] Status start(std::vector<SlicePiece> pieces, unsigned unit_bytes,
-                             cuda::PositionCoding coding, ValueCast cast = ValueCast::kNone);
+                             cuda::PositionCoding coding);
   [[nodiscard]] bool pending() const { return started_ != taken_; }
-  // Of the oldest slice under way; waits for it. If more than a share of 1/most_of its units
-  // changed, only their numbers may be known: DiffBatch::Results::changed says.
-  [[nodiscard]] Result<SliceResults> take(std::uint64_t most_of = 1);
+  // Of the oldest slice under way; waits for it.
+  [[nodiscard]] Result<SliceResults> take();
   // All work that reads the results last taken is queued.
   [[nodiscard]] Status release();
   // Forgets what is under way, once the device is done with it.
@@ -58,7 +56,6 @@ class SliceDiffer {
     std::vector<cuda::DiffBatch::Tensor> tensors;
     unsigned unit_bytes = 1;
     cuda::PositionCoding coding = cuda::PositionCoding::kGaps;
-    ValueCast cast = ValueCast::kNone;
     DeviceBuffer staged, positions, values;
     DeviceWorkspace work;
     std::optional<cuda::DiffBatch> batch;

@@ -47,11 +47,11 @@ Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
   return publish_now(weights, true);
 }
 
-void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live) {
+void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live, void* stream) {
   Stopwatch watch;
   settle();
   // What it finds is what the version finds.
-  static_cast<void>(publisher_->observe(weights));
+  static_cast<void>(publisher_->observe(weights, stream));
   if (!process_.threads()) {
     behind_ = publish_now(live, true);
     return;
@@ -69,10 +69,10 @@ std::optional<Result<PublishReport>> PublisherSession::wait() {
   return std::exchange(behind_, std::nullopt);
 }
 
-Status PublisherSession::capture(std::span<const Publisher::NewTensor> values) {
+Status PublisherSession::capture(std::span<const Publisher::NewTensor> values, void* stream) {
   Stopwatch watch;
   settle();
-  const Status captured = publisher_->capture(values);
+  const Status captured = publisher_->capture(values, stream);
   step_ms_ += watch.lap_ms();
   return captured;
 }

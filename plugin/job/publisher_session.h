@@ -28,15 +28,17 @@ class PublisherSession {
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
   // Without a snapshot: the same on a thread of its own, once what is watched was compared. The
   // weights, `live`, stay as they are until settle(), which all other calls here do first. If the
-  // road is bound to its thread the version is made within the call.
-  void publish_behind(WeightSource& weights, WeightSource& live);
+  // road is bound to its thread the version is made within the call. `stream`:
+  // Publisher::observe()'s.
+  void publish_behind(WeightSource& weights, WeightSource& live, void* stream = nullptr);
   // Waits for the version of publish_behind(); how it went, once. Nothing: there was none.
   [[nodiscard]] std::optional<Result<PublishReport>> wait();
   // Waits for it, too, and leaves wait() to say how it went. Before publisher() and road() are
   // used.
   void settle();
   [[nodiscard]] bool under_way() const { return under_way_.valid(); }
-  [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values);
+  [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values,
+                               void* stream = nullptr);
   // [leader] Tells the engines that a version is there, and waits for them; returns what failed.
   // Those that load a checkpoint are told when every rollout, and one at least, has patched its. A
   // version that all engines acknowledged is removed if notify.cleanup says so and no rollout needs

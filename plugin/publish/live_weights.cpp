@@ -72,12 +72,9 @@ Status LiveWeights::check(std::uint32_t number, const std::byte* data) const {
                "the publisher anew, or keep a snapshot");
 }
 
-Status LiveWeights::compare(std::span<const TensorPair> pairs, MemoryKind memory) {
-  if (memory == MemoryKind::kDevice) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> many,
-                               device_->capture(pairs, limit_bytes_));
-    for (const std::uint32_t number : many) fresh_.mark_whole(number);
-    return {};
+Status LiveWeights::compare(std::span<const TensorPair> pairs, void* stream) {
+  if (on_gpu()) {
+    return device_->capture(pairs, limit_bytes_, stream);
   }
   DiffOptions options;
   options.threads = threads_;
@@ -94,7 +91,7 @@ Status LiveWeights::compare(std::span<const TensorPair> pairs, MemoryKind memory
   return done;
 }
 
-Status LiveWeights::capture(std::span<const NewValues> blocks) {
+Status LiveWeights::capture(std::span<const NewValues> blocks, void* stream) {
   std::vector<TensorPair> pairs;
   for (const NewValues& block : blocks) {
     if (places_[block.number].watched) continue;  // publish() sees it
@@ -106,12 +103,17 @@ Status LiveWeights::capture(std::span<const NewValues> blocks) {
                      snapshot_.owned(block.number).place().units, places_[block.number].data,
                      block.data, block.cast});
   }
-  const Status done = compare(pairs, snapshot_.memory_kind());
+  const Status done = compare(pairs, stream);
   doubtful_ = doubtful_ || !done.ok();
   return done;
 }
 
-Status LiveWeights::watch() {
+Status LiveWeights::observe(void* stream) {
+  DRIFTLESS_RETURN_IF_ERROR(watch(stream));
+  return on_gpu() ? device_->mark(stream) : Status();
+}
+
+Status LiveWeights::watch(void* stream) {
   std::vector<TensorPair> pairs;
   for (std::uint32_t i = 0; i < places_.size(); ++i) {
     if (!places_[i].watched) continue;
@@ -119,22 +121,29 @@ Status LiveWeights::watch() {
                      snapshot_.data(i), places_[i].data});
   }
   if (pairs.empty()) return {};
-  DRIFTLESS_RETURN_IF_ERROR(compare(pairs, snapshot_.memory_kind()));
+  DRIFTLESS_RETURN_IF_ERROR(compare(pairs, stream));
   for (const TensorPair& pair : pairs) {
-    DRIFTLESS_RETURN_IF_ERROR(snapshot_.write(pair.tensor, pair.new_data));
+    DRIFTLESS_RETURN_IF_ERROR(on_gpu()
+                                  ? device_->copy_behind(snapshot_.data(pair.tensor), pair.new_data,
+                                                         snapshot_.size_bytes(pair.tensor), stream)
+                                  : snapshot_.write(pair.tensor, pair.new_data));
   }
   return {};
 }
 
 Status LiveWeights::fetch() {
-  if (device_ == nullptr) return {};
-  const Status fetched = device_->fetch_captured(
+  if (!on_gpu()) return {};
+  DRIFTLESS_RETURN_IF_ERROR(device_->wait_for_trainer());
+  const auto missing = device_->fetch_captured(
       threads_, [this](const DeltaView& delta, const std::byte* old_values) {
         fresh_.add(delta, old_values);
       });
+  doubtful_ = doubtful_ || !missing.ok();
+  for (std::size_t i = 0; missing.ok() && i < missing->size(); ++i) {
+    fresh_.mark_whole((*missing)[i]);
+  }
   fresh_.settle();
-  doubtful_ = doubtful_ || !fetched.ok();
-  return fetched;
+  return missing.status();
 }
 
 Status LiveWeights::freeze() {

@@ -42,9 +42,11 @@ class LiveWeights {
   // Ok if a block lies where it lay.
   [[nodiscard]] Status check(std::uint32_t number, const std::byte* data) const;
 
-  [[nodiscard]] Status capture(std::span<const NewValues> blocks);
-  // Captures what is watched: until the next call the snapshot has it as it is now.
-  [[nodiscard]] Status watch();
+  // `stream`: what weights on a GPU are written on (PublisherDevice::capture()).
+  [[nodiscard]] Status capture(std::span<const NewValues> blocks, void* stream);
+  // The weights are as they will be once this is done. Captures what is watched: until the next
+  // call the snapshot has it as it is now.
+  [[nodiscard]] Status observe(void* stream);
   // What was captured until now is what the next version carries, beside what no version did.
   [[nodiscard]] Status freeze();
 
@@ -74,7 +76,9 @@ class LiveWeights {
   }
 
  private:
-  [[nodiscard]] Status compare(std::span<const TensorPair> pairs, MemoryKind memory);
+  [[nodiscard]] bool on_gpu() const { return snapshot_.memory_kind() == MemoryKind::kDevice; }
+  [[nodiscard]] Status compare(std::span<const TensorPair> pairs, void* stream);
+  [[nodiscard]] Status watch(void* stream);
   [[nodiscard]] Status fetch();
 
   Snapshot& snapshot_;

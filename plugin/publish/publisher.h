@@ -128,17 +128,22 @@ class Publisher {
   // entries of the source's tensors() by number, of their type, or float32 that is rounded to it as
   // it is written. Compares and keeps what changes, until a version with it is committed. May be
   // called several times for a version. Not ok: the next publish() finds out what is missing.
+  // `stream`: of weights on a GPU, the one (a cudaStream_t; null: the default one) on which they
+  // are written. It is not waited for, but for the first time: what is queued there afterwards may
+  // write the weights and the values.
   struct NewTensor {
     std::size_t tensor = 0;
     const std::byte* data = nullptr;
     DType dtype = DType::kBF16;
     MemoryKind memory = MemoryKind::kHost;
   };
-  [[nodiscard]] virtual Status capture(std::span<const NewTensor> values) = 0;
+  [[nodiscard]] virtual Status capture(std::span<const NewTensor> values,
+                                       void* stream = nullptr) = 0;
   // The part of publish() that must be over before weights are written that capture() does not see
   // (WeightSource::watched()). Not collective; publish() with the same source does it if nobody
-  // has.
-  [[nodiscard]] virtual Status observe(WeightSource& weights) = 0;
+  // has. `stream` as above: the version has what is queued there until now, and publish() waits for
+  // it.
+  [[nodiscard]] virtual Status observe(WeightSource& weights, void* stream = nullptr) = 0;
   // The next publish() adds an anchor. Said by the leader. So it does where a receiver asks for one
   // because it fell too far behind (kAnchorWanted in its report).
   virtual void request_anchor() = 0;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "core/delta_view.h"
 #include "core/status.h"
@@ -58,15 +59,23 @@ class PublisherDevice {
   // It is dropped.
   virtual void abort() = 0;
 
-  // Without a snapshot (LiveWeights). Compares where both sides lie; when it returns they have been
-  // read. What changed stays on the device until fetch_captured() brings it over, in the order of
-  // the calls: deltas that lie in one piece of a ChangeStore each, and their old values. Returns
-  // the numbers (TensorPair::tensor) of which more changed than `limit_bytes` in all, or than a
-  // quarter of what was compared together: of those changes are missing.
-  [[nodiscard]] virtual Result<std::vector<std::uint32_t>> capture(
-      std::span<const TensorPair> pairs, std::uint64_t limit_bytes) = 0;
-  // On so many threads, each piece on one.
-  [[nodiscard]] virtual Status fetch_captured(
+  // Without a snapshot (LiveWeights). `trainer`: the stream (a cudaStream_t; null: the default one)
+  // that the weights are written on. Compares, on that stream, where both sides lie: what is queued
+  // there later may write them. What changed stays on the device until fetch_captured().
+  [[nodiscard]] virtual Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
+                                       void* trainer) = 0;
+  // Within the device, on that stream.
+  [[nodiscard]] virtual Status copy_behind(std::byte* to, const std::byte* from,
+                                           std::uint64_t bytes, void* trainer) = 0;
+  // Remembers what is queued there now.
+  [[nodiscard]] virtual Status mark(void* trainer) = 0;
+  // Until that is done, and all comparisons are.
+  [[nodiscard]] virtual Status wait_for_trainer() = 0;
+  // Brings over what was captured, in the order of the calls: deltas that lie in one piece of a
+  // ChangeStore each, and their old values; on so many threads, each piece on one. Returns the
+  // numbers (TensorPair::tensor) of which changes are missing: there were more than `limit_bytes`
+  // in all, or far more than ever before.
+  [[nodiscard]] virtual Result<std::vector<std::uint32_t>> fetch_captured(
       unsigned threads,
       const std::function<void(const DeltaView&, const std::byte* old_values)>& use) = 0;
 };

@@ -70,7 +70,7 @@ void PublisherRank::start_otherwise(std::uint64_t version) {
                                       : ": the next version carries what differs"));
 }
 
-Status PublisherRank::capture(std::span<const NewTensor> values) {
+Status PublisherRank::capture(std::span<const NewTensor> values, void* stream) {
   if (!live_) {
     return error(StatusCode::kInvalidArgument,
                  "capture() is for publishers without a snapshot: set snapshot: none");
@@ -94,17 +94,17 @@ Status PublisherRank::capture(std::span<const NewTensor> values) {
     if (number_[value.tensor] == kNotOurs) continue;
     blocks.push_back({number_[value.tensor], value.data, *cast, value.memory});
   }
-  const Status captured = live_->capture(blocks);
+  const Status captured = live_->capture(blocks, stream);
   live_costs_.capture_ms += watch.lap_ms();
   return captured;
 }
 
-Status PublisherRank::observe(WeightSource& weights) {
-  observed_ = look_at(weights);
+Status PublisherRank::observe(WeightSource& weights, void* stream) {
+  observed_ = look_at(weights, stream);
   return *observed_;
 }
 
-Status PublisherRank::look_at(WeightSource& weights) {
+Status PublisherRank::look_at(WeightSource& weights, void* stream) {
   DRIFTLESS_RETURN_IF_ERROR(check_source(weights));
   if (!live_) return {};
   DRIFTLESS_RETURN_IF_ERROR(visit(weights, [&](std::span<const PairedTensor> batch) -> Status {
@@ -113,7 +113,7 @@ Status PublisherRank::look_at(WeightSource& weights) {
     }
     return {};
   }));
-  return live_->watch();
+  return live_->observe(stream);
 }
 
 Status PublisherRank::prove_live(RankMessage& mine) {

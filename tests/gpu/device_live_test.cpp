@@ -2,7 +2,9 @@
 // A publisher without a snapshot whose weights lie on the GPU: receivers get what capture() saw,
 // and what it did not see, too.
 #include <algorithm>
+#include <chrono>
 #include <memory>
+#include <thread>
 
 #include "collectives/loopback/loopback_road.h"
 #include "gpu/device.h"
@@ -50,11 +52,25 @@ class GpuTrainer final : public WeightSource {
     for (std::uint32_t& value : main_) value += static_cast<std::uint32_t>(random_() % most);
     for (std::uint32_t& value : bias_) value += 1;
     must(cudaMemcpy(main_dev_.data(), main_.data(), main_.size() * 4, cudaMemcpyHostToDevice));
-    const Publisher::NewTensor values[] = {
-        {1, main_dev_.data(), DType::kF32, MemoryKind::kDevice},
-        {2, main_dev_.data() + kFirst * kColumns * 4, DType::kF32, MemoryKind::kDevice}};
-    const Status captured = seen ? publisher.capture(values) : Status();
+    const Status captured = seen ? publisher.capture(new_values()) : Status();
     write();
+    return captured;
+  }
+  // All of it queued on a stream that is busy; nobody waits.
+  Status step_queued(Publisher& publisher, std::uint32_t most, cudaStream_t stream) {
+    must(cudaLaunchHostFunc(
+        stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(50)); },
+        nullptr));
+    for (std::uint32_t& value : main_) value += static_cast<std::uint32_t>(random_() % most);
+    const std::vector<std::uint16_t> units = narrow();
+    queued_.emplace(main_.size() * 6);
+    std::memcpy(queued_->data(), main_.data(), main_.size() * 4);
+    std::memcpy(queued_->data() + main_.size() * 4, units.data(), units.size() * 2);
+    must(cudaMemcpyAsync(main_dev_.data(), queued_->data(), main_.size() * 4,
+                         cudaMemcpyHostToDevice, stream));
+    const Status captured = publisher.capture(new_values(), stream);
+    must(cudaMemcpyAsync(weight_dev_.data(), queued_->data() + main_.size() * 4, units.size() * 2,
+                         cudaMemcpyHostToDevice, stream));
     return captured;
   }
   [[nodiscard]] Weights weights() const {
@@ -65,6 +81,23 @@ class GpuTrainer final : public WeightSource {
   }
 
  private:
+  // Pinned.
+  class HostBytes {
+   public:
+    explicit HostBytes(std::uint64_t size) { must(cudaMallocHost(&data_, size)); }
+    HostBytes(const HostBytes&) = delete;
+    HostBytes& operator=(const HostBytes&) = delete;
+    ~HostBytes() { cudaFreeHost(data_); }
+    [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(data_); }
+
+   private:
+    void* data_ = nullptr;
+  };
+
+  [[nodiscard]] std::vector<Publisher::NewTensor> new_values() const {
+    return {{1, main_dev_.data(), DType::kF32, MemoryKind::kDevice},
+            {2, main_dev_.data() + kFirst * kColumns * 4, DType::kF32, MemoryKind::kDevice}};
+  }
   template <typename Value>
   static std::vector<std::byte> bytes_of(const std::vector<Value>& values) {
     const auto bytes = std::as_bytes(std::span(values));
@@ -85,6 +118,7 @@ class GpuTrainer final : public WeightSource {
   std::mt19937_64 random_;
   std::vector<std::uint32_t> main_, bias_;
   DeviceBytes weight_dev_{kRows * kColumns * 2}, bias_dev_{77 * 4}, main_dev_{kRows * kColumns * 4};
+  std::optional<HostBytes> queued_;
   std::vector<TensorSpec> specs_;
   std::vector<TensorBox> boxes_;
 };
@@ -166,6 +200,40 @@ TEST_F(LiveOnGpu, AWriteThatWasNotCapturedIsFound) {
   EXPECT_TRUE(publish().notes.empty());
 }
 
+// Nothing is waited for: comparing, and the version, come behind what the stream has to do.
+TEST_F(LiveOnGpu, CapturesOnTheTrainersStream) {
+  open();
+  ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+  publish();
+  cudaStream_t stream = nullptr;
+  must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  for (int version = 0; version < 3; ++version) {
+    const auto begin = std::chrono::steady_clock::now();
+    ASSERT_TRUE(trainer_.step_queued(*publisher_, 900, stream).ok());
+    ASSERT_TRUE(publisher_->observe(trainer_, stream).ok());
+    EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady)
+        << "waited "
+        << std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() << " s";
+    const PublishReport report = publish();
+    EXPECT_EQ(report.live.resent_tensors, 0U);
+    EXPECT_GT(report.changed_units, 1000U);
+  }
+  must(cudaStreamDestroy(stream));
+}
+
+// What never changed so much is not all kept: it goes out whole, and the next time there is room.
+TEST_F(LiveOnGpu, AStepOfFarMoreChangesGoesOutWhole) {
+  PublisherOptions options = quick_options();
+  options.full_above_density = 1;
+  open(options);
+  ASSERT_TRUE(trainer_.step(*publisher_, 2).ok());
+  publish();
+  ASSERT_TRUE(trainer_.step(*publisher_, 0x8000).ok());
+  EXPECT_EQ(publish().live.resent_tensors, 1U);
+  ASSERT_TRUE(trainer_.step(*publisher_, 0x8000).ok());
+  EXPECT_EQ(publish().live.resent_tensors, 0U);
+}
+
 TEST_F(LiveOnGpu, ADenseStepGoesOutInFull) {
   open();
   ASSERT_TRUE(trainer_.step(*publisher_, 0x400000).ok());
@@ -182,7 +250,7 @@ TEST_F(LiveOnGpu, WhatCannotBeKeptGoesOutWhole) {
   ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
   const PublishReport report = publish();
   EXPECT_EQ(report.encoding, Encoding::kDeltas);
-  EXPECT_EQ(report.live.resent_tensors, 1U);
+  EXPECT_EQ(report.live.resent_tensors, 2U);  // of the other one there is no room, either
 }
 
 // After a restart with the same weights a delta follows.

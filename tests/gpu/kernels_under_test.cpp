@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "gpu/captured.h"
 #include "gpu/device.h"
 #include "kernels/cuda/compact.h"
 
@@ -19,16 +20,14 @@ DeviceBytes place(const void* host, std::uint64_t bytes, unsigned unit_bytes) {
   return DeviceBytes({static_cast<const std::byte*>(host), bytes}, shift_of(host, unit_bytes));
 }
 
-std::uint32_t diff_through(ValueCast cast, const void* old_units, const void* new_units,
-                           std::uint32_t count, unsigned unit_bytes, std::uint32_t* offsets,
-                           void* values, void* old_values) {
+std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,
+                   unsigned unit_bytes, std::uint32_t* offsets, void* values, void* old_values) {
   const std::uint64_t bytes = std::uint64_t{count} * unit_bytes;
-  const unsigned from = source_bytes(cast, unit_bytes);
   const DeviceBytes before = place(old_units, bytes, unit_bytes);
-  const DeviceBytes after = place(new_units, std::uint64_t{count} * from, from);
+  const DeviceBytes after = place(new_units, bytes, unit_bytes);
   const std::uint64_t units[] = {count};
   const WorkMemory work(cuda::DiffBatch::workspace_size(units, unit_bytes, count));
-  auto batch = cuda::DiffBatch::make(units, unit_bytes, count, work.get(), nullptr, cast);
+  auto batch = cuda::DiffBatch::make(units, unit_bytes, count, work.get(), nullptr);
   must(batch.status());
   const DeviceBytes positions(std::uint64_t{count} * 4), found(bytes);
   const cuda::DiffBatch::Tensor tensor{before.data(), after.data()};
@@ -48,15 +47,18 @@ std::uint32_t diff_through(ValueCast cast, const void* old_units, const void* ne
   return static_cast<std::uint32_t>(results.changed);
 }
 
-std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,
-                   unsigned unit_bytes, std::uint32_t* offsets, void* values, void* old_values) {
-  return diff_through(ValueCast::kNone, old_units, new_units, count, unit_bytes, offsets, values,
-                      old_values);
-}
-
 std::uint32_t diff_cast(const void* old_units, const void* new_values, std::uint32_t count,
                         ValueCast cast, std::uint32_t* offsets, void* values, void* old_values) {
-  return diff_through(cast, old_units, new_values, count, 2, offsets, values, old_values);
+  const unsigned from = source_bytes(cast, 2);
+  const DeviceBytes before = place(old_units, std::uint64_t{count} * 2, 2);
+  const DeviceBytes after = place(new_values, std::uint64_t{count} * from, from);
+  const Captured found = capture(before, after, count, 2, cast, count);
+  std::ranges::copy(found.positions, offsets);
+  std::ranges::copy(found.values, static_cast<std::byte*>(values));
+  if (old_values != nullptr) {
+    std::ranges::copy(found.old_values, static_cast<std::byte*>(old_values));
+  }
+  return static_cast<std::uint32_t>(found.positions.size());
 }
 
 // A patch of one tensor whose positions are `origin` + offsets, as 64-bit ones.

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeviceCapture: changes of weights on a GPU, kept as they are written
+// (PublisherDevice::capture()). Comparing is queued on the trainer's own stream, and nobody waits
+// for it; what was found stays on the device until fetch() brings it over and puts it in order.
+// Private to plugin/device.
+//
+// Memory of the device: for each change 2 bytes and two values, and a quarter more; for each 32 KiB
+// of weights 20 bytes. Pinned: kFetchBytes, and 20 bytes for each 32 KiB.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "core/delta_view.h"
+#include "kernels/tensor_ops.h"
+#include "plugin/device/device_memory.h"
+
+namespace driftless {
+
+// One thread at a time.
+class DeviceCapture {
+ public:
+  static constexpr std::uint64_t kFetchBytes = std::uint64_t{32} << 20;
+  using UseChanges = std::function<void(const DeltaView&, const std::byte* old_values)>;
+
+  // The first time that such pairs come, waits: room is made for what is found. Later only so much
+  // more than ever before fits, and never more than `limit_bytes` for all (4 bytes and two values a
+  // change).
+  [[nodiscard]] Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
+                               const DeviceStream& trainer);
+  // Until both sides of all pairs were read.
+  [[nodiscard]] Status wait() const;
+  // As PublisherDevice::fetch_captured().
+  [[nodiscard]] Result<std::vector<std::uint32_t>> fetch(const DeviceStream& stream,
+                                                         unsigned threads, const UseChanges& use);
+  [[nodiscard]] std::uint64_t device_bytes() const;
+
+ private:
+  // One comparison of pairs of one width and conversion. Versions have the same ones, mostly.
+  struct Run {
+    std::vector<std::uint32_t> numbers;
+    std::vector<std::uint64_t> units;
+    unsigned unit_bytes = 1;
+    ValueCast cast = ValueCast::kNone;
+    DeviceWorkspace work;
+    std::optional<cuda::CaptureBatch> batch;
+    DeviceBuffer slots;
+    std::uint64_t room = 0;  // changes that fit
+    std::uint64_t most = 0;  // changes that were ever found; 0: not known
+    DeviceEvent done;
+
+    [[nodiscard]] bool same(std::span<const TensorPair> pairs) const;
+    [[nodiscard]] std::uint64_t limit_share() const { return 4 + 2 * std::uint64_t{unit_bytes}; }
+    [[nodiscard]] cuda::CaptureBatch::Slots places() const;
+    [[nodiscard]] Status reserve(std::uint64_t changes);
+  };
+  struct FoundTile;
+
+  [[nodiscard]] Status start(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
+                             const DeviceStream& trainer);
+  [[nodiscard]] Status prepare(Run& run, std::span<const TensorPair> pairs,
+                               const DeviceStream& trainer) const;
+  // Waits for the comparison.
+  [[nodiscard]] Result<std::uint64_t> count(const Run& run, const DeviceStream& stream);
+  [[nodiscard]] Result<std::vector<FoundTile>> found_tiles(Run& run, const DeviceStream& stream,
+                                                           std::vector<std::uint32_t>& missing);
+  [[nodiscard]] Status fetch_some(const Run& run, std::span<FoundTile> tiles,
+                                  const DeviceStream& stream, unsigned threads,
+                                  const UseChanges& use);
+
+  std::vector<Run> runs_;
+  std::size_t used_ = 0;  // of them, since the last fetch()
+  DeviceBuffer fetched_;  // pinned
+};
+
+}  // namespace driftless
