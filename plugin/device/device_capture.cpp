@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "core/parallel.h"
-#include "plugin/publish/change_store.h"
 
 namespace driftless {
 namespace {
@@ -226,23 +225,26 @@ Status DeviceCapture::fetch_some(const Run& run, std::span<FoundTile> tiles,
   }
   const std::uint64_t tile_units = cuda::CaptureBatch::kTileBytes / width;
   return parallel_for(pieces.size(), threads, [&](std::size_t task, unsigned) -> Status {
-    std::vector<std::uint32_t> positions;
-    std::vector<std::byte> found, before;
+    PieceChanges changes;
+    std::size_t own_count = 0;
+    for (const FoundTile& tile : pieces[task]) own_count += tile.count;
+    changes.offsets.reserve(own_count);
+    changes.values.reserve(own_count * width);
+    changes.old_values.reserve(own_count * width);
     for (const FoundTile& tile : pieces[task]) {
       const std::uint64_t at = tile.base - first;
       const auto begin = static_cast<std::uint32_t>(tile.tile % kPieceTiles * tile_units);
-      for (std::uint64_t k = 0; k < tile.count; ++k) {
-        std::uint16_t offset = 0;
-        std::memcpy(&offset, offsets + (at + k) * sizeof(offset), sizeof(offset));
-        positions.push_back(begin + offset);
-      }
-      found.insert(found.end(), values + at * width, values + (at + tile.count) * width);
-      before.insert(before.end(), old_values + at * width, old_values + (at + tile.count) * width);
+      const auto* const own = reinterpret_cast<const std::uint16_t*>(offsets) + at;
+      std::transform(own, own + tile.count, std::back_inserter(changes.offsets),
+                     [&](std::uint16_t offset) { return begin + offset; });
+      const auto add = [&](std::vector<std::byte>& to, const std::byte* from) {
+        to.insert(to.end(), from + at * width, from + (at + tile.count) * width);
+      };
+      add(changes.values, values);
+      add(changes.old_values, old_values);
     }
     const FoundTile& here = pieces[task].front();
-    use({here.number, run.unit_bytes, here.piece() * kPieceTiles * tile_units, positions,
-         found.data()},
-        before.data());
+    use(here.number, here.piece(), std::move(changes));
     return {};
   });
 }

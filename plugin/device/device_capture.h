@@ -11,9 +11,9 @@
 #include <functional>
 #include <vector>
 
-#include "core/delta_view.h"
 #include "kernels/tensor_ops.h"
 #include "plugin/device/device_memory.h"
+#include "plugin/publish/change_store.h"
 
 namespace driftless {
 
@@ -21,7 +21,7 @@ namespace driftless {
 class DeviceCapture {
  public:
   static constexpr std::uint64_t kFetchBytes = std::uint64_t{32} << 20;
-  using UseChanges = std::function<void(const DeltaView&, const std::byte* old_values)>;
+  using UseChanges = std::function<void(std::uint32_t, std::uint64_t, PieceChanges)>;
 
   // The first time that such pairs come, waits: room is made for what is found. Later only so much
   // more than ever before fits, and never more than `limit_bytes` for all (4 bytes and two values a

@@ -23,9 +23,8 @@ ChangeStore& ChangeStore::operator=(ChangeStore&& other) noexcept {
 
 // Both ascend. A position that both have keeps its older old value; with the same new value it is
 // no change any more.
-void ChangeStore::merge(Piece& kept, const DeltaView& later, const std::byte* old_values) {
-  const std::size_t width = later.unit_bytes;
-  Piece merged;
+void ChangeStore::merge(PieceChanges& kept, const PieceChanges& later, std::size_t width) {
+  PieceChanges merged;
   const std::size_t most = kept.offsets.size() + later.offsets.size();
   merged.offsets.reserve(most);
   merged.values.reserve(most * width);
@@ -41,12 +40,12 @@ void ChangeStore::merge(Piece& kept, const DeltaView& later, const std::byte* ol
     const bool own = k == later.offsets.size() ||
                      (i < kept.offsets.size() && kept.offsets[i] <= later.offsets[k]);
     if (!own) {
-      put(later.offsets[k], later.values + k * width, old_values + k * width);
+      put(later.offsets[k], later.values.data() + k * width, later.old_values.data() + k * width);
       ++k;
       continue;
     }
     const bool both = k < later.offsets.size() && kept.offsets[i] == later.offsets[k];
-    put(kept.offsets[i], both ? later.values + k * width : kept.values.data() + i * width,
+    put(kept.offsets[i], both ? later.values.data() + k * width : kept.values.data() + i * width,
         kept.old_values.data() + i * width);
     ++i;
     if (both) ++k;
@@ -56,38 +55,38 @@ void ChangeStore::merge(Piece& kept, const DeltaView& later, const std::byte* ol
 
 void ChangeStore::add(const DeltaView& later, const std::byte* old_values) {
   if (later.offsets.empty()) return;
-  OwnBlock& block = blocks_[later.tensor];
+  const std::uint64_t units = piece_units(blocks_[later.tensor]);
+  const std::span<const std::byte> values = later.value_bytes();
+  PieceChanges changes{{later.offsets.begin(), later.offsets.end()},
+                       {values.begin(), values.end()},
+                       {old_values, old_values + values.size()}};
+  const auto begin = static_cast<std::uint32_t>(later.origin % units);
+  if (begin != 0) std::ranges::for_each(changes.offsets, [&](auto& offset) { offset += begin; });
+  add(later.tensor, later.origin / units, std::move(changes));
+}
+
+void ChangeStore::add(std::uint32_t number, std::uint64_t piece, PieceChanges later) {
+  OwnBlock& block = blocks_[number];
   const std::atomic_ref<bool> whole(block.whole);
   if (whole) return;
-  const std::uint64_t units = piece_units(block);
-  Piece& piece = block.pieces[later.origin / units];
-  const std::uint64_t before = piece.size_bytes();
-  const std::uint64_t more =
-      later.offsets.size() * (sizeof(std::uint32_t) + 2 * std::uint64_t{later.unit_bytes});
-  if (bytes_ + more > limit_bytes_) {
+  if (bytes_ + later.size_bytes() > limit_bytes_) {
     whole = true;
     return;
   }
-  if (piece.offsets.empty() && later.origin % units == 0) {
-    const std::span<const std::byte> values = later.value_bytes();
-    piece.offsets.assign(later.offsets.begin(), later.offsets.end());
-    piece.values.assign(values.begin(), values.end());
-    piece.old_values.assign(old_values, old_values + values.size());
+  PieceChanges& kept = block.pieces[piece];
+  const std::uint64_t before = kept.size_bytes();
+  if (kept.offsets.empty()) {
+    kept = std::move(later);
   } else {
-    std::vector<std::uint32_t> offsets(later.offsets.begin(), later.offsets.end());
-    for (std::uint32_t& offset : offsets)
-      offset += static_cast<std::uint32_t>(later.origin % units);
-    DeltaView moved = later;
-    moved.offsets = offsets;
-    merge(piece, moved, old_values);
+    merge(kept, later, block.unit_bytes);
   }
-  bytes_ += piece.size_bytes() - before;
+  bytes_ += kept.size_bytes() - before;
 }
 
 void ChangeStore::settle() {
   for (OwnBlock& block : blocks_) {
     if (!block.whole) continue;
-    for (Piece& piece : block.pieces) {
+    for (PieceChanges& piece : block.pieces) {
       bytes_ -= piece.size_bytes();
       piece = {};
     }
@@ -114,7 +113,7 @@ void ChangeStore::mark_whole(std::uint32_t number) { blocks_[number].whole = tru
 
 DeltaView ChangeStore::delta(std::uint32_t number, std::uint64_t piece) const {
   const OwnBlock& block = blocks_[number];
-  const Piece& own = block.pieces[piece];
+  const PieceChanges& own = block.pieces[piece];
   return {number, block.unit_bytes, piece * piece_units(block), own.offsets, own.values.data()};
 }
 
@@ -125,7 +124,7 @@ bool ChangeStore::empty() const {
 void ChangeStore::clear() {
   for (OwnBlock& block : blocks_) {
     block.whole = false;
-    for (Piece& piece : block.pieces) piece = {};
+    for (PieceChanges& piece : block.pieces) piece = {};
   }
   bytes_ = 0;
 }

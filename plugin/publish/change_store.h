@@ -15,6 +15,16 @@
 
 namespace driftless {
 
+// Changes of a piece: ascending offsets from its first unit, the values there after and before.
+struct PieceChanges {
+  std::vector<std::uint32_t> offsets;
+  std::vector<std::byte> values, old_values;
+
+  [[nodiscard]] std::uint64_t size_bytes() const {
+    return offsets.size() * sizeof(std::uint32_t) + 2 * values.size();
+  }
+};
+
 // One thread at a time, except if a call says otherwise.
 class ChangeStore {
  public:
@@ -33,6 +43,8 @@ class ChangeStore {
   // Later changes than those that are there. `later.tensor` is the block's number, its positions
   // lie in one piece. From any thread, for different pieces.
   void add(const DeltaView& later, const std::byte* old_values);
+  // The same, of a piece of a block.
+  void add(std::uint32_t number, std::uint64_t piece, PieceChanges later);
   // Once add() is done on all threads: gives back what marked blocks still hold.
   void settle();
   // All of another store of the same blocks, which is empty then.
@@ -54,22 +66,14 @@ class ChangeStore {
   void clear();
 
  private:
-  struct Piece {
-    std::vector<std::uint32_t> offsets;
-    std::vector<std::byte> values, old_values;
-
-    [[nodiscard]] std::uint64_t size_bytes() const {
-      return offsets.size() * sizeof(std::uint32_t) + 2 * values.size();
-    }
-  };
   struct OwnBlock : Block {
-    std::vector<Piece> pieces;
+    std::vector<PieceChanges> pieces;
     bool whole = false;  // written by several threads as a std::atomic_ref
   };
   [[nodiscard]] static std::uint64_t piece_units(const Block& block) {
     return kPieceBytes / block.unit_bytes;
   }
-  static void merge(Piece& kept, const DeltaView& later, const std::byte* old_values);
+  static void merge(PieceChanges& kept, const PieceChanges& later, std::size_t width);
 
   std::vector<OwnBlock> blocks_;
   std::uint64_t limit_bytes_ = 0;

@@ -133,10 +133,9 @@ Status LiveWeights::watch(void* stream) {
 
 Status LiveWeights::fetch() {
   if (!on_gpu()) return {};
-  DRIFTLESS_RETURN_IF_ERROR(device_->wait_for_trainer());
   const auto missing = device_->fetch_captured(
-      threads_, [this](const DeltaView& delta, const std::byte* old_values) {
-        fresh_.add(delta, old_values);
+      threads_, [this](std::uint32_t number, std::uint64_t piece, PieceChanges changes) {
+        fresh_.add(number, piece, std::move(changes));
       });
   doubtful_ = doubtful_ || !missing.ok();
   for (std::size_t i = 0; missing.ok() && i < missing->size(); ++i) {
@@ -146,8 +145,13 @@ Status LiveWeights::fetch() {
   return missing.status();
 }
 
-Status LiveWeights::freeze() {
-  DRIFTLESS_RETURN_IF_ERROR(fetch());
+Status LiveWeights::freeze(bool sweeps) {
+  swept_ = {};
+  if (on_gpu()) DRIFTLESS_RETURN_IF_ERROR(device_->wait_for_trainer());
+  if (sweeps && on_gpu()) swept_ = std::async(std::launch::async, [this] { return sweep(); });
+  const Status fetched = fetch();
+  if (!fetched.ok()) swept_ = {};  // waits for it
+  DRIFTLESS_RETURN_IF_ERROR(fetched);
   sent_.add(fresh_);
   return {};
 }
@@ -200,7 +204,8 @@ Result<std::vector<std::uint32_t>> LiveWeights::prove(std::span<const Digest> tr
   }
   std::vector<std::uint32_t> differing;
   if (!all && whole.empty()) return differing;
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, sweep());
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now,
+                             swept_.valid() ? swept_.get() : sweep());
   for (std::uint32_t i = 0; i < sent_.blocks(); ++i) {
     const std::uint32_t tensor = snapshot_.owned(i).tensor();
     const auto found = changes_.find(tensor);

@@ -8,6 +8,7 @@
 // kept apart, because the outcome of a version may become known later.
 #pragma once
 
+#include <future>
 #include <map>
 
 #include "plugin/publish/change_store.h"
@@ -48,7 +49,8 @@ class LiveWeights {
   // call the snapshot has it as it is now.
   [[nodiscard]] Status observe(void* stream);
   // What was captured until now is what the next version carries, beside what no version did.
-  [[nodiscard]] Status freeze();
+  // `sweeps`: prove() follows, and sweeps; on a GPU that begins here.
+  [[nodiscard]] Status freeze(bool sweeps);
 
   // Works out what those changes add to the digest of each tensor, and compares with a sweep.
   // `tracked`: the digests at the last version, by tensor. Of all tensors, or of those alone that
@@ -90,7 +92,8 @@ class LiveWeights {
   std::vector<WeightMap> maps_;        // of what is not empty: the snapshot's places, in its tensor
   ChangeStore fresh_, sent_;
   bool doubtful_ = false;
-  std::map<std::uint32_t, Digest> changes_;  // by tensor
+  std::map<std::uint32_t, Digest> changes_;         // by tensor
+  std::future<Result<std::vector<Digest>>> swept_;  // last: it reads the rest
 };
 
 }  // namespace driftless

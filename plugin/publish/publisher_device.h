@@ -21,6 +21,7 @@ namespace driftless {
 class RankPayload;
 struct PayloadContext;
 class WeightMemory;
+struct PieceChanges;
 struct TensorPair;
 
 // Where a publisher keeps what the receivers have.
@@ -71,13 +72,13 @@ class PublisherDevice {
   [[nodiscard]] virtual Status mark(void* trainer) = 0;
   // Until that is done, and all comparisons are.
   [[nodiscard]] virtual Status wait_for_trainer() = 0;
-  // Brings over what was captured, in the order of the calls: deltas that lie in one piece of a
-  // ChangeStore each, and their old values; on so many threads, each piece on one. Returns the
+  // Brings over what was captured, in the order of the calls, as pieces of a ChangeStore (block,
+  // piece); on so many threads, each piece on one. Returns the
   // numbers (TensorPair::tensor) of which changes are missing: there were more than `limit_bytes`
   // in all, or far more than ever before.
   [[nodiscard]] virtual Result<std::vector<std::uint32_t>> fetch_captured(
       unsigned threads,
-      const std::function<void(const DeltaView&, const std::byte* old_values)>& use) = 0;
+      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges)>& use) = 0;
 };
 
 }  // namespace driftless

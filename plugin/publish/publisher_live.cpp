@@ -116,12 +116,15 @@ Status PublisherRank::look_at(WeightSource& weights, void* stream) {
   return live_->observe(stream);
 }
 
+bool PublisherRank::sweep_due() const {
+  return options_.sweep_every > 0 && since_sweep_ + 1 >= options_.sweep_every;
+}
+
 Status PublisherRank::prove_live(RankMessage& mine) {
   constexpr std::size_t kNamed = 8;
   Stopwatch watch;
-  const bool due = options_.sweep_every > 0 && ++since_sweep_ >= options_.sweep_every;
-  const bool all = due || live_->doubtful();
-  if (all) since_sweep_ = 0;
+  const bool all = sweep_due() || live_->doubtful();
+  since_sweep_ = all ? 0 : since_sweep_ + 1;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> differing,
                              live_->prove(tensor_digests_, all));
   for (std::size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {
@@ -138,9 +141,9 @@ Status PublisherRank::prove_live(RankMessage& mine) {
 
 RankMessage PublisherRank::produce_live(const PayloadContext& made, const Deadline& deadline) {
   RankMessage proof;
-  proof.status = live_->freeze();
-  live_costs_.captured_bytes = live_->held_bytes();
   const bool full = made.frame.encoding == Encoding::kFull;
+  proof.status = live_->freeze(!full && options_.background && sweep_due());
+  live_costs_.captured_bytes = live_->held_bytes();
   if (!full && proof.status.ok()) proof.status = prove_live(proof);
   // The layouts of others know a change by its old value, or a whole version.
   proof.needs_full =

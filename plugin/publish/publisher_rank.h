@@ -202,6 +202,7 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] RankMessage produce_live(const PayloadContext& made, const Deadline& deadline);
   // What was captured, proven; the notes name what is not as it was said to be.
   [[nodiscard]] Status prove_live(RankMessage& mine);
+  [[nodiscard]] bool sweep_due() const;  // with the next version
 
   // publisher_seal.cpp: what a publication consists of, steps and anchors alike.
   [[nodiscard]] Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& made) const;
