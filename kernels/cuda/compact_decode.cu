@@ -235,8 +235,8 @@ CompactShape shape_of(std::span<const CompactBlock> blocks, std::span<const Comp
   return shape;
 }
 
-CompactParts carve(std::byte* memory, const CompactShape& shape, MemoryKind kind,
-                   std::uint64_t* used = nullptr) {
+CompactParts carve_decode(std::byte* memory, const CompactShape& shape, MemoryKind kind,
+                          std::uint64_t* used = nullptr) {
   Carver carver(memory);
   const CompactParts parts = carve_compact(carver, shape, kind);
   if (used != nullptr) *used = carver.used();
@@ -279,8 +279,8 @@ WorkspaceSize CompactDecode::workspace_size(std::span<const CompactBlock> blocks
                                             std::span<const CompactTable> tables) {
   WorkspaceSize size;
   const CompactShape shape = shape_of(blocks, tables);
-  std::ignore = carve(nullptr, shape, MemoryKind::kDevice, &size.dev_bytes);
-  std::ignore = carve(nullptr, shape, MemoryKind::kHost, &size.host_bytes);
+  std::ignore = carve_decode(nullptr, shape, MemoryKind::kDevice, &size.dev_bytes);
+  std::ignore = carve_decode(nullptr, shape, MemoryKind::kHost, &size.host_bytes);
   return size;
 }
 
@@ -298,8 +298,8 @@ Result<CompactDecode> CompactDecode::make(std::span<const CompactBlock> blocks,
   decode.cut_ = any_cut(blocks);
   decode.dev_ = workspace.dev;
   decode.host_ = workspace.host;
-  const CompactParts host = carve(decode.host_, decode.shape_, MemoryKind::kHost);
-  const CompactParts dev = carve(decode.dev_, decode.shape_, MemoryKind::kDevice);
+  const CompactParts host = carve_decode(decode.host_, decode.shape_, MemoryKind::kHost);
+  const CompactParts dev = carve_decode(decode.dev_, decode.shape_, MemoryKind::kDevice);
   DRIFTLESS_RETURN_IF_ERROR(fill_blocks(blocks, host));
   DRIFTLESS_RETURN_IF_ERROR(fill_tiles(blocks, tiles, decode.shape_.tables, host));
   DRIFTLESS_RETURN_IF_ERROR(fill_tables(decode.shape_.fields, tables, decode.shape_, host));
@@ -314,7 +314,7 @@ Result<CompactDecode> CompactDecode::make(std::span<const CompactBlock> blocks,
 
 Status CompactDecode::run(const std::byte* streams_dev, std::byte* positions_dev,
                           std::byte* values_dev, std::byte* old_values_dev, Stream stream) {
-  const CompactParts dev = carve(dev_, shape_, MemoryKind::kDevice);
+  const CompactParts dev = carve_decode(dev_, shape_, MemoryKind::kDevice);
   if (shape_.tiles == 0) return {};
   const Outputs out{positions_dev, values_dev, old_values_dev};
   with_tiles(shape_.fields, cut_, [&]<typename Unit, typename Cut>(Unit, Cut) {
@@ -324,13 +324,13 @@ Status CompactDecode::run(const std::byte* streams_dev, std::byte* positions_dev
             dev, shape_.fields, shape_.tiles, streams_dev, out);
   });
   DRIFTLESS_RETURN_IF_ERROR(check_launch("decode_tiles"));
-  return cuda::check(cudaMemcpyAsync(carve(host_, shape_, MemoryKind::kHost).bad, dev.bad,
+  return cuda::check(cudaMemcpyAsync(carve_decode(host_, shape_, MemoryKind::kHost).bad, dev.bad,
                                      sizeof(std::uint32_t), cudaMemcpyDeviceToHost, native(stream)),
                      "compact: result");
 }
 
 Status CompactDecode::check() const {
-  const CompactParts host = carve(host_, shape_, MemoryKind::kHost);
+  const CompactParts host = carve_decode(host_, shape_, MemoryKind::kHost);
   if (*host.bad == kNoTile) return {};
   const TileWork& tile = host.tiles[*host.bad];
   return error(StatusCode::kMismatch, "the ", tile.changes, " changes of the ", tile.units,
@@ -340,7 +340,7 @@ Status CompactDecode::check() const {
 }
 
 std::uint32_t CompactDecode::bad_block() const {
-  const CompactParts host = carve(host_, shape_, MemoryKind::kHost);
+  const CompactParts host = carve_decode(host_, shape_, MemoryKind::kHost);
   return *host.bad == kNoTile ? 0 : host.tiles[*host.bad].block;
 }
 

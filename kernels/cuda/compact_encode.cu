@@ -34,8 +34,8 @@ std::uint64_t scan_bytes(std::uint32_t tiles) {
   return bytes;
 }
 
-EncodeParts carve(std::byte* memory, const CompactShape& shape, MemoryKind kind,
-                  std::uint64_t* used = nullptr) {
+EncodeParts carve_encode(std::byte* memory, const CompactShape& shape, MemoryKind kind,
+                         std::uint64_t* used = nullptr) {
   Carver carver(memory);
   EncodeParts parts{carve_compact(carver, shape, kind)};
   parts.counts = carver.take<DeviceCounts>(1);
@@ -237,8 +237,8 @@ WorkspaceSize CompactEncode::workspace_size(std::span<const CompactBlock> blocks
                                             const CompactFields& fields, std::uint32_t tables) {
   WorkspaceSize size;
   const CompactShape shape = shape_of(blocks, fields, tables);
-  std::ignore = carve(nullptr, shape, MemoryKind::kDevice, &size.dev_bytes);
-  std::ignore = carve(nullptr, shape, MemoryKind::kHost, &size.host_bytes);
+  std::ignore = carve_encode(nullptr, shape, MemoryKind::kDevice, &size.dev_bytes);
+  std::ignore = carve_encode(nullptr, shape, MemoryKind::kHost, &size.host_bytes);
   return size;
 }
 
@@ -260,8 +260,8 @@ Result<CompactEncode> CompactEncode::make(std::span<const CompactBlock> blocks,
   encode.dev_ = workspace.dev;
   encode.host_ = workspace.host;
   const CompactShape& shape = encode.shape_;
-  const EncodeParts host = carve(encode.host_, shape, MemoryKind::kHost);
-  const EncodeParts dev = carve(encode.dev_, shape, MemoryKind::kDevice);
+  const EncodeParts host = carve_encode(encode.host_, shape, MemoryKind::kHost);
+  const EncodeParts dev = carve_encode(encode.dev_, shape, MemoryKind::kDevice);
   const cudaStream_t queue = native(stream);
   DRIFTLESS_RETURN_IF_ERROR(fill_blocks(blocks, host));
   DRIFTLESS_RETURN_IF_ERROR(
@@ -286,7 +286,7 @@ Result<CompactEncode> CompactEncode::make(std::span<const CompactBlock> blocks,
 CompactCounts CompactEncode::counts() const {
   CompactCounts counts;
   if (shape_.tiles == 0) return counts;
-  const DeviceCounts& found = *carve(host_, shape_, MemoryKind::kHost).counts;
+  const DeviceCounts& found = *carve_encode(host_, shape_, MemoryKind::kHost).counts;
   for (std::size_t c = 0; c < kCompactClasses; ++c) {
     counts.units[c] = found.units[c];
     for (std::size_t s = 0; s < kSymbols; ++s) {
@@ -298,8 +298,8 @@ CompactCounts CompactEncode::counts() const {
 }
 
 Status CompactEncode::size(std::span<const CompactTable> tables, Stream stream) {
-  const EncodeParts host = carve(host_, shape_, MemoryKind::kHost);
-  const EncodeParts dev = carve(dev_, shape_, MemoryKind::kDevice);
+  const EncodeParts host = carve_encode(host_, shape_, MemoryKind::kHost);
+  const EncodeParts dev = carve_encode(dev_, shape_, MemoryKind::kDevice);
   const cudaStream_t queue = native(stream);
   if (tables.size() != shape_.tables) {
     return error(StatusCode::kInvalidArgument, tables.size(), " tables of compact, not ",
@@ -338,7 +338,7 @@ Status CompactEncode::size(std::span<const CompactTable> tables, Stream stream) 
 }
 
 Result<std::span<const CompactTile>> CompactEncode::tiles() const {
-  const EncodeParts host = carve(host_, shape_, MemoryKind::kHost);
+  const EncodeParts host = carve_encode(host_, shape_, MemoryKind::kHost);
   if (shape_.tiles != 0 && *host.bad != kNoTile) {
     const TileWork& tile = host.tiles[*host.bad];
     return error(StatusCode::kInvalidArgument, "block number ", tile.block, ": a change in the ",
@@ -349,7 +349,7 @@ Result<std::span<const CompactTile>> CompactEncode::tiles() const {
 
 Status CompactEncode::run(std::byte* streams_dev, Stream stream) const {
   if (shape_.tiles == 0) return {};
-  const EncodeParts dev = carve(dev_, shape_, MemoryKind::kDevice);
+  const EncodeParts dev = carve_encode(dev_, shape_, MemoryKind::kDevice);
   with_unit(shape_.fields, [&]<typename Unit>(Unit) {
     encode_tiles<Unit>
         <<<(shape_.tiles + kTileThreads - 1) / kTileThreads, kTileThreads, 0, native(stream)>>>(

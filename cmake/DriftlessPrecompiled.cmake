@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# What nearly every file of the libraries includes of others, read once. A file still names what it
+# uses: the database for clang-tidy has no precompiled headers.
+set(precompiled OFF)
+if(DRIFTLESS_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # others want all flags to be the same
+  set(precompiled ON)
+endif()
+option(DRIFTLESS_PRECOMPILED "Precompile the headers of the standard library" ${precompiled})
+
+if(DRIFTLESS_PRECOMPILED)
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/precompiled/empty.cpp CONTENT "")
+  add_library(driftless_precompiled OBJECT ${CMAKE_BINARY_DIR}/precompiled/empty.cpp)
+  target_link_libraries(driftless_precompiled PRIVATE driftless_compile_options nlohmann_json::nlohmann_json)
+  target_precompile_headers(driftless_precompiled PRIVATE
+    <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring> <deque> <filesystem>
+    <functional> <future> <map> <memory> <mutex> <optional> <ranges> <set> <span> <sstream> <string>
+    <string_view> <thread> <tuple> <utility> <variant> <vector> <nlohmann/json.hpp>)
+endif()
+
+# driftless_reuse_precompiled(DIRECTORY): for every library there and below. Kernels of other instruction
+# sets cannot take them; where other flags do not fit either, the compiler reads the headers themselves.
+function(driftless_reuse_precompiled directory)
+  if(NOT DRIFTLESS_PRECOMPILED)
+    return()
+  endif()
+  get_property(targets DIRECTORY ${directory} PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(target ${targets})
+    get_target_property(type ${target} TYPE)
+    get_target_property(sources ${target} SOURCES)
+    if(target MATCHES "^driftless_(kernels|precompiled)" OR NOT "${sources}" MATCHES "[.]cpp" OR
+       NOT type MATCHES "^(STATIC|SHARED|MODULE|OBJECT)_LIBRARY$")
+      continue()
+    endif()
+    target_precompile_headers(${target} REUSE_FROM driftless_precompiled)
+    set_target_properties(${target} PROPERTIES PCH_WARN_INVALID OFF)
+  endforeach()
+  get_property(below DIRECTORY ${directory} PROPERTY SUBDIRECTORIES)
+  foreach(each ${below})
+    driftless_reuse_precompiled(${each})
+  endforeach()
+endfunction()
