@@ -51,6 +51,9 @@ void ChangeStore::merge(Piece& kept, const DeltaView& later, const std::byte* ol
     ++i;
     if (both) ++k;
   }
+  merged.offsets.shrink_to_fit();
+  merged.values.shrink_to_fit();
+  merged.old_values.shrink_to_fit();
   kept = std::move(merged);
 }
 

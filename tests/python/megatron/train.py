@@ -128,14 +128,7 @@ class Run:
         self.restore()
         self.sessions = []
         for wanted in job["sessions"]:
-            parser = driftless.megatron.add_arguments(argparse.ArgumentParser())
-            args = parser.parse_args(wanted["flags"])
-            config = tiny_config.hf_config(job)
-            with outside_mpi(wanted.get("outside_mpi")):
-                session = driftless.megatron.attach(
-                    self.trainer.model, self.trainer.optimizer, args, config
-                )
-            self.sessions.append(session)
+            self.sessions.append(self.attach(wanted))
         self.messages = []
         if job.get("count_messages"):
             self.messages = [Messages(session) for session in self.sessions]
@@ -145,6 +138,15 @@ class Run:
                 self.left(number, "start", session)
                 if session.leads:
                     self.wait_for_rollouts(number, session)
+
+    def attach(self, wanted):
+        parser = driftless.megatron.add_arguments(argparse.ArgumentParser())
+        args = parser.parse_args(wanted["flags"])
+        config = tiny_config.hf_config(self.job)
+        with outside_mpi(wanted.get("outside_mpi")):
+            return driftless.megatron.attach(
+                self.trainer.model, self.trainer.optimizer, args, config
+            )
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -305,6 +307,8 @@ class Run:
             if step == job.get("move_at"):
                 norm = unwrapped(self.trainer.model[0]).decoder.final_layernorm.weight
                 norm.data = norm.data.clone()
+            if step == job.get("attach_at"):
+                self.sessions = [self.attach(wanted) for wanted in job["sessions"]]
 
     def edit(self, which):
         """A foreign hand in parameters, on all ranks alike."""
