@@ -2,6 +2,7 @@
 // driftless.Publisher: a PublisherSession whose job and sources Python holds.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <memory>
 
@@ -53,11 +54,13 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     return last ? last->status() : Status();
   }
 
-  // Python ends its threads before it drops what is left, and a version under way with them.
+  // Python ends its threads before it drops what is left, and a version under way with them. A
+  // process that was forked has no such thread.
   void settle_at_exit(const std::weak_ptr<HeldPublisher>& self) const {
     if (live_ == nullptr) return;
-    py::module_::import("atexit").attr("register")(py::cpp_function([self] {
-      if (const std::shared_ptr<HeldPublisher> alive = self.lock()) check(alive->settle());
+    py::module_::import("atexit").attr("register")(py::cpp_function([self, process = getpid()] {
+      const std::shared_ptr<HeldPublisher> alive = self.lock();
+      if (alive != nullptr && getpid() == process) check(alive->settle());
     }));
   }
 

@@ -208,7 +208,7 @@ def test_another_exception_is_not_replaced(failing):
 
 
 LEAVES = """
-import sys, time
+import os, sys, time
 sys.path[:0] = {path!r}
 import test_live
 driftless = test_live.driftless
@@ -220,11 +220,14 @@ publisher = driftless.Publisher(
 )
 trainer.step(publisher)
 publisher.publish(trainer.source, wait=False)
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
 """
 
 
 def test_a_program_that_ends_leaves_its_version_behind(work):
-    """It is on the road, whole, though nobody waited for it."""
+    """It is on the road, whole, though nobody waited for it. One that it forked just ends."""
     config = f"road:\n  kind: shared_fs\n  dir: {work}/road\n"
     script = LEAVES.format(path=[str(Path(__file__).parent), *sys.path], config=config)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -162,7 +162,8 @@ def check_versions(work, layout, files, *breaks):
 
 def test_what_a_rank_holds(work):
     """At most twice its shard, as it is published, and no whole tensor that is larger than a
-    bucket. More while a dense version is found to be one (docs/start/sharded.md)."""
+    bucket. More while a dense version is found to be one (docs/start/sharded.md): the old values,
+    and what the comparison works with, which is as much as these shards."""
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
@@ -171,7 +172,7 @@ def test_what_a_rank_holds(work):
     trainers(work, "fsdp_memory.py", path, work)
     for rank, found in enumerate(said(work)):
         assert found["shard"] >= 8 * found["bucket"], f"rank {rank}: {found}"
-        for version, most in (("sparse", 2), ("dense", 7)):
+        for version, most in (("sparse", 2), ("dense", 4)):
             assert found[version]["peak"] <= most * found["shard"], f"rank {rank}: {found}"
         assert found["whole"] <= found["bucket"], f"rank {rank}: {found}"
 
