@@ -10,7 +10,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kCopyAlignment = 256;
-constexpr std::uint64_t kLeastLimit = std::uint64_t{1} << 20;  // of small weights, beside their size
+constexpr std::uint64_t kLeastLimit = std::uint64_t{1} << 20;  // beside the size of small weights
 
 std::uint64_t copy_room(std::uint64_t bytes) {
   return (bytes + kCopyAlignment - 1) / kCopyAlignment * kCopyAlignment;

@@ -15,8 +15,8 @@ def attach(
 ) -> Session | None:
     """Starts weight updates for a run that was given the flags; None (and nothing of ours runs)
     where they are off. Collective over all trainer ranks, before training and after a checkpoint
-    was loaded. Called again, for parameters that were moved or loaded anew, it takes the run over from
-    the session that has its road: rollouts follow on.
+    was loaded. Called again, for parameters that were moved or loaded anew, it takes the run over
+    from the session that has its road: rollouts follow on.
 
     `model`: what Megatron's `get_model()` returns, or one model. `hf_config`: the contents of the
     model's config.json, where neither --update-weight-hf-checkpoint nor the model itself tells.

@@ -88,7 +88,8 @@ class LiveFaults : public ::testing::TestWithParam<LiveFaultWay> {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, LiveFaults,
-    ::testing::Values(LiveFaultWay{1}, LiveFaultWay{3, Encoding::kIndices}, LiveFaultWay{2, Encoding::kCompact},
+    ::testing::Values(LiveFaultWay{1}, LiveFaultWay{3, Encoding::kIndices},
+                      LiveFaultWay{2, Encoding::kCompact},
                       LiveFaultWay{2, Encoding::kDeltasZstd, DirectoryLayout::kFlush},
                       LiveFaultWay{1, Encoding::kXor, DirectoryLayout::kHfDelta},
                       LiveFaultWay{2, Encoding::kOverwrite, DirectoryLayout::kHfDelta}));
@@ -244,10 +245,9 @@ Weights happen(Trainer& trainer, const Weights& before, std::mt19937_64& random,
 
 // Any order of steps, foreign writes, skipped steps, failures, anchors and restarts.
 TEST_P(LiveFaults, WhateverHappens) {
-  constexpr RoadFault kFaults[] = {RoadFault::kBegin,     RoadFault::kCreate,
-                                   RoadFault::kWrite,     RoadFault::kFlush,
-                                   RoadFault::kSeal,      RoadFault::kSealLost,
-                                   RoadFault::kSealUnknown, RoadFault::kSealUnknownNot};
+  constexpr RoadFault kFaults[] = {
+      RoadFault::kBegin, RoadFault::kCreate,   RoadFault::kWrite,       RoadFault::kFlush,
+      RoadFault::kSeal,  RoadFault::kSealLost, RoadFault::kSealUnknown, RoadFault::kSealUnknownNot};
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937_64 random(seed);
@@ -260,8 +260,9 @@ TEST_P(LiveFaults, WhateverHappens) {
     Weights weights = base_;
     for (int version = 0; version < 12; ++version) {
       for (std::uint64_t steps = random() % 3; steps-- > 0;) {
-        weights = happen(*trainer_, weights, random, [&](const Weights& w) { capture(w); },
-                         [&](const Weights& w) { write(w); });
+        weights = happen(
+            *trainer_, weights, random, [&](const Weights& w) { capture(w); },
+            [&](const Weights& w) { write(w); });
       }
       if (random() % 4 == 0) trainer_->rank(0).request_anchor();
       if (random() % 6 == 0) {
