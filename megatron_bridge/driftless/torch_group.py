@@ -26,12 +26,12 @@ class PublisherGroup:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self._store = None if group is None else _store_of(group)
-        self._opened = 0  # publishers that used it: each counts its epochs anew
+        self._opened = 0  # publishers that were made with it: each counts its epochs from 0
         self._epoch = self._message = 0
         self._said: list[list[str]] = [[], []]  # keys of ours: of the epoch before, of this one
 
     def begin_epoch(self, number: int) -> None:
-        if number <= self._epoch:
+        if number == 0:
             self._opened += 1
         self._epoch, self._message = number, 0
         for key in self._said.pop(0):  # who waits for it now comes too late

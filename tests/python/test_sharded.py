@@ -166,7 +166,7 @@ def test_a_rank_that_comes_too_late_fails_one_version(late, work):
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
-        "deadlines: { publish: 2s }\n"
+        "deadlines: { publish: 2s, connect: 5s }\n"
     )
     trainers(work, "late_rank.py", path, work, late)
     for rank, found in enumerate(said(work)):

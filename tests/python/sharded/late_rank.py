@@ -3,8 +3,8 @@
 
     late_rank.py CONFIG OUT LATE
 
-Rank LATE sleeps past the deadline before the second version. Writes to OUT/rankN.json what became
-of each version, and how long it took.
+The publisher is opened in vain once. Then rank LATE sleeps past the deadline before the second
+version. Writes to OUT/rankN.json what became of each version, and how long it took.
 """
 
 import json
@@ -28,6 +28,11 @@ def main():
     weight = torch.zeros(16, 40, dtype=torch.bfloat16)
     source = driftless.ShardedSource([("w", weight, (16 * size, 40), (16 * rank, 0))])
     group = driftless.torch.publisher_group()
+    try:  # on one rank for a reason of its own: the others wait for it
+        driftless.Publisher(job, source, group=group, snapshot="some" if rank == 1 else "none")
+        raise AssertionError("rank 1 did not fail")
+    except driftless.Error:
+        dist.barrier()
     publisher = driftless.Publisher(job, source, group=group, snapshot="none")
     found = []
     for step in range(4):
