@@ -7,10 +7,8 @@ Every rank publishes what it holds: no `full_tensor()`, no gather. docs/start/sh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial
@@ -20,6 +18,7 @@ from ._native import Publisher, PublishReport
 from .errors import UnsupportedError
 from .sharded import BUCKET_BYTES, Shard, ShardedSource, published
 from .torch_dtypes import dtype_name
+from .torch_group import PublisherGroup
 
 __all__ = ["PublisherGroup", "ShardedModel", "publisher_group", "shard_of", "unstack"]
 
@@ -27,11 +26,10 @@ __all__ = ["PublisherGroup", "ShardedModel", "publisher_group", "shard_of", "uns
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
-def publisher_group(timeout_s: float = 120.0) -> PublisherGroup:
-    """Of all ranks of the default process group, on gloo groups of its own. Collective."""
+def publisher_group() -> PublisherGroup:
+    """Of all ranks of the default process group. Collective."""
     alone = dist.get_world_size() == 1
-    timeout = timedelta(seconds=timeout_s)
-    return PublisherGroup(None if alone else dist.new_group(timeout=timeout, backend="gloo"))
+    return PublisherGroup(None if alone else dist.new_group(backend="gloo"))
 
 
 def shard_of(name: str, tensor: torch.Tensor) -> Shard:
@@ -156,53 +154,3 @@ def _unique(state: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
         for wrapper in _WRAPPERS:
             name = name.replace(wrapper, "")
         yield name, tensor
-
-
-class PublisherGroup:
-    """The publishers' way to agree where MPI did not start them: what `driftless.Publisher` asks of
-    a group, over gloo. `group`: of gloo, and nobody else's; None: this rank is alone."""
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.size = 1 if group is None else dist.get_world_size(group)
-
-    def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """All ranks' bytes, on rank 0; nothing on the others."""
-        if self._group is None:
-            return [data]
-        mine = torch.tensor([len(data)], dtype=torch.int64)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        self._wait(dist.all_gather(sizes, mine, group=self._group, async_op=True), timeout_s)
-        longest = max(1, *(int(size) for size in sizes))
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(data)] = _as_tensor(data)
-        found = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        root = dist.get_global_rank(self._group, 0)
-        self._wait(
-            dist.gather(padded, found if self.rank == 0 else None, dst=root, group=self._group,
-                        async_op=True), timeout_s)  # fmt: skip
-        if self.rank != 0:
-            return []
-        return [bytes(t[: int(size)].numpy()) for t, size in zip(found, sizes, strict=True)]
-
-    def broadcast(self, data: bytes, timeout_s: float) -> bytes:
-        """Rank 0's bytes, on every rank."""
-        if self._group is None:
-            return data
-        root = dist.get_global_rank(self._group, 0)
-        size = torch.tensor([len(data)], dtype=torch.int64)
-        self._wait(dist.broadcast(size, root, group=self._group, async_op=True), timeout_s)
-        if int(size) == 0:
-            return b""
-        told = _as_tensor(data) if self.rank == 0 else torch.zeros(int(size), dtype=torch.uint8)
-        self._wait(dist.broadcast(told, root, group=self._group, async_op=True), timeout_s)
-        return bytes(told.numpy())
-
-    @staticmethod
-    def _wait(work: Any, timeout_s: float) -> None:
-        work.wait(timedelta(seconds=max(timeout_s, 0.001)))
-
-
-def _as_tensor(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(numpy.frombuffer(data, numpy.uint8).copy())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -248,6 +248,21 @@ async def _all(refs: Iterable[Awaitable[Any]]) -> list[Any]:
     return list(found)
 
 
+async def _to_the_end(
+    work: Iterable[Coroutine[Any, Any, BaseException | None]],
+) -> list[BaseException | None]:
+    """What each returned, once all have ended. If this is cancelled meanwhile, they go on, and it is
+    the first thing that is returned."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    ended: list[BaseException | None] = []
+    while not all(task.done() for task in tasks):
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError as cancelled:
+            ended = [cancelled]
+    return ended + [task.result() for task in tasks]
+
+
 class _Sync:
     """One update of all replicas. Engines generate until a version is ready beside each of them, are
     paused for the commit alone, and go on whatever fails."""
@@ -272,8 +287,8 @@ class _Sync:
             await self._each("commit", wanted)
         except BaseException as error:
             failed.append(error)
-        ended = await asyncio.gather(*(self._deliver(each) for each in self._manager.replicas))
-        failed += [error for error in ended if error is not None]
+        deliveries = [self._deliver(each) for each in self._manager.replicas]
+        failed += [error for error in await _to_the_end(deliveries) if error is not None]
         if failed:
             for other in failed[1:]:
                 failed[0].add_note(f"and then: {other}")

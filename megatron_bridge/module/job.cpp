@@ -50,27 +50,33 @@ const std::shared_ptr<JobProcess>& Job::shared_process() {
   return process_;
 }
 
-void Job::drop_members() {
+Status Job::drop_members() {
+  Status first;
   for (const std::weak_ptr<JobMember>& member : members_) {
-    if (const std::shared_ptr<JobMember> alive = member.lock()) alive->drop();
+    const std::shared_ptr<JobMember> alive = member.lock();
+    const Status dropped = alive != nullptr ? alive->drop() : Status();
+    if (first.ok()) first = dropped;
   }
   members_.clear();
+  return first;
 }
 
 void Job::close(std::chrono::milliseconds wait) {
   if (process_ == nullptr) return;
   const InUse::Turn turn = in_use_.take("the job");
-  drop_members();
-  check(without_gil([&] {
-    Status closed = process_->close(Deadline::after(wait));
+  const Status unheard = drop_members();
+  const Status closed = without_gil([&] {
+    Status ended = process_->close(Deadline::after(wait));
     process_.reset();
-    return closed;
-  }));
+    return ended;
+  });
+  check(unheard);
+  check(closed);
 }
 
 void Job::leave() {
   if (process_ == nullptr) return;
-  drop_members();
+  static_cast<void>(drop_members());
   const py::gil_scoped_release released;
   process_.reset();
 }

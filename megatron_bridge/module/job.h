@@ -45,7 +45,8 @@ class InUse {
 class JobMember {
  public:
   virtual ~JobMember() = default;
-  virtual void drop() = 0;  // with the GIL; ok if it is dropped
+  // With the GIL; ok if it is dropped. What failed behind the caller's back, and nobody was told.
+  virtual Status drop() = 0;
 };
 
 class Job {
@@ -78,7 +79,8 @@ class Job {
   [[nodiscard]] std::chrono::milliseconds wait_or(std::optional<double> timeout_s) const;
 
  private:
-  void drop_members();
+  // The first failure that one of them tells.
+  Status drop_members();
 
   Config config_;
   JobRole role_;
@@ -110,9 +112,10 @@ class HeldSession : public JobMember {
     const InUse::Turn turn = take_turn();
     return native_call([&] { return std::invoke(work, made); });
   }
-  void drop() override {
+  Status drop() override {
     const InUse::Turn turn = take_turn();
     drop_now();
+    return {};
   }
 
  protected:

@@ -2,6 +2,7 @@
 // driftless.Publisher: a PublisherSession whose job and sources Python holds.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <memory>
 
@@ -39,17 +40,28 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   ~HeldPublisher() override {  // NOLINT(bugprone-exception-escape): only without an interpreter
     drop_now();
   }
-  // Waits for a version under way. Raises how it went, if nobody has asked.
-  void close() {
-    if (session_ == nullptr) return;
-    std::optional<Status> failed;
-    {
-      const InUse::Turn turn = take_turn();
-      const auto last = without_gil([&] { return session_->wait(); });
-      if (last && !last->ok()) failed = last->status();
-    }
-    drop();
-    if (failed) check(*failed);
+  // Waits for a version under way, and tells how it went, if nobody has asked.
+  Status drop() override {
+    Status last = settle();
+    static_cast<void>(HeldSession::drop());
+    return last;
+  }
+  // The same, and nothing is dropped.
+  [[nodiscard]] Status settle() {
+    if (session_ == nullptr) return {};
+    const InUse::Turn turn = take_turn();
+    const auto last = without_gil([&] { return session_->wait(); });
+    return last ? last->status() : Status();
+  }
+
+  // Python ends its threads before it drops what is left, and a version under way with them. A
+  // process that was forked has no such thread.
+  void settle_at_exit(const std::weak_ptr<HeldPublisher>& self) const {
+    if (live_ == nullptr) return;
+    py::module_::import("atexit").attr("register")(py::cpp_function([self, process = getpid()] {
+      const std::shared_ptr<HeldPublisher> alive = self.lock();
+      if (alive != nullptr && getpid() == process) check(alive->settle());
+    }));
   }
 
   // The last version that was committed, as of the last call: another thread may be at work.
@@ -197,7 +209,8 @@ void bind_publisher(py::module_& module) {
       "of each of tensors(), with their full shapes, None or (offsets, sizes) (ShardedSource). "
       "`group`, for a job without MPI, has rank, size, "
       "gather(bytes, timeout_s), which on rank 0 returns the messages of all ranks, "
-      "broadcast(bytes, timeout_s), and perhaps begin_epoch(number). `before_visible` is called on "
+      "broadcast(bytes, timeout_s), and perhaps begin_epoch(number): what was said before is void; "
+      "0 for a new publisher, then ascending. `before_visible` is called on "
       "every rank with the directory that its files of a version lie in (on shared_fs; else ''), "
       "before any process can see the version; if it raises, the version is not published. "
       "`snapshot` overrides the configuration's. With 'none', `base` is read once, and `live` (if "
@@ -210,6 +223,7 @@ void bind_publisher(py::module_& module) {
              auto made =
                  std::make_shared<HeldPublisher>(job, base, group, before_visible, live, snapshot);
              job->enter(made);
+             made->settle_at_exit(made);
              return made;
            }),
            py::arg("job"), py::arg("base"), py::arg("group") = py::none(),
@@ -280,10 +294,15 @@ void bind_publisher(py::module_& module) {
       .def_property_readonly("resumed",
                              [](HeldPublisher& held) { return held.publisher().resumed(); })
       .def_property_readonly("notes", [](HeldPublisher& held) { return held.publisher().notes(); })
-      .def("close", &HeldPublisher::close)
+      .def(
+          "close", [](HeldPublisher& held) { check(held.drop()); },
+          "Waits for a version under way. Raises how it went, if nobody has asked.")
       .def("__enter__", [](const py::object& self) { return self; })
-      .def("__exit__", [](HeldPublisher& held, const py::object&, const py::object&,
-                          const py::object&) { held.drop(); });
+      .def("__exit__",
+           [](HeldPublisher& held, const py::object& type, const py::object&, const py::object&) {
+             const Status last = held.drop();
+             if (type.is_none()) check(last);
+           });
 }
 
 }  // namespace driftless::python

@@ -53,9 +53,10 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
     let_go();
   }
 
-  void drop() override {
-    HeldSession::drop();
+  Status drop() override {
+    Status dropped = HeldSession::drop();
     let_go();
+    return dropped;
   }
   [[nodiscard]] const std::string& id() const { return id_; }
 
@@ -207,12 +208,12 @@ void bind_receiver(py::module_& module) {
       .def_property_readonly("digest",
                              [](HeldReceiver& held) { return to_hex(held.state().digest); })
       .def_property_readonly("run", [](HeldReceiver& held) { return to_hex(held.session().run()); })
-      .def("close", &HeldReceiver::drop)
+      .def("close", [](HeldReceiver& held) { check(held.drop()); })
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](HeldReceiver& held, const py::object& type, const py::object&, const py::object&) {
              if (type.is_none()) held.call(&ReceiverSession::leave);
-             held.drop();
+             check(held.drop());
            });
 }
 

@@ -174,6 +174,7 @@ class PythonGroup final : public Group {
     if (size_ == 0 || rank_ >= size_) {
       fail(StatusCode::kInvalidArgument, "the group has rank ", rank_, " of ", size_);
     }
+    begin_epoch(0);  // of a publisher that is opened, or fails to
   }
   PythonGroup(const PythonGroup&) = delete;
   PythonGroup& operator=(const PythonGroup&) = delete;

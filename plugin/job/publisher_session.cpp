@@ -44,7 +44,9 @@ Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
   Stopwatch watch;
   settle();
   step_ms_ += watch.lap_ms();
-  return publish_now(weights, true);
+  Result<PublishReport> report = publish_now(weights, true);
+  if (report.ok() && behind_ && !behind_->ok()) behind_.reset();  // this one has its changes
+  return report;
 }
 
 void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live, void* stream) {
@@ -131,6 +133,7 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
 
 Status PublisherSession::declare_end() {
   settle();
+  if (behind_ && !behind_->ok()) return std::exchange(behind_, std::nullopt)->status();
   // Removes nothing, and fails where another publisher has taken the road over: its rollouts must
   // not end with this one's last version.
   const Status alone = leads() ? road_->prune(0).status() : Status();

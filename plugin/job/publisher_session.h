@@ -48,7 +48,8 @@ class PublisherSession {
   [[nodiscard]] const NotifiedEngines* engines() const { return engines_.get(); }
   // [leader] What the rollouts last said.
   [[nodiscard]] Result<std::vector<ReceiverReport>> listen();
-  // [leader] The last version is the run's last word.
+  // [leader] The last version is the run's last word. If a version behind a step failed, and nobody
+  // asked how it went, this says it, once, and declares nothing.
   [[nodiscard]] Status declare_end();
 
   [[nodiscard]] bool leads() const { return group_->leads(); }

@@ -50,6 +50,9 @@ void ChangeStore::merge(PieceChanges& kept, const PieceChanges& later, std::size
     ++i;
     if (both) ++k;
   }
+  merged.offsets.shrink_to_fit();
+  merged.values.shrink_to_fit();
+  merged.old_values.shrink_to_fit();
   kept = std::move(merged);
 }
 

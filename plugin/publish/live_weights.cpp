@@ -10,6 +10,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kCopyAlignment = 256;
+constexpr std::uint64_t kLeastLimit = std::uint64_t{1} << 20;  // beside the size of small weights
 
 std::uint64_t copy_room(std::uint64_t bytes) {
   return (bytes + kCopyAlignment - 1) / kCopyAlignment * kCopyAlignment;
@@ -21,11 +22,14 @@ LiveWeights::LiveWeights(Snapshot& snapshot, PublisherDevice* device, std::uint6
                          unsigned threads)
     : snapshot_(snapshot), device_(device), limit_bytes_(limit_bytes), threads_(threads) {
   std::vector<ChangeStore::Block> blocks;
+  std::uint64_t all = kLeastLimit;
   for (std::uint32_t i = 0; i < snapshot.owned().size(); ++i) {
     blocks.push_back({snapshot.owned(i).place().units, unit_bytes(snapshot.spec(i).dtype)});
+    all += snapshot.size_bytes(i);
   }
-  fresh_ = ChangeStore(blocks, limit_bytes);
-  sent_ = ChangeStore(blocks, limit_bytes);
+  limit_bytes_ = std::min(limit_bytes, all);  // more than that is no delta any more
+  fresh_ = ChangeStore(blocks, limit_bytes_);
+  sent_ = ChangeStore(blocks, limit_bytes_);
 }
 
 Status LiveWeights::open(std::vector<Place> places) {
@@ -103,9 +107,7 @@ Status LiveWeights::capture(std::span<const NewValues> blocks, void* stream) {
                      snapshot_.owned(block.number).place().units, places_[block.number].data,
                      block.data, block.cast});
   }
-  const Status done = compare(pairs, stream);
-  doubtful_ = doubtful_ || !done.ok();
-  return done;
+  return compare(pairs, stream);
 }
 
 Status LiveWeights::observe(void* stream) {
@@ -169,6 +171,17 @@ Result<std::vector<Digest>> LiveWeights::sweep() const {
   std::vector<Digest> digests(snapshot_.layout().size());
   for (std::size_t i = 0; i < maps.size(); ++i) digests[maps[i].map->tensor] += sums[i].digest;
   return digests;
+}
+
+Status LiveWeights::prove_still(std::span<const TensorDigest> said) const {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, sweep());
+  for (const auto& [tensor, digest] : said) {
+    if (now[tensor] == digest) continue;
+    return error(StatusCode::kMismatch, "tensor '", snapshot_.layout()[tensor].name,
+                 "' was written while a version was made from it: the weights must stay as they "
+                 "are until publish() returns, or wait()");
+  }
+  return {};
 }
 
 std::size_t LiveWeights::whole_tensors() const {

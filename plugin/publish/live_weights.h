@@ -68,11 +68,15 @@ class LiveWeights {
       const std::function<Status(const DeltaView&, const std::byte* old_values)>& use) const;
   [[nodiscard]] bool whole(std::uint32_t number) const { return sent_.whole(number); }
   [[nodiscard]] std::size_t whole_tensors() const;
+  // Not ok if a tensor does not have the digest that a version says: it was written while that was
+  // made from it.
+  [[nodiscard]] Status prove_still(std::span<const TensorDigest> said) const;
 
   // The last version has what freeze() took.
   void commit() { sent_.clear(); }
-  // A capture failed, so that changes may be missing.
+  // Changes may be missing: a capture failed, or the weights are not those of the last version.
   [[nodiscard]] bool doubtful() const { return doubtful_; }
+  void doubt(bool doubtful) { doubtful_ = doubtful; }
   [[nodiscard]] std::uint64_t held_bytes() const {
     return fresh_.size_bytes() + sent_.size_bytes();
   }

@@ -365,7 +365,8 @@ void PublisherRank::take_back(bool full) {
   if (options_.device != nullptr) options_.device->abort();
   undo_.roll_back(host_kernels(), snapshot_);
   mirror_undo_.roll_back(host_kernels(), mirror_);
-  if (full && !live_) needs_full_ = true;  // without a snapshot nothing was written over
+  // Without a snapshot nothing was written over but the mirror.
+  if (full && (!live_ || mirrored_)) needs_full_ = true;
 }
 
 void PublisherRank::prune(std::vector<std::string>& notes) {

@@ -63,7 +63,8 @@ RankMessage PublisherRank::look_at_live(std::uint64_t version) {
 }
 
 void PublisherRank::start_otherwise(std::uint64_t version) {
-  needs_full_ = version > 0;
+  needs_full_ = version > 0 || mirrored_;  // the mirror was made of these weights
+  live_->doubt(true);
   notes_.push_back(concat("the weights are not those of version ", version,
                           needs_full_ ? ", and there is no snapshot of it: the next version goes "
                                         "out in full"
@@ -76,13 +77,28 @@ Status PublisherRank::capture(std::span<const NewTensor> values, void* stream) {
                  "capture() is for publishers without a snapshot: set snapshot: none");
   }
   Stopwatch watch;
+  const bool doubtful = live_->doubtful();
+  live_->doubt(true);  // also if memory runs out
+  const Status captured = capture_blocks(values, stream);
+  live_->doubt(doubtful || !captured.ok());
+  live_costs_.capture_ms += watch.lap_ms();
+  return captured;
+}
+
+Status PublisherRank::capture_blocks(std::span<const NewTensor> values, void* stream) {
   std::vector<NewValues> blocks;
+  std::vector<bool> seen(number_.size());
   for (const NewTensor& value : values) {
     if (value.tensor >= number_.size()) {
       return error(StatusCode::kInvalidArgument, "capture() of tensor number ", value.tensor,
                    " of ", number_.size());
     }
     const TensorSpec& spec = offered_[value.tensor];
+    if (seen[value.tensor]) {
+      return error(StatusCode::kInvalidArgument, "capture() of tensor '", spec.name, "' (number ",
+                   value.tensor, ") twice in one call");
+    }
+    seen[value.tensor] = true;
     const std::optional<ValueCast> cast = value_cast(value.dtype, spec.dtype);
     const bool known =
         cast == ValueCast::kNone || cast == ValueCast::kF32ToBF16 || cast == ValueCast::kF32ToF16;
@@ -94,9 +110,7 @@ Status PublisherRank::capture(std::span<const NewTensor> values, void* stream) {
     if (number_[value.tensor] == kNotOurs) continue;
     blocks.push_back({number_[value.tensor], value.data, *cast, value.memory});
   }
-  const Status captured = live_->capture(blocks, stream);
-  live_costs_.capture_ms += watch.lap_ms();
-  return captured;
+  return live_->capture(blocks, stream);
 }
 
 Status PublisherRank::observe(WeightSource& weights, void* stream) {
@@ -123,7 +137,8 @@ bool PublisherRank::sweep_due() const {
 Status PublisherRank::prove_live(RankMessage& mine) {
   constexpr std::size_t kNamed = 8;
   Stopwatch watch;
-  const bool all = sweep_due() || live_->doubtful();
+  // `compact` is coded with the weights: of others than receivers have nothing could be decoded.
+  const bool all = sweep_due() || live_->doubtful() || encoding_ == Encoding::kCompact;
   since_sweep_ = all ? 0 : since_sweep_ + 1;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> differing,
                              live_->prove(tensor_digests_, all));
@@ -137,6 +152,11 @@ Status PublisherRank::prove_live(RankMessage& mine) {
   live_costs_.resent_tensors = live_->whole_tensors();
   live_costs_.sweep_ms += watch.lap_ms();
   return {};
+}
+
+Status PublisherRank::prove_read(const RankMessage& mine, bool full) const {
+  const bool captured = !full && encoding_ != Encoding::kCompact && live_->whole_tensors() == 0;
+  return captured ? Status() : live_->prove_still(mine.tensor_digests);
 }
 
 RankMessage PublisherRank::produce_live(const PayloadContext& made, const Deadline& deadline) {

@@ -283,6 +283,7 @@ RankMessage PublisherRank::write_payload(const PayloadContext& made, const Deadl
   }
   if (!full) mine.digest = part_digest_;
   for (const auto& [tensor, digest] : mine.findings.digests) mine.digest += digest;
+  if (live_ && mine.status.ok() && !mine.findings.dense) mine.status = prove_read(mine, full);
   flush_parts(mine, full, deadline);
   return mine;
 }
@@ -316,6 +317,7 @@ Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
   const Result<LeaderMessage> told = tell(outcome, deadline);
   if (!told.ok()) {
     const Status dropped = road_.abort();
+    needs_full_ = needs_full_ || (live_ && mirrored_);  // the mirror has what the weights were now
     return told.status().with_context(concat("the ", to_string(id), " was not published"));
   }
   notes.insert(notes.end(), told->notes.begin(), told->notes.end());

@@ -335,47 +335,59 @@ UndoLog::Piece& UndoLog::next_piece() {
   return pieces_[used_++];
 }
 
-std::byte* UndoLog::start(Piece& piece, const DeltaView& delta) {
+bool UndoLog::keep(Piece& piece, const DeltaView& delta, const std::byte* units,
+                   const std::byte* old_values) {
+  const std::uint64_t width = delta.unit_bytes;
+  const std::uint64_t sparse_bytes = delta.count() * (sizeof(std::uint32_t) + width);
+  const std::uint64_t first = delta.offsets.empty() ? 0 : delta.offsets.front();
+  const std::uint64_t adjoining = delta.offsets.empty() ? 0 : delta.offsets.back() - first + 1;
   piece.number = delta.tensor;
   piece.unit_bytes = delta.unit_bytes;
-  piece.origin = delta.origin;
+  piece.dense = adjoining * width < sparse_bytes;
+  piece.origin = delta.origin + (piece.dense ? first : 0);
   piece.count = 0;
   piece.memory.shrink(0);
-  std::byte* const memory =
-      piece.memory.extend(delta.count() * (sizeof(std::uint32_t) + delta.unit_bytes));
-  if (memory != nullptr) piece.count = delta.count();
-  return memory;
+  std::byte* const memory = piece.memory.extend(piece.dense ? adjoining * width : sparse_bytes);
+  if (memory == nullptr) return false;
+  piece.count = piece.dense ? adjoining : delta.count();
+  if (piece.dense) {
+    std::memcpy(memory, units + first * width, adjoining * width);
+  } else {
+    std::memcpy(memory, delta.offsets.data(), delta.offsets.size_bytes());
+    std::memcpy(memory + delta.offsets.size_bytes(), old_values, delta.count() * width);
+  }
+  return true;
 }
 
 Result<Digest> UndoLog::apply(const HostKernels& kernels, const DigestTensorKey& key,
                               const BlockPlace& place, std::byte* data, const DeltaView& delta,
                               const std::byte* old_values) {
-  std::byte* const memory = start(next_piece(), delta);
-  if (memory == nullptr) {
+  const unsigned width = delta.unit_bytes;
+  std::byte* const units = data + delta.origin * width;
+  if (!keep(next_piece(), delta, units, old_values)) {
     return error(StatusCode::kNoSpace, "no memory to keep the old values of ", delta.count(),
                  " changes");
   }
-  const unsigned width = delta.unit_bytes;
   const std::uint32_t* const offsets = delta.offsets.data();
-  std::byte* const units = data + delta.origin * width;
-  std::memcpy(memory, offsets, delta.offsets.size_bytes());
-  std::byte* const kept = memory + delta.offsets.size_bytes();
-  std::memcpy(kept, old_values, delta.count() * width);
   if (place.contiguous()) {
     return kernels.scatter_digested(key, width, place.first + delta.origin, offsets, delta.count(),
-                                    kept, delta.values, units);
+                                    old_values, delta.values, units);
   }
   kernels.scatter(units, width, offsets, delta.count(), delta.values);
-  return digest_block_change(kernels, key, place, delta, kept);
+  return digest_block_change(kernels, key, place, delta, old_values);
 }
 
 void UndoLog::roll_back(const HostKernels& kernels, Snapshot& snapshot) {
   for (std::size_t i = used_; i-- > 0;) {
     const Piece& piece = pieces_[i];
     const std::byte* const memory = piece.memory.bytes().data();
-    kernels.scatter(snapshot.data(piece.number) + piece.origin * piece.unit_bytes, piece.unit_bytes,
-                    reinterpret_cast<const std::uint32_t*>(memory), piece.count,
-                    memory + piece.count * sizeof(std::uint32_t));
+    std::byte* const units = snapshot.data(piece.number) + piece.origin * piece.unit_bytes;
+    if (piece.dense) {
+      std::memcpy(units, memory, piece.count * piece.unit_bytes);
+      continue;
+    }
+    kernels.scatter(units, piece.unit_bytes, reinterpret_cast<const std::uint32_t*>(memory),
+                    piece.count, memory + piece.count * sizeof(std::uint32_t));
   }
   clear();
 }

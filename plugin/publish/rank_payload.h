@@ -75,9 +75,9 @@ class Snapshot {
   std::shared_ptr<std::byte> slab_;  // of all tensors
 };
 
-// The old values of what a version changed in a snapshot. O(changed). apply() may be called from
-// several threads for disjoint places. Memory is kept for the next version, unless it is much more
-// than this one needed.
+// The old values of what a version changed in a snapshot. O(changed), and no more than the snapshot
+// itself has. apply() may be called from several threads for disjoint places. Memory is kept for
+// the next version, unless it is much more than this one needed.
 class UndoLog {
  public:
   // Keeps the old values of `delta` in `data`, then writes the new ones over them. Returns what
@@ -96,11 +96,14 @@ class UndoLog {
     unsigned unit_bytes = 1;
     std::uint64_t origin = 0;
     std::uint64_t count = 0;
-    ByteBuffer memory;  // `count` offsets, then as many old values
+    bool dense = false;
+    ByteBuffer memory;  // `count` offsets, then as many old values; dense: `count` adjoining units
   };
   [[nodiscard]] Piece& next_piece();
-  // Room for the offsets and the values of `delta`; null if there is none, the piece then empty.
-  [[nodiscard]] static std::byte* start(Piece& piece, const DeltaView& delta);
+  // Keeps what `delta` changes in `units`, which lie at its origin. False: no memory, and the piece
+  // is empty.
+  [[nodiscard]] static bool keep(Piece& piece, const DeltaView& delta, const std::byte* units,
+                                 const std::byte* old_values);
 
   std::mutex mutex_;          // for the next two
   std::deque<Piece> pieces_;  // the first `used_` count

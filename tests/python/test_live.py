@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishers without a snapshot: changes are captured as they are written (Publisher.capture())."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -139,6 +143,95 @@ def test_what_is_refused(run, work):
                 other.capture([])
             with pytest.raises(refused, match="set snapshot: none"):
                 other.publish(trainer.source, wait=False)
+
+
+@pytest.fixture
+def failing(work):
+    """A job, and a function that opens a publisher with a version behind a step that fails."""
+    config = binding.config(driftless, work / "road")
+    trainer = Trainer()
+    broken = []
+
+    def before_visible(directory):
+        if broken:
+            raise RuntimeError(broken.pop())
+
+    def fail(job):
+        publisher = driftless.Publisher(
+            job, trainer.source, snapshot="none", before_visible=before_visible
+        )
+        trainer.step(publisher)
+        broken.append("the disk is full")
+        publisher.publish(trainer.source, wait=False)
+        return publisher
+
+    return trainer, lambda: driftless.Job(config, "trainer", launched=False), fail
+
+
+def end_publisher(new_job, fail):
+    with new_job() as job, fail(job):
+        pass
+
+
+def end_job(new_job, fail):
+    with new_job() as job:
+        publisher = fail(job)
+    assert publisher  # and nobody else closes it
+
+
+def end_run(new_job, fail):
+    with new_job() as job:
+        publisher = fail(job)
+        with pytest.raises(RuntimeError, match="the disk is full") as told:
+            publisher.declare_end()
+        publisher.declare_end()  # it was told
+        raise told.value
+
+
+@pytest.mark.parametrize("end", [end_publisher, end_job, end_run])
+def test_a_failure_behind_the_last_step_is_told_by_whatever_ends_the_run(failing, end):
+    _, new_job, fail = failing
+    with pytest.raises((driftless.Error, RuntimeError), match="the disk is full"):
+        end(new_job, fail)
+
+
+def test_a_failure_is_no_news_once_a_version_has_its_changes(failing):
+    trainer, new_job, fail = failing
+    with new_job() as job, fail(job) as publisher:
+        assert publisher.publish(trainer.source).changed_units > 0
+
+
+def test_another_exception_is_not_replaced(failing):
+    _, new_job, fail = failing
+    with pytest.raises(KeyError, match="mine"), new_job() as job, fail(job):
+        raise KeyError("mine")
+
+
+LEAVES = """
+import os, sys, time
+sys.path[:0] = {path!r}
+import test_live
+driftless = test_live.driftless
+config = driftless.Config.parse({config!r}, [])
+trainer = test_live.Trainer()
+job = driftless.Job(config, "trainer", launched=False)
+publisher = driftless.Publisher(
+    job, trainer.source, snapshot="none", before_visible=lambda directory: time.sleep(0.5)
+)
+trainer.step(publisher)
+publisher.publish(trainer.source, wait=False)
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_program_that_ends_leaves_its_version_behind(work):
+    """It is on the road, whole, though nobody waited for it. One that it forked just ends."""
+    config = f"road:\n  kind: shared_fs\n  dir: {work}/road\n"
+    script = LEAVES.format(path=[str(Path(__file__).parent), *sys.path], config=config)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert (work / "road" / "weight_v000001" / "DONE").exists()
 
 
 def test_a_failure_behind_a_step_is_told_when_asked(work):

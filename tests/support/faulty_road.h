@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -31,6 +32,8 @@ class FaultyRoad final : public SendRoad {
   explicit FaultyRoad(std::unique_ptr<SendRoad> road) : road_(std::move(road)) {}
   void arm(RoadFault fault) { fault_ = fault; }
   [[nodiscard]] bool armed() const { return fault_ != RoadFault::kNone; }
+  // Called at every part.
+  void at_create(std::function<void()> call) { at_create_ = std::move(call); }
   // From now on begin() comes late, as on a host that is busy.
   void delay_begin(std::chrono::milliseconds delay) { begin_delay_ = delay; }
 
@@ -42,6 +45,7 @@ class FaultyRoad final : public SendRoad {
     return fires(RoadFault::kBegin) ? failure("begin") : road_->begin(id, deadline);
   }
   Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    if (at_create_) at_create_();
     if (fires(RoadFault::kCreate)) return failure("create_part");
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, road_->create_part(name));
     return std::unique_ptr<File>(new FaultyPart(std::move(file), *this));
@@ -110,6 +114,7 @@ class FaultyRoad final : public SendRoad {
   std::unique_ptr<SendRoad> road_;
   RoadFault fault_ = RoadFault::kNone;
   bool lie_ = false;
+  std::function<void()> at_create_;
   std::chrono::milliseconds begin_delay_{0};
 };
 

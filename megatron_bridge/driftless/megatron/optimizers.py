@@ -115,18 +115,21 @@ def owned(optimizer: Any, facts: RankFacts, sizes: Sizes) -> dict[torch.Tensor, 
     return found
 
 
-def before_copies(optimizer: Any, call: Callable[[int], None]) -> None:
+def before_copies(optimizer: Any, call: Callable[[int], None]) -> Callable[[], None]:
     """`call` runs before fp32 values are copied to the parameters, with the number of the optimizer
-    of children() that does it."""
+    of children() that does it. Returns what ends that."""
+    calls = [call]
     for number, child in enumerate(children(optimizer)):
-        setattr(child, COPY, _preceded(getattr(child, COPY), call, number))
+        setattr(child, COPY, _preceded(getattr(child, COPY), calls, number))
+    return calls.clear
 
 
 def _preceded(
-    inner: Callable[..., Any], call: Callable[[int], None], number: int
+    inner: Callable[..., Any], calls: list[Callable[[int], None]], number: int
 ) -> Callable[..., Any]:
     def copy(*args: Any, **kwargs: Any) -> Any:
-        call(number)
+        for call in calls:
+            call(number)
         return inner(*args, **kwargs)
 
     return copy

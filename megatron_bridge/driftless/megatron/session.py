@@ -50,7 +50,9 @@ class Session:
         args: Any = None,
         hf_config: dict[str, Any] | None = None,
         optimizer: Any = None,
+        earlier: Sequence[Session] = (),
     ) -> None:
+        """`earlier`: sessions of this training run. One that has the same road makes way."""
         self.options, self._args = options, args
         self._optimizer = optimizer
         self.model: Sequence[Any] = model if isinstance(model, (list, tuple)) else [model]
@@ -58,12 +60,16 @@ class Session:
         self.report = Reporter(self.rank)
         self.last: VersionReport | None = None
         self._since = 0  # successful steps since the last publication
-        self._closed = False
+        self.closed = False
+        self.hooks: list[Callable[[], None]] = []  # each ends one of ours in the optimizer
         self._added_s = 0.0  # to steps, since the last version was told of
         self._publisher: Any = None
         self._job: Any = None
         self.config = self._all_ranks("reading the configuration", self._read_config)
         self.settings = self.config.settings()
+        for session in earlier:
+            if session.road == self.road:
+                session.leave()
         self._find_places(hf_config)
         self._all_ranks("joining the job", self._join)
         self._open()
@@ -182,7 +188,8 @@ class Session:
         way = self.way
         self.behind = isinstance(way, EveryRank) and not waits
         if isinstance(way, EveryRank):
-            optimizers.before_copies(self._optimizer, functools.partial(self._capture, way))
+            capture = functools.partial(self._capture, way)
+            self.hooks.append(optimizers.before_copies(self._optimizer, capture))
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
             # The receivers may be ahead of what was restored, or behind.
             self._guarded(self.publish)
@@ -328,13 +335,30 @@ class Session:
         """[publishing ranks]"""
         return self._publisher.version
 
-    def close(self) -> None:
-        """Collective over the job: the rollouts learn that the run is over; else they wait."""
-        if self._closed:
-            return
-        self._closed = True
+    @property
+    def road(self) -> tuple[Any, Any]:
+        return self.settings["road.kind"], self.settings.get("road.dir")
+
+    def leave(self) -> None:
+        """Ends this session, and not the run: another publisher goes on with it. Not collective."""
+        if self._begin_end():
+            self._quietly(self._job.leave)
+
+    def _begin_end(self) -> bool:
+        """False: it has ended. Training goes on without us."""
+        if self.closed:
+            return False
+        self.closed = True
         atexit.unregister(self._at_exit)
         self._quietly(self.finish)
+        for unhook in self.hooks:
+            unhook()
+        return True
+
+    def close(self) -> None:
+        """Collective over the job: the rollouts learn that the run is over; else they wait."""
+        if not self._begin_end():
+            return
         try:
             if self.leads and self._job.together:
                 self._wait_for_rollouts()

@@ -104,6 +104,20 @@ def test_parameters_that_were_moved_fail_every_version_and_say_so(work):
     job.check(0, ["disk0"], config_of(job))
 
 
+def test_updates_go_on_once_they_are_attached_again(work):
+    """The session before ends without a word to the rollouts, and fails no further step."""
+    strict = ("--update-weight-strict",)
+    job = Job(work, tp=2, steps=4, move_at=2, attach_at=2)
+    job.over_disk(*NONE, *strict, rollouts=("disk0",), layout="frames")
+    rollouts = job.start_disk_rollouts("disk0")
+    result = job.run()
+    ended(*rollouts)
+    assert "failed" not in result.stderr, result.stderr
+    versions = job.versions()
+    assert [v["label"] for v in versions] == ["step1", "step2", "step3", "step4"]
+    job.check(0, ["disk0"], config_of(job))
+
+
 def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):
     first = Job(work, tp=2, steps=3, save_at=1, die=True)
     first.over_disk(*NONE, rollouts=("disk0",), layout="frames")

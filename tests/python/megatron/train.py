@@ -31,6 +31,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 import driftless.megatron  # noqa: E402
+from driftless.torch_group import PublisherGroup  # noqa: E402
 
 if __name__ == "__main__":  # Megatron's checkpoints start processes that import this again
     import tiny_model
@@ -41,7 +42,7 @@ if __name__ == "__main__":  # Megatron's checkpoints start processes that import
 
 @contextlib.contextmanager
 def outside_mpi(wanted):
-    """A session whose publishers agree over gloo, as under torchrun, though mpirun started this."""
+    """A session whose publishers agree by torch, as under torchrun, though mpirun started this."""
     if wanted:
         os.environ["TORCHELASTIC_RUN_ID"] = "test"
     yield
@@ -63,8 +64,9 @@ def unwrapped(chunk):
 
 
 class Messages:
-    """What torch.distributed is asked to carry for a session's versions: "step" (by the thread that
-    trains) or "behind", and of each function [calls, bytes]."""
+    """What torch.distributed is asked to carry for a session's versions, and what the publishers say
+    to each other ("say"): "step" (by the thread that trains) or "behind", and of each function
+    [calls, bytes]."""
 
     NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast",
              "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter_tensor", "scatter",
@@ -95,13 +97,14 @@ class Messages:
         session.publish, session.finish = counted_publish, counted_finish
 
     def install(self):
-        self.kept = {name: getattr(dist, name) for name in self.NAMES}
-        for name, function in self.kept.items():
-            setattr(dist, name, self.counted(name, function))
+        places = [(dist, name) for name in self.NAMES] + [(PublisherGroup, "_say")]
+        self.kept = {(place, name): getattr(place, name) for place, name in places}
+        for (place, name), function in self.kept.items():
+            setattr(place, name, self.counted(name.strip("_"), function))
 
     def restore(self):
-        for name, function in self.kept.items():
-            setattr(dist, name, function)
+        for (place, name), function in self.kept.items():
+            setattr(place, name, function)
         self.kept = {}
 
     def counted(self, name, inner):
@@ -112,6 +115,7 @@ class Messages:
             count = self.seen["step" if trains else "behind"].setdefault(name, [0, 0])
             count[0] += 1
             count[1] += sum(t.nbytes for t in flat if torch.is_tensor(t))
+            count[1] += sum(len(t) for t in flat if isinstance(t, bytes))
             return inner(*args, **kwargs)
 
         return call
@@ -128,14 +132,7 @@ class Run:
         self.restore()
         self.sessions = []
         for wanted in job["sessions"]:
-            parser = driftless.megatron.add_arguments(argparse.ArgumentParser())
-            args = parser.parse_args(wanted["flags"])
-            config = tiny_config.hf_config(job)
-            with outside_mpi(wanted.get("outside_mpi")):
-                session = driftless.megatron.attach(
-                    self.trainer.model, self.trainer.optimizer, args, config
-                )
-            self.sessions.append(session)
+            self.sessions.append(self.attach(wanted))
         self.messages = []
         if job.get("count_messages"):
             self.messages = [Messages(session) for session in self.sessions]
@@ -145,6 +142,15 @@ class Run:
                 self.left(number, "start", session)
                 if session.leads:
                     self.wait_for_rollouts(number, session)
+
+    def attach(self, wanted):
+        parser = driftless.megatron.add_arguments(argparse.ArgumentParser())
+        args = parser.parse_args(wanted["flags"])
+        config = tiny_config.hf_config(self.job)
+        with outside_mpi(wanted.get("outside_mpi")):
+            return driftless.megatron.attach(
+                self.trainer.model, self.trainer.optimizer, args, config
+            )
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -305,6 +311,8 @@ class Run:
             if step == job.get("move_at"):
                 norm = unwrapped(self.trainer.model[0]).decoder.final_layernorm.weight
                 norm.data = norm.data.clone()
+            if step == job.get("attach_at"):
+                self.sessions = [self.attach(wanted) for wanted in job["sessions"]]
 
     def edit(self, which):
         """A foreign hand in parameters, on all ranks alike."""

@@ -9,6 +9,7 @@ CheckpointEngineManager, all by verl's configuration. Ours: the engine that roll
 notes what it is told. `whole`: the training engine hands out no shards.
 """
 
+import asyncio
 import os
 import shutil
 import sys
@@ -212,6 +213,7 @@ class Rollout(CheckpointEngineWorker):
 class Replica:
     def __init__(self, number, worker):
         self.replica_rank, self.workers = number, [worker]
+        self.at_cache = lambda: None
 
     async def _tell(self, word):
         await self.workers[0].tell.remote(word)
@@ -224,6 +226,7 @@ class Replica:
 
     async def resume_kv_cache(self):
         await self._tell("resume cache")
+        self.at_cache()
 
     async def resume_generation(self):
         await self._tell("resume")
@@ -331,6 +334,7 @@ def main():
     assert how == "whole" or (sum(elements) == total and max(elements) < total), elements
     check_plans(*job.actors.plans())
     faults(job, good, VERSIONS)
+    cancelled(job)
     another_run(job, f"{work}/road")
     print("all versions held")
     ray.shutdown()
@@ -355,6 +359,26 @@ def another_run(job, road):
         assert told == [], told
         assert all(torch.equal(weights[name], before[name]) for name in before)
     assert job.actors.group() == groups, "a second group of the publishers was made"
+
+
+def cancelled(job):
+    """Who waits for a sync gives up in the middle of it: engines go on, with the new version."""
+    job.train()
+    job.steps += 1
+
+    async def run():
+        task = asyncio.ensure_future(job.manager.update_weights(job.steps))
+        job.manager.replicas[0].at_cache = task.cancel
+        try:
+            await task
+        except asyncio.CancelledError:
+            return
+        raise SystemExit("it was not cancelled")
+
+    asyncio.run(run())
+    job.manager.replicas[0].at_cache = lambda: None
+    calls = ("abort", "release", f"load {job.steps}", "resume cache", "resume")
+    job.check(job.actors.whole()[0], *calls)
 
 
 def faults(job, old, last):

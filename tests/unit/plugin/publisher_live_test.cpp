@@ -279,8 +279,10 @@ TEST_P(LivePublisher, ComparesWhatIsWatched) {
   }
 }
 
-// Without a sweep a foreign write stays unseen until one is due: then it is found.
+// Without a sweep a foreign write stays unseen until one is due: then it is found. `compact` is
+// coded with the weights, so that each version needs one.
 TEST_P(LivePublisher, SweepsAsOftenAsItIsTold) {
+  if (GetParam().encoding == Encoding::kCompact) GTEST_SKIP() << "every version is swept";
   options_.sweep_every = 2;
   open(base_);
   Weights weights = changed_weights(base_, 2, 0.01, "none");

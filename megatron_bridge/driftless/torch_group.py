@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How publisher ranks that torch.distributed joined agree: what `driftless.Publisher` asks of a
+group.
+
+Messages lie in the store that the ranks met at, under the number of the version's attempt. A
+collective of gloo that one rank came too late for is never over: the group is of no more use, and
+no version after it would come about.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+from .errors import DeadlineExceededError
+
+_SHORTEST_S, _LONGEST_S = 0.0002, 0.05  # between two looks
+
+
+class PublisherGroup:
+    """`group`: of the ranks that publish; nothing is sent over it. None: this rank is alone."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self._store = None if group is None else _store_of(group)
+        self._opened = 0  # publishers that were made with it: each counts its epochs from 0
+        self._epoch = self._message = 0
+        self._said: list[list[str]] = [[], []]  # keys of ours: of the epoch before, of this one
+
+    def begin_epoch(self, number: int) -> None:
+        if number == 0:
+            self._opened += 1
+        self._epoch, self._message = number, 0
+        for key in self._said.pop(0):  # who waits for it now comes too late
+            self._store.delete_key(key)
+        self._said.append([])
+
+    def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
+        """All ranks' bytes, on rank 0; nothing on the others."""
+        if self._store is None:
+            return [data]
+        message = self._next()
+        if self.rank != 0:
+            self._say(f"{message}/{self.rank}", data)
+            return []
+        keys = [f"{message}/{rank}" for rank in range(1, self.size)]
+        self._wait(keys, timeout_s, range(1, self.size))
+        return [data, *map(self._store.get, keys)]
+
+    def broadcast(self, data: bytes, timeout_s: float) -> bytes:
+        """Rank 0's bytes, on every rank."""
+        if self._store is None:
+            return data
+        message = self._next()
+        if self.rank == 0:
+            self._say(message, data)
+            return data
+        self._wait([message], timeout_s, [0])
+        return bytes(self._store.get(message))
+
+    def _next(self) -> str:
+        self._message += 1
+        return f"{self._opened}/{self._epoch}/{self._message}"
+
+    def _say(self, key: str, data: bytes) -> None:
+        self._said[-1].append(key)
+        self._store.set(key, data)
+
+    def _wait(self, keys: list[str], timeout_s: float, ranks: Sequence[int]) -> None:
+        until = time.monotonic() + timeout_s
+        pause_s = _SHORTEST_S
+        while not self._store.check(keys):
+            if time.monotonic() >= until:
+                each = zip(keys, ranks, strict=True)
+                silent = [rank for key, rank in each if not self._store.check([key])]
+                raise DeadlineExceededError(
+                    f"publisher rank {self.rank} waited {timeout_s:.1f} s for ranks {silent[:8]} "
+                    f"({len(silent)} of {self.size})"
+                )
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_S)
+
+
+def _store_of(group: dist.ProcessGroup) -> dist.Store:
+    """A connection of its own: a call that waits holds up all others of the same one."""
+    store = dist.distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        store = dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
+    return dist.PrefixStore(f"driftless/{group.group_name}", store)

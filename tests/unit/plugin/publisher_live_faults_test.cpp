@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// Publishers without a snapshot, and what goes wrong: whatever a receiver takes is what the trainer
+// holds.
+#include <gtest/gtest.h>
+
+#include "support/loopback_job.h"
+#include "support/published_run.h"
+
+namespace driftless {
+namespace {
+
+using namespace testing;
+
+constexpr const char* kEmbedding = "model.embed.weight";
+
+struct LiveFaultWay {
+  unsigned ranks;
+  Encoding encoding = Encoding::kDeltas;
+  DirectoryLayout layout = DirectoryLayout::kFrames;
+};
+
+// Of all layouts every rank offers blocks.
+class LiveFaults : public ::testing::TestWithParam<LiveFaultWay> {
+ protected:
+  LiveFaults() {
+    options_.keep_snapshot = false;
+    options_.encoding = GetParam().encoding;
+    options_.layout = GetParam().layout;
+    Trainer::offer_as([](const Weights& weights, unsigned rank) {
+      return in_blocks(weights, rank, GetParam().ranks, 2);
+    });
+  }
+  ~LiveFaults() override {
+    Trainer::offer_as({});
+    Trainer::hold_at_first({});
+    Trainer::watch({});
+  }
+  void open(const Weights& base) {
+    trainer_.reset();
+    trainer_ = std::make_unique<Trainer>(hub_, GetParam().ranks, options_, base);
+    expect_ok(trainer_->opened());
+    if (!rollout_) rollout_.emplace(hub_, base_);
+  }
+  void start_over() {
+    trainer_.reset();
+    rollout_.reset();
+    hub_ = LoopbackHub({}, GetParam().ranks);
+    Trainer::hold_at_first({});
+  }
+  void expect_followed(const Weights& weights) {
+    ASSERT_EQ(rollout_->follow().to_string(), "ok");
+    EXPECT_TRUE(rollout_->holds(weights));
+  }
+  void expect_published(const Weights& weights) {
+    expect_ok(trainer_->publish_live());
+    expect_followed(weights);
+  }
+  void expect_failed() {
+    for (const Status& status : trainer_->publish_live()) EXPECT_FALSE(status.ok());
+  }
+  // What an optimizer is about to write; it may not.
+  void capture(const Weights& weights) {
+    for (unsigned rank = 0; rank < GetParam().ranks; ++rank) {
+      MemorySource after = trainer_->offer(weights, rank);
+      std::vector<Publisher::NewTensor> values;
+      for (std::size_t i = 0; i < after.tensors().size(); ++i) {
+        values.push_back({i, after.bytes(i).data(), after.tensors()[i].dtype});
+      }
+      ASSERT_TRUE(trainer_->rank(rank).capture(values).ok());
+    }
+  }
+  // Nobody is told of it.
+  void write(const Weights& weights) {
+    for (unsigned rank = 0; rank < GetParam().ranks; ++rank) {
+      MemorySource after = trainer_->offer(weights, rank);
+      for (std::size_t i = 0; i < after.tensors().size(); ++i) {
+        std::ranges::copy(after.bytes(i), trainer_->live(rank).bytes(i).begin());
+      }
+    }
+  }
+
+  PublisherOptions options_ = quick_options();
+  LoopbackHub hub_{{}, GetParam().ranks};
+  const Weights base_ = random_weights(1);
+  std::unique_ptr<Trainer> trainer_;
+  std::optional<Rollout> rollout_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, LiveFaults,
+    ::testing::Values(LiveFaultWay{1}, LiveFaultWay{3, Encoding::kIndices},
+                      LiveFaultWay{2, Encoding::kCompact},
+                      LiveFaultWay{2, Encoding::kDeltasZstd, DirectoryLayout::kFlush},
+                      LiveFaultWay{1, Encoding::kXor, DirectoryLayout::kHfDelta},
+                      LiveFaultWay{2, Encoding::kOverwrite, DirectoryLayout::kHfDelta}));
+
+// It is known when the run is opened that the base is not what there is.
+TEST_P(LiveFaults, SendsOtherWeightsThanTheBaseWhetherItSweepsOrNot) {
+  for (const std::uint64_t sweep_every : {1, 0}) {
+    options_.sweep_every = sweep_every;
+    start_over();
+    Weights weights = changed_weights(base_, 2, 0.01, "none");
+    Trainer::hold_at_first(weights);
+    open(base_);
+    expect_published(weights);
+    weights = changed_weights(weights, 3, 0.01, "none");
+    trainer_->step(weights);
+    expect_published(weights);
+  }
+}
+
+// Rank 0 puts whole tensors together from the weights, and receivers have others.
+TEST_P(LiveFaults, SendsABlockThatIsNotTheBases) {
+  Weights weights = base_;
+  weights.at("model.layers.0.scale").bytes[700] ^= std::byte{1};
+  Trainer::hold_at_first(weights);
+  open(base_);
+  expect_published(weights);
+}
+
+// What capture() refused is found, also if no sweep is due.
+TEST_P(LiveFaults, SweepsAfterACaptureThatFailed) {
+  options_.sweep_every = 0;
+  open(base_);
+  const std::vector<std::byte> wide(8 << 20);
+  const Publisher::NewTensor half{0, wide.data(), DType::kF64};
+  EXPECT_EQ(trainer_->rank(0).capture({&half, 1}).code(), StatusCode::kUnsupported);
+  Weights weights = base_;
+  MemorySource& own = trainer_->live(0);
+  own.bytes(0)[0] ^= std::byte{1};
+  weights.at(own.tensors()[0].name);
+  expect_ok(trainer_->publish_live());
+  EXPECT_EQ(trainer_->report().live.resent_tensors, 1U);
+  ASSERT_EQ(rollout_->follow().to_string(), "ok");
+  EXPECT_FALSE(rollout_->holds(base_));
+}
+
+// Two threads would write the same place.
+TEST_P(LiveFaults, RefusesATensorTwiceInACapture) {
+  open(base_);
+  const MemorySource& own = trainer_->live(0);
+  const std::vector<std::byte> none(4096 * 8);
+  const Publisher::NewTensor value{0, none.data(), own.tensors()[0].dtype};
+  const std::vector<Publisher::NewTensor> twice{value, value};
+  const Status refused = trainer_->rank(0).capture(twice);
+  EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.message().find(own.tensors()[0].name), std::string::npos) << refused.message();
+  expect_published(base_);
+}
+
+// Whole tensors that rank 0 puts together are what the receivers have, too.
+TEST_P(LiveFaults, KeepsTheChangesOfAWholeVersionThatFailed) {
+  open(base_);
+  const Weights dense = random_weights(9);
+  trainer_->step(dense);
+  trainer_->road(0).arm(RoadFault::kSeal);
+  expect_failed();
+  Weights weights = changed_weights(base_, 4, 0.01, "none");
+  trainer_->step(weights);
+  expect_published(weights);
+}
+
+TEST_P(LiveFaults, KeepsTheChangesOfAnAnchorThatFailed) {
+  open(base_);
+  Weights weights = changed_weights(base_, 2, 0.01, "none");
+  trainer_->step(weights);
+  expect_published(weights);
+  weights = changed_weights(weights, 3, 0.01, "none");
+  trainer_->step(weights);
+  const std::vector<Status> moved_on =
+      trainer_->each([&](unsigned rank) { return trainer_->rank(rank).publish_anchor(); });
+  for (const Status& status : moved_on) EXPECT_EQ(status.code(), StatusCode::kMismatch);
+  expect_published(weights);
+}
+
+// Nobody would ever get past a version that is neither what was before nor what was after. Read are
+// versions in full, and tensors that go out whole.
+TEST_P(LiveFaults, PublishesNothingThatWasWrittenWhileItWasRead) {
+  options_.background = false;
+  options_.full_above_density = 1;
+  for (const UpdateMode mode : {UpdateMode::kFull, UpdateMode::kDelta}) {
+    // There the first pass finds that the version must be whole, and reads nothing.
+    if (mode == UpdateMode::kDelta && options_.layout == DirectoryLayout::kHfDelta) continue;
+    options_.mode = mode;
+    start_over();
+    open(base_);
+    write(changed_weights(base_, 2, 0.01, "none"));
+    bool wrote = false;
+    trainer_->road(0).at_create([&] {
+      if (std::exchange(wrote, true)) return;
+      MemorySource& own = trainer_->live(0);
+      for (std::size_t i = 0; i < own.tensors().size(); ++i) {
+        for (std::byte& byte : own.bytes(i)) byte ^= std::byte{1};
+      }
+    });
+    expect_failed();
+    ASSERT_TRUE(wrote);
+    expect_followed(base_);
+    const Weights weights = changed_weights(base_, 4, 0.01, "none");
+    trainer_->step(weights);
+    expect_published(weights);
+  }
+}
+
+// A tensor with changes that were captured and others that were not, and no sweep: receivers get
+// the captured ones.
+TEST_P(LiveFaults, SendsWhatReceiversCanReadWithoutASweep) {
+  options_.sweep_every = 0;
+  open(base_);
+  Weights captured = base_;
+  for (std::size_t i = 0; i < 4000; i += 40) captured.at(kEmbedding).bytes[i] ^= std::byte{1};
+  trainer_->step(captured);
+  Weights written = captured;
+  for (std::size_t i = 1; i < 4000; i += 90) written.at(kEmbedding).bytes[i] ^= std::byte{0x7f};
+  write(written);
+  expect_ok(trainer_->publish_live());
+  EXPECT_EQ(rollout_->follow().to_string(), "ok");
+}
+
+// One of the things that may happen to a trainer's weights, of which capture() sees some.
+Weights happen(Trainer& trainer, const Weights& before, std::mt19937_64& random,
+               const std::function<void(const Weights&)>& capture,
+               const std::function<void(const Weights&)>& write) {
+  const Weights after = changed_weights(before, random(), 0.01, "none");
+  switch (random() % 6) {
+    case 0: trainer.step(after, kEmbedding); return after;
+    case 1: capture(after); return before;
+    case 2: write(after); return after;
+    case 3: {
+      trainer.step(after);
+      trainer.step(before);
+      return before;
+    }
+    case 4: {
+      if (random() % 3 != 0) break;
+      const Weights dense = random_weights(random());
+      trainer.step(dense);
+      return dense;
+    }
+    default: break;
+  }
+  trainer.step(after);
+  return after;
+}
+
+// Any order of steps, foreign writes, skipped steps, failures, anchors and restarts.
+TEST_P(LiveFaults, WhateverHappens) {
+  constexpr RoadFault kFaults[] = {
+      RoadFault::kBegin, RoadFault::kCreate,   RoadFault::kWrite,       RoadFault::kFlush,
+      RoadFault::kSeal,  RoadFault::kSealLost, RoadFault::kSealUnknown, RoadFault::kSealUnknownNot};
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 random(seed);
+    options_.capture_bytes = random() % 3 == 0 ? 3000 : 1 << 20;
+    options_.first_anchor = random() % 2 == 0;
+    Trainer::watch(random() % 2 == 0 ? std::vector<std::string>{"model.layers.0.up.weight"}
+                                     : std::vector<std::string>());
+    start_over();
+    open(base_);
+    Weights weights = base_;
+    for (int version = 0; version < 12; ++version) {
+      for (std::uint64_t steps = random() % 3; steps-- > 0;) {
+        weights = happen(
+            *trainer_, weights, random, [&](const Weights& w) { capture(w); },
+            [&](const Weights& w) { write(w); });
+      }
+      if (random() % 4 == 0) trainer_->rank(0).request_anchor();
+      if (random() % 6 == 0) {
+        Trainer::hold_at_first(weights);
+        open(base_);
+      }
+      const auto rank = static_cast<unsigned>(random() % GetParam().ranks);
+      const RoadFault fault = kFaults[random() % std::size(kFaults)];
+      if (random() % 2 == 0) trainer_->road(rank).arm(fault);
+      bool good = true;
+      for (const Status& status : trainer_->publish_live()) good = good && status.ok();
+      trainer_->road(rank).arm(RoadFault::kNone);
+      if (!good) continue;
+      ASSERT_NO_FATAL_FAILURE(expect_followed(weights)) << "version " << version;
+      if (HasFailure()) return;
+    }
+    expect_published(weights);
+  }
+}
+
+}  // namespace
+}  // namespace driftless
