@@ -104,7 +104,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     return call([](PublisherSession& made) -> Result<std::vector<std::string>> {
       std::vector<std::string> texts;
       if (!made.leads()) return texts;
-      made.settle();
+      made.wait_behind();
       for (const Status& failure : made.tell_engines(made.newest().version)) {
         texts.push_back(failure.to_string());
       }
@@ -235,7 +235,7 @@ void bind_publisher(py::module_& module) {
       .def("request_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.settle();
+               session.wait_behind();
                session.publisher().request_anchor();
                return Status();
              });
@@ -243,7 +243,7 @@ void bind_publisher(py::module_& module) {
       .def("publish_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.settle();
+               session.wait_behind();
                return session.publisher().publish_anchor();
              });
            })
@@ -259,7 +259,7 @@ void bind_publisher(py::module_& module) {
       .def("progress",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.settle();
+               session.wait_behind();
                session.road().progress();
                return Status();
              });

@@ -84,7 +84,7 @@ void ChangeStore::add(const DeltaView& later, const std::byte* old_values) {
   bytes_ += piece.size_bytes() - before;
 }
 
-void ChangeStore::settle() {
+void ChangeStore::release_whole() {
   for (OwnBlock& block : blocks_) {
     if (!block.whole) continue;
     for (Piece& piece : block.pieces) {
@@ -106,7 +106,7 @@ void ChangeStore::add(ChangeStore& later) {
       add(later.delta(number, piece), later.old_values(number, piece));
     }
   }
-  settle();
+  release_whole();
   later.clear();
 }
 

@@ -33,8 +33,8 @@ class ChangeStore {
   // Later changes than those that are there. `later.tensor` is the block's number, its positions
   // lie in one piece. From any thread, for different pieces.
   void add(const DeltaView& later, const std::byte* old_values);
-  // Once add() is done on all threads: gives back what marked blocks still hold.
-  void settle();
+  // Once add() is done on all threads: gives back what blocks that go out whole still hold.
+  void release_whole();
   // All of another store of the same blocks, which is empty then.
   void add(ChangeStore& later);
   void mark_whole(std::uint32_t number);

@@ -90,7 +90,7 @@ Status LiveWeights::compare(std::span<const TensorPair> pairs, MemoryKind memory
         return Status();
       },
       [](const DiffPiece&) { return Status(); });
-  fresh_.settle();
+  fresh_.release_whole();
   return done;
 }
 
@@ -132,7 +132,7 @@ Status LiveWeights::fetch() {
       threads_, [this](const DeltaView& delta, const std::byte* old_values) {
         fresh_.add(delta, old_values);
       });
-  fresh_.settle();
+  fresh_.release_whole();
   doubtful_ = doubtful_ || !fetched.ok();
   return fetched;
 }
@@ -205,7 +205,7 @@ Result<std::vector<std::uint32_t>> LiveWeights::prove(std::span<const Digest> tr
     }
   }
   if (all) doubtful_ = false;
-  sent_.settle();
+  sent_.release_whole();
   return differing;
 }
 
