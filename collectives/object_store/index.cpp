@@ -192,7 +192,7 @@ Status IndexWriter::try_write(const std::set<PublicationId>& versions, const Dea
     // After this one's first, every other session's is a successor's.
     const bool own = found && found->index.session == claim_.session();
     if (!own || !claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
-    const Status put = put_index(store_, found, claim_.replaces(), index, deadline);
+    Status put = put_index(store_, found, claim_.replaces(), index, deadline);
     if (!claim_.replaces() || !overtaken(put)) return put;
     if (!backoff.sleep(deadline)) return put.with_context("gave up");
   }

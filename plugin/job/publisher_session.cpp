@@ -133,7 +133,7 @@ Status PublisherSession::declare_end() {
   wait_behind();
   // Removes nothing, and fails where another publisher has taken the road over: its rollouts must
   // not end with this one's last version.
-  const Status alone = leads() ? road_->prune(0).status() : Status();
+  Status alone = leads() ? road_->prune(0).status() : Status();
   if (!alone.ok() && alone.code() != StatusCode::kIncomplete) return alone;
   DRIFTLESS_RETURN_IF_ERROR(
       process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline)));
