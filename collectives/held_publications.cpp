@@ -35,14 +35,14 @@ void RetentionRing::add(const PublicationId& id, const Hash128& manifest,
 }
 
 bool RetentionRing::exceeded() const {
-  unsigned steps = 0;
+  unsigned versions = 0;
   std::map<unsigned, std::uint64_t> sums;
   for (const auto& [id, held] : held_) {
     if (!is_version(id)) continue;
-    ++steps;
+    ++versions;
     for (const auto& [rank, size] : held.bytes) sums[rank] += size;
   }
-  return steps > ring_versions_ ||
+  return versions > ring_versions_ ||
          std::ranges::any_of(sums, [&](const auto& sum) { return sum.second > ring_bytes_; });
 }
 

@@ -9,11 +9,11 @@
 
 namespace driftless {
 
-// Which publications are held: the newest anchor, and the newest steps as far as the ring goes. The
-// newest step stays, however large it is.
+// Which publications are held: the newest anchor, and the newest versions as far as the ring goes.
+// The newest version stays, however large it is.
 class RetentionRing {
  public:
-  // `road` is named in messages. `ring_bytes`: of all steps held, of each rank.
+  // `road` is named in messages. `ring_bytes`: of all versions held, of each rank.
   RetentionRing(std::string road, std::uint64_t ring_bytes, unsigned ring_versions)
       : road_(std::move(road)), ring_bytes_(ring_bytes), ring_versions_(ring_versions) {}
 

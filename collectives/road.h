@@ -128,9 +128,9 @@ class SendRoad {
   // [leader] What the receivers last said. One that has been silent for the road's patience is not
   // listed any more.
   [[nodiscard]] virtual Result<std::vector<ReceiverReport>> receivers() = 0;
-  // [leader] Room may be made by removing steps up to `version` and anchors before it, except those
-  // that a listed receiver still needs to get on: steps past its version, and, for one that has
-  // nothing yet, the oldest anchor there and the steps past that. Returns what was removed; a road
+  // [leader] Room may be made by removing versions up to `version` and anchors before it, except
+  // those that a listed receiver still needs to get on: versions past its own; for one that has
+  // nothing yet, the oldest anchor there and the versions past it. Returns what was removed; a road
   // that makes room by itself returns nothing. kIncomplete: this publisher is not fenced, but some
   // receivers have not been told of what is there.
   [[nodiscard]] virtual Result<std::vector<PublicationId>> prune(std::uint64_t /*version*/) {
@@ -159,9 +159,9 @@ class ReceiveRoad {
 
   // The announcement; waits for it.
   [[nodiscard]] virtual Result<std::string> run_info(const Deadline& deadline) = 0;
-  // What can be fetched now, ascending by version, the step before the anchor.
+  // What can be fetched now, ascending by number, a version before its anchor.
   [[nodiscard]] virtual Result<std::vector<PublicationId>> list(const Deadline& deadline) = 0;
-  // Returns once a step past `version` is there; looks again and again, ever more rarely.
+  // Returns once a version past `version` is there; looks again and again, ever more rarely.
   [[nodiscard]] virtual Status wait_beyond(std::uint64_t version, const Deadline& deadline) = 0;
   // The manifest as sealed. kNotFound where the publication is not there (any more), kIncomplete
   // where it is not whole yet, kCorrupt where it is damaged.

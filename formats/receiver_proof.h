@@ -6,7 +6,7 @@
 
 namespace driftless {
 
-// The proof in the report of a receiver that cannot get on by steps and finds no anchor: the
+// The proof in the report of a receiver that cannot follow the versions and finds no anchor: the
 // publisher makes one with its next version.
 inline constexpr std::string_view kAnchorWanted = "anchor wanted";
 

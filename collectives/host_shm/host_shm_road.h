@@ -5,7 +5,7 @@
 //   <dir>/driftless-<uid>-<name>/    private to the user: 0700, and every file in it 0600
 //     lock                           held by the sender as long as it lives; says its process id
 //     run                            the announcement
-//     s000007, a000007               records: a step, an anchor; its manifest and its parts' sizes
+//     s000007, a000007               records: a version, an anchor; manifest, sizes of the parts
 //     s000007.<token>.0              its parts, one segment each; the token is new for each attempt
 //     receivers/<id>                 what a receiver last said; locked by it as long as it lives
 //     end                            the last word of the run, if there was one
@@ -16,8 +16,8 @@
 // two processes that both may die holding it: a dead receiver costs nothing and blocks nobody, and
 // a sender that starts removes what a dead one left. No clock is compared with another process'.
 //
-// The road keeps the newest `versions` steps and the newest anchor within `size_bytes`; if that
-// is full, the oldest steps go. Segments that a receiver still has mapped come on top.
+// The road keeps up to `versions` of the newest versions and the newest anchor within `size_bytes`;
+// if that is full, the oldest versions go. Segments that a receiver still has mapped come on top.
 #pragma once
 
 #include "collectives/road.h"
@@ -27,8 +27,8 @@ namespace driftless {
 struct HostShmOptions {
   std::string name = "driftless";  // letters, digits, '.', '_', '-'; at most 64, no leading dot
   std::string dir = "/dev/shm";    // where memory is a file system
-  std::uint64_t size_bytes = std::uint64_t{4} << 30;  // of all parts held: steps and anchor
-  unsigned versions = 32;                             // steps held at most
+  std::uint64_t size_bytes = std::uint64_t{4} << 30;  // of all parts held: versions and anchor
+  unsigned versions = 32;                             // held at most
   std::chrono::milliseconds poll_first{1};
   std::chrono::milliseconds poll_longest{50};
   std::chrono::milliseconds patience{600'000};  // with a receiver that lives, but is silent

@@ -117,7 +117,7 @@ class Receiver final : public ReceiveRoad {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
       if (has_version_past(ids, version)) return {};
     } while (wait.sleep(deadline));
-    return deadline.check(concat("host_shm: waiting for a step past version ", version));
+    return deadline.check(concat("host_shm: waiting for a version past ", version));
   }
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline&) override {

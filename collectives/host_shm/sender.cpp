@@ -97,7 +97,7 @@ class HeldSegments {
     pending_bytes_ = 0;
   }
 
-  // Room for so many more of its bytes, made by removing the oldest steps and, for an anchor, the
+  // Room for so many more of its bytes: removes the oldest versions and, for an anchor, the
   // one before. kNoSpace, saying what to raise.
   [[nodiscard]] Status take_room(std::uint64_t bytes) {
     const std::scoped_lock lock(mutex_);
@@ -144,7 +144,8 @@ class HeldSegments {
   };
   using Publications = std::map<PublicationId, Held>;
   // With the mutex held.
-  // For a step the oldest step; for an anchor all steps but the newest, then the anchor before it.
+  // For a version the oldest one; for an anchor all versions but the newest, then the anchor before
+  // it.
   [[nodiscard]] bool drop_one() {
     const bool anchor = pending_.kind == PublicationKind::kAnchor;
     if (count(PublicationKind::kVersion) > (anchor ? 1U : 0U)) {

@@ -338,7 +338,7 @@ class LoopbackReceiver final : public ReceiveRoad {
     const bool there = wait_until(medium_->changed, lock, deadline.at(),
                                   [&] { return medium_->held.has_version_past(version); });
     return there ? Status()
-                 : deadline.check(concat("loopback: waiting for a step past version ", version));
+                 : deadline.check(concat("loopback: waiting for a version past ", version));
   }
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline&) override {

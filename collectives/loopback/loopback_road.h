@@ -3,8 +3,8 @@
 // The reference for what a road must do, and the road of tests and measurements.
 //
 // Parts are bytes in memory; a receiver gets the very bytes that were written, and keeps them
-// alive. The newest anchor is held beside the ring of steps. If the ring is full, the oldest
-// steps go.
+// alive. The newest anchor is held beside the ring of versions. If the ring is full, the oldest
+// versions go.
 #pragma once
 
 #include "collectives/group.h"
@@ -13,8 +13,8 @@
 namespace driftless {
 
 struct LoopbackOptions {
-  std::uint64_t ring_bytes = std::uint64_t{1} << 30;  // of all steps held, of each rank
-  unsigned ring_versions = 32;                        // steps held at most
+  std::uint64_t ring_bytes = std::uint64_t{1} << 30;  // of all versions held, of each rank
+  unsigned ring_versions = 32;                        // versions held at most
   std::chrono::milliseconds patience{60'000};         // with a silent receiver
 };
 

@@ -8,9 +8,9 @@
 namespace driftless {
 
 struct MpiRmaOptions {
-  // Of each publisher rank's steps, 64 more for each part. Resident only as far as it is used.
+  // Of each publisher rank's versions, 64 more for each part. Resident only as far as it is used.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
-  unsigned ring_versions = 64;     // steps held at most
+  unsigned ring_versions = 64;     // versions held at most
   std::uint64_t anchor_bytes = 0;  // of each publisher rank's anchor; 0: the road has none
   std::uint64_t announcement_bytes = std::uint64_t{64} << 20;  // room for run_info on the leader
   bool progress_thread = true;  // if the network needs the target's help, and MPI has threads

@@ -2,7 +2,7 @@
 // mpi_rma: receivers pull from memory windows of the publisher ranks by passive-target MPI_Get,
 // while the publishers go on. docs/roads/mpi_rma.md tells the whole story.
 //
-// Rank r's window: control | records, receivers, announcement (leader) | ring of steps | anchor.
+// Rank r's window: control | records, receivers, announcement (leader) | ring of versions | anchor.
 // Parts are written into the ring; what they overwrite is first taken off the list of what is
 // there, and a receiver looks at that list again after it has read, so a torn read is never taken
 // for a whole one; the hash in the manifest is the second proof.

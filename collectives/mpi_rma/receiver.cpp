@@ -52,9 +52,9 @@ class RmaReceiver final : public ReceiveRoad {
     DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Control> ranks, controls(deadline));
     std::uint64_t from = 0;
-    for (const Control& control : ranks) from = std::max(from, control.steps_from);
+    for (const Control& control : ranks) from = std::max(from, control.versions_from);
     std::vector<PublicationId> ids;
-    for (const Record& record : now.steps) {
+    for (const Record& record : now.versions) {
       if (record.version >= from) ids.push_back({record.version, PublicationKind::kVersion});
     }
     const bool anchor_is_whole = !now.anchor.hash.is_zero() &&
@@ -228,7 +228,7 @@ class RmaReceiver final : public ReceiveRoad {
     DRIFTLESS_RETURN_IF_ERROR(check_control(now.control, leader_, 0));
     DRIFTLESS_RETURN_IF_ERROR(check_control(control, medium_.map(rank), rank));
     const bool whole = id.kind == PublicationKind::kAnchor ? control.anchor_mark == id.version + 1
-                                                           : control.steps_from <= id.version;
+                                                           : control.versions_from <= id.version;
     return whole && now.find(id) ? Status() : gone(id);
   }
 

@@ -35,7 +35,7 @@ class Sender final : public SendRoad {
         window_(medium.window()),
         steps_(std::make_shared<PartRing>(window_.subspan(map_.ring, map_.ring_bytes),
                                           medium.options().ring_versions, "road.ring_size",
-                                          [this](std::uint64_t version) { raise_steps(version); })),
+                                          [this](std::uint64_t version) { end_below(version); })),
         anchors_(std::make_shared<PartRing>(window_.subspan(map_.anchor, map_.anchor_bytes), 1,
                                             "road.anchor_size",
                                             [this](std::uint64_t) { forget_anchor(); })),
@@ -124,7 +124,7 @@ class Sender final : public SendRoad {
     if (anchor()) {
       write_record(map_.anchor_record, record);
     } else {
-      DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t place, free_step_record());
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t place, free_version_record());
       write_record(place, record);
       store_word(control().newest_mark, id_->version + 1);
     }
@@ -231,15 +231,15 @@ class Sender final : public SendRoad {
     id_.reset();
   }
 
-  // Called before bytes of steps below `version` are overwritten, by whatever thread writes a part.
-  void raise_steps(std::uint64_t version) {
+  // Called before bytes of lower versions are overwritten, by whatever thread writes a part.
+  void end_below(std::uint64_t version) {
     const std::lock_guard lock(records_mutex_);
-    if (version <= control().steps_from) return;
-    store_word(control().steps_from, version);
+    if (version <= control().versions_from) return;
+    store_word(control().versions_from, version);
     if (!leads()) return;
     for (std::uint64_t i = 0; i < map_.records; ++i) {
-      const auto record = load<Record>(window_, map_.step_record(i));
-      if (!record.hash.is_zero() && record.version < version) erase_record(map_.step_record(i));
+      const auto record = load<Record>(window_, map_.version_record(i));
+      if (!record.hash.is_zero() && record.version < version) erase_record(map_.version_record(i));
     }
   }
 
@@ -271,10 +271,10 @@ class Sender final : public SendRoad {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
 
-  [[nodiscard]] Result<std::uint64_t> free_step_record() const {
+  [[nodiscard]] Result<std::uint64_t> free_version_record() const {
     const std::lock_guard lock(records_mutex_);
     for (std::uint64_t i = 0; i < map_.records; ++i) {
-      const std::uint64_t offset = map_.step_record(i);
+      const std::uint64_t offset = map_.version_record(i);
       if (load<Record>(window_, offset).hash.is_zero()) return offset;
     }
     return error(StatusCode::kInternal, "mpi_rma: all ", map_.records, " records are in use");

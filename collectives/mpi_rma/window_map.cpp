@@ -26,8 +26,8 @@ WindowMap WindowMap::of(const MpiRmaOptions& options, unsigned receivers, bool l
   if (leader) {
     map.announcement_record = end;
     map.anchor_record = end + sizeof(Record);
-    map.step_records = end + 2 * sizeof(Record);
-    map.slots = map.step_records + map.records * sizeof(Record);
+    map.version_records = end + 2 * sizeof(Record);
+    map.slots = map.version_records + map.records * sizeof(Record);
     map.announcement = round_up(map.slots + std::uint64_t{receivers} * sizeof(ReceiverSlot), kPage);
     map.announcement_bytes = options.announcement_bytes;
     end = map.announcement + map.announcement_bytes;
@@ -70,10 +70,10 @@ LeaderRecords LeaderRecords::read(const WindowMap& map, std::span<const std::byt
   if (!is_whole(records.announcement)) records.announcement = {};
   if (!is_whole(records.anchor)) records.anchor = {};
   for (std::uint64_t i = 0; i < map.records; ++i) {
-    const auto record = load<Record>(bytes, map.step_record(i));
-    if (is_whole(record)) records.steps.push_back(record);
+    const auto record = load<Record>(bytes, map.version_record(i));
+    if (is_whole(record)) records.versions.push_back(record);
   }
-  std::sort(records.steps.begin(), records.steps.end(),
+  std::sort(records.versions.begin(), records.versions.end(),
             [](const Record& a, const Record& b) { return a.version < b.version; });
   return records;
 }
@@ -84,9 +84,9 @@ std::optional<Record> LeaderRecords::find(const PublicationId& id) const {
     return anchor;
   }
   const auto found = std::lower_bound(
-      steps.begin(), steps.end(), id.version,
+      versions.begin(), versions.end(), id.version,
       [](const Record& record, std::uint64_t version) { return record.version < version; });
-  if (found == steps.end() || found->version != id.version) return std::nullopt;
+  if (found == versions.end() || found->version != id.version) return std::nullopt;
   return *found;
 }
 

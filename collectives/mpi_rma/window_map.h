@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What lies where in a publisher rank's window, and the records in it. Displacements are in bytes.
 //
-//   all publishers:  Control | ring of steps | anchor
-//   the leader:      Control | Record of the announcement | Record of the anchor | Records of steps
+//   all publishers:  Control | ring of versions | anchor
+//   the leader:      Control | Record of the announcement | Record of the anchor | of versions
 //   |
-//                    ReceiverSlot of each receiver | announcement | ring of steps | anchor
+//                    ReceiverSlot of each receiver | announcement | ring of versions | anchor
 //
 // A Control's words are stored one by one, each at once. Everything else that is written while
 // somebody may read it ends with a hash of itself: what is read with a wrong one is not there
@@ -24,9 +24,9 @@ inline constexpr std::uint64_t kWindowMagic = 0x3177'616d'7266'7264;  // "drfrma
 struct Control {
   std::uint64_t magic = kWindowMagic;
   std::uint64_t window_bytes = 0;
-  std::uint64_t steps_from = 0;   // steps of lower versions are not whole here any more
-  std::uint64_t anchor_mark = 0;  // version + 1 of the anchor that lies whole here; 0: none
-  std::uint64_t newest_mark = 0;  // leader: version + 1 of the newest step; 0: none yet
+  std::uint64_t versions_from = 0;  // lower versions are not whole here any more
+  std::uint64_t anchor_mark = 0;    // version + 1 of the anchor that lies whole here; 0: none
+  std::uint64_t newest_mark = 0;    // leader: the newest version + 1; 0: none yet
   std::array<std::uint64_t, 3> unused{};
 };
 static_assert(sizeof(Control) == 64);
@@ -81,16 +81,16 @@ template <typename T>
 }
 
 struct WindowMap {
-  std::uint64_t records = 0;                                                   // of steps
-  std::uint64_t announcement_record = 0, anchor_record = 0, step_records = 0;  // leader only
-  std::uint64_t slots = 0;                                                     // leader only
-  std::uint64_t announcement = 0, announcement_bytes = 0;                      // leader only
+  std::uint64_t records = 0;                                                      // of versions
+  std::uint64_t announcement_record = 0, anchor_record = 0, version_records = 0;  // leader only
+  std::uint64_t slots = 0;                                                        // leader only
+  std::uint64_t announcement = 0, announcement_bytes = 0;                         // leader only
   std::uint64_t ring = 0, ring_bytes = 0;
   std::uint64_t anchor = 0, anchor_bytes = 0;
   std::uint64_t window_bytes = 0;
 
-  [[nodiscard]] std::uint64_t step_record(std::uint64_t index) const {
-    return step_records + index * sizeof(Record);
+  [[nodiscard]] std::uint64_t version_record(std::uint64_t index) const {
+    return version_records + index * sizeof(Record);
   }
   // Of options that check_options() accepts.
   [[nodiscard]] static WindowMap of(const MpiRmaOptions& options, unsigned receivers, bool leader);
@@ -107,7 +107,7 @@ struct LeaderRecords {
   Control control;
   Record announcement;
   Record anchor;
-  std::vector<Record> steps;  // whole ones, ascending by version
+  std::vector<Record> versions;  // whole ones, ascending by version
 
   // `bytes`: the first WindowMap::slots bytes of the leader's window.
   [[nodiscard]] static LeaderRecords read(const WindowMap& map, std::span<const std::byte> bytes);

@@ -41,10 +41,10 @@ struct NcclOptions {
   int device = 0;  // of CUDA
   // What fetch_part() returns: bytes copied down to pinned memory, or as they lie on the device.
   MemoryKind arrival = MemoryKind::kHost;
-  // Of the steps that a receiver holds, of each publisher rank; and of one step on its rank. While
+  // Of the versions that a receiver holds, of each publisher rank; and of one on its rank. While
   // a version travels a receiver needs room for it beside them.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
-  unsigned ring_versions = 32;  // steps held at most
+  unsigned ring_versions = 32;  // versions held at most
   unsigned receivers = 0;       // the first publication waits until so many have joined
   std::chrono::milliseconds patience{600'000};  // with a receiver that does not report
   // A peer of whom nothing was heard for so long is gone: it leaves the group.

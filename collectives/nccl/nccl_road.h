@@ -11,7 +11,7 @@
 // seal() is ok only when every receiver of the group has acknowledged the version. A peer that dies
 // or is late breaks the communicator: it is aborted, the version fails with a status within its
 // deadline, and the next one goes to who is there. A receiver that joins late, or again, finds
-// that steps are missing, and asks for an anchor as on any other road.
+// that versions are missing, and asks for an anchor as on any other road.
 //
 // A road is put together from a fabric (fabric.h) and a rendezvous; tests have fabrics of their
 // own.

@@ -61,8 +61,7 @@ class Receiver final : public ReceiveRoad {
     std::unique_lock lock(mutex_);
     const bool there =
         changed_.wait_until(lock, deadline.at(), [&] { return held_.has_version_past(version); });
-    return there ? Status()
-                 : deadline.check(concat("nccl: waiting for a step past version ", version));
+    return there ? Status() : deadline.check(concat("nccl: waiting for a version past ", version));
   }
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline&) override {

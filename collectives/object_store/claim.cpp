@@ -142,9 +142,8 @@ Status Claim::put_version(const PublicationId& id, const std::string& text,
   Backoff backoff(kFirstRetry, kLongestRetry);
   for (;;) {
     const auto kept = kept_.find(id);
-    const Status put = kept == kept_.end()
-                           ? store_->put(key, bytes_of(text), conditional_, deadline)
-                           : store_->replace(key, bytes_of(text), kept->second, deadline);
+    Status put = kept == kept_.end() ? store_->put(key, bytes_of(text), conditional_, deadline)
+                                     : store_->replace(key, bytes_of(text), kept->second, deadline);
     const bool taken = put.code() == StatusCode::kAlreadyExists ||
                        (kept != kept_.end() && put.code() == StatusCode::kNotFound);
     if (!taken) {

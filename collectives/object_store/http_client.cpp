@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/object_store/http_client.h"
 
-#include <curl/curl.h>
-
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstring>
+
+#include "core/curl_easy.h"
 
 namespace driftless::object_store {
 namespace {
@@ -16,25 +16,6 @@ constexpr long kSlowBytesPerSecond = 1;
 constexpr long kSlowSeconds = 30;
 // Of one answer: a server could send them for ever.
 constexpr std::size_t kMostHeaders = 256, kMaxHeaderBytes = std::size_t{64} << 10;
-
-Status init_curl() {
-  static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
-  if (code == CURLE_OK) return {};
-  return error(StatusCode::kInternal, "libcurl: ", curl_easy_strerror(code));
-}
-
-struct ListFree {
-  void operator()(curl_slist* list) const { curl_slist_free_all(list); }
-};
-using HeaderList = std::unique_ptr<curl_slist, ListFree>;
-
-bool append(HeaderList& list, const std::string& line) {
-  curl_slist* const longer = curl_slist_append(list.get(), line.c_str());
-  if (longer == nullptr) return false;
-  (void)list.release();
-  list.reset(longer);
-  return true;
-}
 
 // One transfer under way: what libcurl's callbacks work on.
 struct Transfer {
@@ -125,62 +106,46 @@ std::size_t take_header(char* bytes, std::size_t size, std::size_t count, void* 
   return line.size();
 }
 
-template <typename T>
-void set(CURL* easy, bool& ok, CURLoption option, T value) {
-  ok = ok && curl_easy_setopt(easy, option, value) == CURLE_OK;
-}
-
 bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const std::string& ca_file,
              const Deadline& deadline) {
   const HttpRequest& request = transfer.request;
   bool ok = true;
-  set(easy, ok, CURLOPT_URL, request.url.c_str());
-  set(easy, ok, CURLOPT_HTTPHEADER, headers);
-  set(easy, ok, CURLOPT_NOSIGNAL, 1L);
-  set(easy, ok, CURLOPT_FOLLOWLOCATION, 0L);
-  set(easy, ok, CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
-  set(easy, ok, CURLOPT_LOW_SPEED_TIME, kSlowSeconds);
-  set(easy, ok, CURLOPT_BUFFERSIZE, 256L << 10);
-  set(easy, ok, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
-  set(easy, ok, CURLOPT_TIMEOUT_MS,
+  set_curl_common(easy, ok);
+  set_curl(easy, ok, CURLOPT_URL, request.url.c_str());
+  set_curl(easy, ok, CURLOPT_HTTPHEADER, headers);
+  set_curl(easy, ok, CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
+  set_curl(easy, ok, CURLOPT_LOW_SPEED_TIME, kSlowSeconds);
+  set_curl(easy, ok, CURLOPT_BUFFERSIZE, 256L << 10);
+  set_curl(easy, ok, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
+  set_curl(
+      easy, ok, CURLOPT_TIMEOUT_MS,
       static_cast<long>(std::max<std::chrono::milliseconds::rep>(1, deadline.remaining().count())));
-  set(easy, ok, CURLOPT_HEADERFUNCTION, take_header);
-  set(easy, ok, CURLOPT_HEADERDATA, &transfer);
-  set(easy, ok, CURLOPT_WRITEFUNCTION, take_body);
-  set(easy, ok, CURLOPT_WRITEDATA, &transfer);
-  if (!ca_file.empty()) set(easy, ok, CURLOPT_CAINFO, ca_file.c_str());
-  if (request.direct) set(easy, ok, CURLOPT_PROXY, "");
+  set_curl(easy, ok, CURLOPT_HEADERFUNCTION, take_header);
+  set_curl(easy, ok, CURLOPT_HEADERDATA, &transfer);
+  set_curl(easy, ok, CURLOPT_WRITEFUNCTION, take_body);
+  set_curl(easy, ok, CURLOPT_WRITEDATA, &transfer);
+  if (!ca_file.empty()) set_curl(easy, ok, CURLOPT_CAINFO, ca_file.c_str());
+  if (request.direct) set_curl(easy, ok, CURLOPT_PROXY, "");
   if (request.method == "HEAD") {
-    set(easy, ok, CURLOPT_NOBODY, 1L);
+    set_curl(easy, ok, CURLOPT_NOBODY, 1L);
   } else if (request.method == "PUT" || request.method == "POST") {
-    set(easy, ok, CURLOPT_UPLOAD, 1L);
-    set(easy, ok, CURLOPT_CUSTOMREQUEST, request.method.c_str());
-    set(easy, ok, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
-    set(easy, ok, CURLOPT_READFUNCTION, send_body);
-    set(easy, ok, CURLOPT_READDATA, &transfer);
-    set(easy, ok, CURLOPT_SEEKFUNCTION, seek_body);
-    set(easy, ok, CURLOPT_SEEKDATA, &transfer);
+    set_curl(easy, ok, CURLOPT_UPLOAD, 1L);
+    set_curl(easy, ok, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    set_curl(easy, ok, CURLOPT_INFILESIZE_LARGE, static_cast<curl_off_t>(request.body.size()));
+    set_curl(easy, ok, CURLOPT_READFUNCTION, send_body);
+    set_curl(easy, ok, CURLOPT_READDATA, &transfer);
+    set_curl(easy, ok, CURLOPT_SEEKFUNCTION, seek_body);
+    set_curl(easy, ok, CURLOPT_SEEKDATA, &transfer);
   } else {
-    set(easy, ok, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    set_curl(easy, ok, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   }
-#if LIBCURL_VERSION_NUM >= 0x075500
-  set(easy, ok, CURLOPT_PROTOCOLS_STR, "http,https");
-#else
-  set(easy, ok, CURLOPT_PROTOCOLS, static_cast<long>(CURLPROTO_HTTP | CURLPROTO_HTTPS));
-#endif
   return ok;
 }
 
 }  // namespace
 
 struct HttpClient::Handle {
-  CURL* easy = curl_easy_init();
-  Handle() = default;
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  ~Handle() {
-    if (easy != nullptr) curl_easy_cleanup(easy);
-  }
+  CurlHandle easy{curl_easy_init()};
 };
 
 HttpClient::HttpClient(std::string ca_file) : ca_file_(std::move(ca_file)) {}
@@ -240,7 +205,7 @@ std::unique_ptr<HttpClient::Handle> HttpClient::take() {
 }
 
 void HttpClient::give_back(std::unique_ptr<Handle> handle) {
-  curl_easy_reset(handle->easy);  // keeps its connections
+  curl_easy_reset(handle->easy.get());  // keeps its connections
   const std::scoped_lock lock(mutex_);
   idle_.push_back(std::move(handle));
 }
@@ -251,17 +216,18 @@ Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& d
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
   std::unique_ptr<Handle> handle = take();
   HttpReply reply;
-  Transfer transfer{request, reply, handle->easy};
-  HeaderList headers;
-  bool ok = handle->easy != nullptr && append(headers, "Expect:");
+  CURL* const easy = handle->easy.get();
+  Transfer transfer{request, reply, easy};
+  CurlHeaders headers;
+  bool ok = easy != nullptr && headers.add("Expect:");
   for (const auto& [name, value] : request.headers) {
-    ok = ok && append(headers, concat(name, ": ", value));
+    ok = ok && headers.add(concat(name, ": ", value));
   }
-  if (!ok || !prepare(handle->easy, transfer, headers.get(), ca_file_, deadline)) {
+  if (!ok || !prepare(easy, transfer, headers.get(), ca_file_, deadline)) {
     return error(StatusCode::kInternal, what, ": libcurl refuses an option");
   }
-  const CURLcode code = curl_easy_perform(handle->easy);
-  (void)curl_easy_getinfo(handle->easy, CURLINFO_RESPONSE_CODE, &reply.status);
+  const CURLcode code = curl_easy_perform(easy);
+  (void)curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &reply.status);
   give_back(std::move(handle));
   if (code == CURLE_OK || transfer.enough) return reply;
   if (transfer.too_long) {

@@ -13,7 +13,7 @@ namespace {
 // Readers pass over what they do not know.
 constexpr int kFormat = 1;
 // Longer than a publisher takes between reading its index and putting it.
-constexpr std::chrono::milliseconds kSettle{500};
+constexpr std::chrono::milliseconds kLookAgain{500};
 
 nlohmann::json links_json(const Links& links) {
   return {{"base", links.signed_by.base},
@@ -192,7 +192,7 @@ Status IndexWriter::try_write(const std::set<PublicationId>& versions, const Dea
     // After this one's first, every other session's is a successor's.
     const bool own = found && found->index.session == claim_.session();
     if (!own || !claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
-    const Status put = put_index(store_, found, claim_.replaces(), index, deadline);
+    Status put = put_index(store_, found, claim_.replaces(), index, deadline);
     if (!claim_.replaces() || !overtaken(put)) return put;
     if (!backoff.sleep(deadline)) return put.with_context("gave up");
   }
@@ -236,7 +236,7 @@ Result<bool> put_links(ObjectStore& store, PartKeys& parts, std::chrono::seconds
 Result<bool> links_stay(ObjectStore& store, const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::set<PublicationId> there,
                              versions_there(store, {}, deadline));
-  (void)Backoff(kSettle, kSettle).sleep(deadline);
+  (void)Backoff(kLookAgain, kLookAgain).sleep(deadline);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Found> found, read_index(store, deadline));
   if (!found || !found->parsed.ok() || !found->index.links) return false;
   const std::set<PublicationId>& listed = found->index.versions;

@@ -32,6 +32,17 @@ std::optional<std::uint64_t> parse_number(std::string_view digits, int base) {
   return number;
 }
 
+// Only as hex16() writes it, so that a text stands for one attempt.
+std::optional<std::uint64_t> parse_hex16(std::string_view digits) {
+  const auto number = parse_number(digits, 16);
+  return number && hex16(*number) == digits ? number : std::nullopt;
+}
+
+// A version's last line, with the break before it.
+std::string tail_of(std::string_view manifest, std::uint64_t attempt) {
+  return concat("\n", to_hex(xxh3_128(manifest)), " ", hex16(attempt), "\n");
+}
+
 }  // namespace
 
 std::string publication_name(const PublicationId& id) {
@@ -88,19 +99,20 @@ bool is_attempt_key(std::string_view key) {
 std::optional<Attempt> parse_part_key(std::string_view key) {
   if (!key.starts_with(kPartsPrefix)) return std::nullopt;
   key.remove_prefix(kPartsPrefix.size());
-  key = key.substr(0, key.find('/'));
+  const auto slash = key.find('/');
+  if (slash == std::string_view::npos) return std::nullopt;
+  key = key.substr(0, slash);
   const auto dot = key.rfind('.');
-  if (dot == std::string_view::npos || key.size() - dot - 1 != kAttemptDigits) return std::nullopt;
+  if (dot == std::string_view::npos) return std::nullopt;
   const auto id = parse_publication_name(key.substr(0, dot));
-  const auto number = parse_number(key.substr(dot + 1), 16);
+  const auto number = parse_hex16(key.substr(dot + 1));
   if (!id || !number) return std::nullopt;
   return Attempt{*id, *number};
 }
 
 std::string version_text(const VersionObject& version) {
   if (version.removed) return "";
-  return concat(version.manifest, "\n", to_hex(xxh3_128(version.manifest)), " ",
-                hex16(version.attempt), "\n");
+  return concat(version.manifest, tail_of(version.manifest, version.attempt));
 }
 
 std::string reservation_text(std::string_view session) { return concat(kReserved, session, "\n"); }
@@ -113,11 +125,11 @@ Result<VersionObject> parse_version_text(std::string text, std::string_view what
   version.removed = text.empty() || !version.reserved_by.empty();
   if (version.removed) return version;
   if (text.size() >= kTail) {
-    const std::string_view tail = std::string_view(text).substr(text.size() - kTail);
-    const auto attempt = parse_number(tail.substr(2 + kHashDigits, kAttemptDigits), 16);
-    const std::string_view manifest = std::string_view(text).substr(0, text.size() - kTail);
-    if (attempt && tail.front() == '\n' && tail.back() == '\n' &&
-        tail.substr(1, kHashDigits) == to_hex(xxh3_128(manifest))) {
+    const std::string_view all(text);
+    const std::string_view manifest = all.substr(0, all.size() - kTail);
+    const std::string_view tail = all.substr(manifest.size());
+    const auto attempt = parse_hex16(tail.substr(2 + kHashDigits, kAttemptDigits));
+    if (attempt && tail == tail_of(manifest, *attempt)) {
       version.attempt = *attempt;
       text.resize(manifest.size());
       version.manifest = std::move(text);

@@ -264,7 +264,7 @@ Status PartUpload::wait_until_sent(const Deadline& deadline) {
 Status PartUpload::complete(std::uint64_t size, const Deadline& deadline) {
   if (size <= kPieceBytes) return {};
   const auto pieces = static_cast<std::uint32_t>((size + kPieceBytes - 1) / kPieceBytes);
-  const Status finished = upload_->finish(pieces, deadline);
+  Status finished = upload_->finish(pieces, deadline);
   if (finished.code() != StatusCode::kNotFound) return finished;
   // An answer was lost: the store knows the object, and not the upload any more.
   const Result<std::uint64_t> there = store_->size(key_, deadline);

@@ -23,8 +23,10 @@ Deadline at_least(const Deadline& deadline, std::chrono::milliseconds wait) {
 
 class Receiver final : public ReceiveRoad {
  public:
-  Receiver(std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options)
-      : store_(std::move(store)), options_(options), beat_(random_hash128().low >> 1) {}
+  Receiver(std::shared_ptr<ObjectStore> store, ObjectStoreOptions options)
+      : store_(std::move(store)),
+        options_(std::move(options)),
+        heartbeat_(random_hash128().low >> 1) {}
 
   Result<std::string> run_info(const Deadline& deadline) override;
   Result<std::vector<PublicationId>> list(const Deadline& deadline) override;
@@ -61,7 +63,7 @@ class Receiver final : public ReceiveRoad {
   std::string removed_up_to_;      // key: what comes before it, and it, were removed
   std::set<PublicationId> known_;  // were seen sealed
   std::string id_;                 // as last reported
-  std::uint64_t beat_;
+  std::uint64_t heartbeat_;
 };
 
 Result<std::string> Receiver::run_info(const Deadline& deadline) {
@@ -247,7 +249,7 @@ Result<std::vector<MappedFile>> Receiver::fetch_ranges(const PublicationId& id,
 
 Status Receiver::report(const ReceiverReport& report, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_report(report));
-  const std::string text = shared_fs::receiver_to_json(report, ++beat_);
+  const std::string text = shared_fs::receiver_to_json(report, ++heartbeat_);
   const Status put = store_->put(receiver_key(report.id), bytes_of(text), false, deadline);
   // A store that can only be read: the publisher does not know of this receiver.
   if (put.code() == StatusCode::kUnsupported) return {};

@@ -356,7 +356,7 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, path(key), ": a manifest of ", manifest.size(),
                  " bytes, at most ", kMaxTextBytes / 2, " are allowed");
   }
-  VersionObject version{.manifest = std::string(manifest), .attempt = attempt.number};
+  const VersionObject version{.manifest = std::string(manifest), .attempt = attempt.number};
   const std::string text = version_text(version);
   DRIFTLESS_RETURN_IF_ERROR(put_manifest(text, deadline));
   pending_.reset();
@@ -366,9 +366,9 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
   index_.sealed(attempt.id, version.manifest);
   // Whatever becomes of these, the version is there.
   const Status cleared = attempts_.decided(attempt, Deadline::after(kIndexWait));
-  const Status kept = keep_copies(attempt.id, text);
+  Status kept = keep_copies(attempt.id, text);
   if (kept.code() == StatusCode::kWrongRun) return kept;  // and it is not visible any more
-  const Status indexed = write_index(kIndexWait);
+  Status indexed = write_index(kIndexWait);
   if (indexed.code() == StatusCode::kWrongRun) return {};  // fenced: every further call says so
   for (const Status& each : {copies_.take_report(), kept}) DRIFTLESS_RETURN_IF_ERROR(each);
   return indexed;
@@ -376,7 +376,7 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
 
 // Readers that cannot list learn of a version by the index alone.
 Status Sender::write_index(std::chrono::milliseconds wait) {
-  const Status written = index_.write(there_, Deadline::after(wait));
+  Status written = index_.write(there_, Deadline::after(wait));
   index_again_ = Deadline::after(kIndexWait);
   if (written.ok() || written.code() == StatusCode::kWrongRun) return written;
   return error(

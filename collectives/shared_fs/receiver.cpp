@@ -51,7 +51,7 @@ class Receiver final : public ReceiveRoad {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, list(deadline));
       if (has_version_past(ids, version)) return {};
     } while (backoff.sleep(deadline));
-    return deadline.check(concat(options_.dir, ": waiting for a step past version ", version));
+    return deadline.check(concat(options_.dir, ": waiting for a version past ", version));
   }
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {

@@ -2,7 +2,7 @@
 // shared_fs: a road of files on a file system that both sides see. Needs no MPI.
 //
 //   <dir>/run.json                     the announcement
-//   <dir>/weight_v000007/              a step: its parts, manifest.json, DONE (hash of the
+//   <dir>/weight_v000007/              a version: its parts, manifest.json, DONE (hash of the
 //   manifest) <dir>/anchor_v000007/              an anchor, likewise
 //   <dir>/.weight_v000007.*.tmp/       one that is being written, under a name that is new each
 //   time <dir>/.dropped_*.tmp/              one that is being removed <dir>/.receivers/<id>.json

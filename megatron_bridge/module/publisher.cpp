@@ -117,7 +117,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     return call([](PublisherSession& made) -> Result<std::vector<std::string>> {
       std::vector<std::string> texts;
       if (!made.leads()) return texts;
-      made.settle();
+      made.wait_behind();
       for (const Status& failure : made.tell_engines(made.newest().version)) {
         texts.push_back(failure.to_string());
       }
@@ -250,7 +250,7 @@ void bind_publisher(py::module_& module) {
       .def("request_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.settle();
+               session.wait_behind();
                session.publisher().request_anchor();
                return Status();
              });
@@ -258,7 +258,7 @@ void bind_publisher(py::module_& module) {
       .def("publish_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.settle();
+               session.wait_behind();
                return session.publisher().publish_anchor();
              });
            })
@@ -274,7 +274,7 @@ void bind_publisher(py::module_& module) {
       .def("progress",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {
-               session.settle();
+               session.wait_behind();
                session.road().progress();
                return Status();
              });

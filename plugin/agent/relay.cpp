@@ -160,7 +160,7 @@ Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveR
   }
 }
 
-Result<std::optional<PublicationId>> Relay::next_step() {
+Result<std::optional<PublicationId>> Relay::next_version() {
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids,
                              up_->list(Deadline::after(options_.report_deadline)));
   std::erase_if(
@@ -172,7 +172,7 @@ Result<std::optional<PublicationId>> Relay::next_step() {
 }
 
 Result<bool> Relay::behind() {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_step());
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_version());
   return next.has_value();
 }
 
@@ -180,7 +180,7 @@ Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
   const Status there = up_->wait_beyond(version_, deadline);
   if (there.code() == StatusCode::kDeadlineExceeded) return std::optional<DeliveryReport>();
   DRIFTLESS_RETURN_IF_ERROR(there);
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_step());
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_version());
   if (!next) return std::optional<DeliveryReport>();
   DRIFTLESS_ASSIGN_OR_RETURN(std::optional<DeliveryReport> report, relay(*next));
   if (!report) return report;
@@ -444,7 +444,7 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
   return carried;
 }
 
-// Whether a receiver that takes this anchor finds the steps that follow it.
+// Whether a receiver that takes this anchor finds the versions that follow it.
 Result<bool> Relay::leads_on(std::uint64_t anchor) {
   if (anchor >= version_) return true;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> next,

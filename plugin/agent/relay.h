@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Relay: takes each publication from one road once, and offers it on another to the receivers of
-// this host. Steps and anchors stay what they are, so that a Receiver follows either road alike.
+// this host. Versions and anchors stay what they are, so that a Receiver follows either road alike.
 //
-//   fetch -> verify -> inflate (parts in parallel) -> publish        one step after the other
+//   fetch -> verify -> inflate (parts in parallel) -> publish        one version after the other
 //
-// Receivers that cannot get on by steps get an anchor: the newest that is there, or, if none
+// Receivers that cannot follow the versions get an anchor: the newest that is there, or, if none
 // helps, the publisher is asked for one (wants_anchor()).
 //
 // One thread at a time. Both roads outlive it.
@@ -23,12 +23,12 @@ namespace driftless {
 
 struct RelayOptions {
   // Once so many workers have said what they need, only that is fetched, of all that ever did.
-  // 0: once `versions` steps were relayed and no worker said anything new; who comes then cannot
-  // follow by steps from the base in any case.
+  // 0: once as many as `versions` were relayed and no worker said anything new; who comes then
+  // cannot follow from the base in any case.
   std::uint64_t workers = 0;
   unsigned read_workers = 4;                          // parts fetched and inflated at a time
   std::uint64_t read_bytes = std::uint64_t{1} << 30;  // held by them, at most; one part always goes
-  unsigned versions = 32;                             // steps of before that a start brings along
+  unsigned versions = 32;                             // of before that a start brings along
   std::chrono::milliseconds fetch_deadline{60'000};   // of one publication
   std::chrono::milliseconds report_deadline{10'000};
 };
@@ -41,10 +41,10 @@ class Relay {
                                                            const Deadline& deadline);
 
   // Decodes `compact` with this mirror, which follows `down`, for workers that cannot. Before the
-  // first step.
+  // first version.
   void set_mirror(std::unique_ptr<WeightMirror> mirror) { mirror_ = std::move(mirror); }
 
-  // Waits until a step past version() is there, and relays it. Nothing: the deadline passed, or it
+  // Waits until a version past its own is there, and relays it. Nothing: the deadline passed, or it
   // is gone already. What is incomplete or damaged is fetched again until fetch_deadline; after any
   // failure nothing of it is on `down`, and follow() may be called again.
   [[nodiscard]] Result<std::optional<DeliveryReport>> follow(const Deadline& deadline);
@@ -52,7 +52,7 @@ class Relay {
   // Looks at what the receivers on `down` say, and relays an anchor if one of them needs it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> help();
 
-  // The newest step relayed; 0: none.
+  // The newest version relayed; 0: none.
   [[nodiscard]] std::uint64_t version() const { return version_; }
   // Whether anything newer is there to be relayed.
   [[nodiscard]] Result<bool> behind();
@@ -75,7 +75,7 @@ class Relay {
         fetched_budget_(options.read_bytes / 2),
         inflated_budget_(options.read_bytes / 2) {}
 
-  [[nodiscard]] Result<std::optional<PublicationId>> next_step();
+  [[nodiscard]] Result<std::optional<PublicationId>> next_version();
   [[nodiscard]] Result<std::optional<DeliveryReport>> relay(const PublicationId& id);
   [[nodiscard]] Result<DeliveryReport> attempt(const PublicationId& id, const Deadline& deadline);
   [[nodiscard]] Status carry(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
@@ -106,13 +106,13 @@ class Relay {
   Hash128 run_;
   WeightLayout layout_;
   std::uint64_t version_ = 0;
-  bool started_ = false;                 // a step was relayed
+  bool started_ = false;                 // a version was relayed
   std::optional<std::uint64_t> anchor_;  // relayed last
   std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
   UnionNeeds needs_;
   std::unique_ptr<WeightMirror> mirror_;
-  std::uint64_t unchanged_ = 0;  // steps relayed since needs_ changed
+  std::uint64_t unchanged_ = 0;  // versions relayed since needs_ changed
   bool wants_anchor_ = false;
   std::mutex roads_;  // each is used by one thread at a time
   // Two, since a part is inflated while it is held: whoever holds of the second waits for nobody.

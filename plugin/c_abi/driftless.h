@@ -99,7 +99,7 @@ enum {
   DRIFTLESS_INCOMPLETE = 4,         /* not whole yet: wait and try again */
   DRIFTLESS_CORRUPT = 5,            /* damaged bytes: fetch them again */
   DRIFTLESS_WRONG_RUN = 6,          /* belongs to another run: start from that run's base */
-  DRIFTLESS_WRONG_BASE = 7,         /* another base, or steps are gone: have an anchor published */
+  DRIFTLESS_WRONG_BASE = 7,         /* another base, or versions gone: have an anchor published */
   DRIFTLESS_WRONG_LAYOUT = 8,       /* other tensors, types or shapes: register the run's */
   DRIFTLESS_MISMATCH = 9,           /* the content is not what its hash says: take a full version */
   DRIFTLESS_BUSY = 10,              /* somebody else holds it: try again later */
@@ -252,7 +252,7 @@ DRIFTLESS_EXPORT driftless_code driftless_poll(driftless_receiver* receiver, int
  * or 0, the timeout passed and nothing was new. The tensors are read, not written. What was staged
  * before is dropped first. While nothing is new it gives the road a sign of life, so that an engine
  * that calls it every few seconds needs no driftless_keep_alive().
- * DRIFTLESS_WRONG_BASE: the steps are gone and there is no anchor; the trainer was asked for one,
+ * DRIFTLESS_WRONG_BASE: versions are gone and there is no anchor; the trainer was asked for one,
  * call again. After any failure the tensors are as they were, and stage() may be called again. */
 DRIFTLESS_EXPORT driftless_code driftless_stage(driftless_receiver* receiver, int64_t timeout_ms,
                                                 int32_t* staged, driftless_error** error);

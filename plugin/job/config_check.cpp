@@ -31,16 +31,16 @@ void complete_layout(Config& config) {
   }
 }
 
-// Files and objects pile up; other roads hold a bounded number of versions anyway. Old steps can be
-// removed only behind an anchor, so one is taken whenever the steps since the last have outgrown
+// Files and objects pile up; other roads hold a bounded number of versions anyway. Old ones can be
+// removed only behind an anchor, so one is taken whenever the versions since the last have outgrown
 // it; a version that is whole outgrows it at once, so there anchors go by number.
 void complete_pruning(Config& config) {
-  constexpr std::uint64_t kKeptSteps = 16;
+  constexpr std::uint64_t kKeptDeltas = 16;
   constexpr std::uint64_t kKeptWhole = 2;
   PublisherOptions& publisher = config.publisher;
   const bool files = config.road == kSharedFs || config.road == kObjectStore;
   const bool whole = publisher.mode == UpdateMode::kFull;
-  if (config.keep_auto) publisher.keep_versions = !files ? 0 : whole ? kKeptWhole : kKeptSteps;
+  if (config.keep_auto) publisher.keep_versions = !files ? 0 : whole ? kKeptWhole : kKeptDeltas;
   const bool prunes = files && publisher.keep_versions > 0 && publisher.anchor_every == 0;
   if (config.anchor_by_size_auto) publisher.anchor_by_size = prunes && !whole;
   if (prunes && whole && !publisher.anchor_by_size) {

@@ -42,7 +42,7 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
 
 Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
   Stopwatch watch;
-  settle();
+  wait_behind();
   step_ms_ += watch.lap_ms();
   Result<PublishReport> report = publish_now(weights, true);
   if (report.ok() && behind_ && !behind_->ok()) behind_.reset();  // this one has its changes
@@ -51,7 +51,7 @@ Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
 
 void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live, void* stream) {
   Stopwatch watch;
-  settle();
+  wait_behind();
   // What it finds is what the version finds.
   static_cast<void>(publisher_->observe(weights, stream));
   if (!process_.threads()) {
@@ -62,18 +62,18 @@ void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live,
   under_way_ = std::async(std::launch::async, [this, &live] { return publish_now(live, false); });
 }
 
-void PublisherSession::settle() {
+void PublisherSession::wait_behind() {
   if (under_way_.valid()) behind_ = under_way_.get();
 }
 
 std::optional<Result<PublishReport>> PublisherSession::wait() {
-  settle();
+  wait_behind();
   return std::exchange(behind_, std::nullopt);
 }
 
 Status PublisherSession::capture(std::span<const Publisher::NewTensor> values, void* stream) {
   Stopwatch watch;
-  settle();
+  wait_behind();
   const Status captured = publisher_->capture(values, stream);
   step_ms_ += watch.lap_ms();
   return captured;
@@ -91,7 +91,7 @@ Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool 
 }
 
 Result<std::vector<ReceiverReport>> PublisherSession::listen() {
-  settle();
+  wait_behind();
   road_->progress();
   return road_->receivers();
 }
@@ -119,7 +119,7 @@ Status PublisherSession::wait_patched(std::uint64_t version, std::size_t rollout
 }
 
 std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::size_t rollouts) {
-  settle();
+  wait_behind();
   if (engines_ == nullptr) return {};
   if (process_.together()) rollouts = std::max<std::size_t>(rollouts, process_.rollouts());
   const Status patched = engines_->load_patched() ? wait_patched(version, rollouts) : Status();
@@ -132,11 +132,11 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
 }
 
 Status PublisherSession::declare_end() {
-  settle();
+  wait_behind();
   if (behind_ && !behind_->ok()) return std::exchange(behind_, std::nullopt)->status();
   // Removes nothing, and fails where another publisher has taken the road over: its rollouts must
   // not end with this one's last version.
-  const Status alone = leads() ? road_->prune(0).status() : Status();
+  Status alone = leads() ? road_->prune(0).status() : Status();
   if (!alone.ok() && alone.code() != StatusCode::kIncomplete) return alone;
   DRIFTLESS_RETURN_IF_ERROR(
       process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline)));

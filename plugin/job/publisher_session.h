@@ -27,15 +27,15 @@ class PublisherSession {
   // Collective: Publisher::publish(), and a line of metrics.
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
   // Without a snapshot: the same on a thread of its own, once what is watched was compared. The
-  // weights, `live`, stay as they are until settle(), which all other calls here do first. If the
-  // road is bound to its thread the version is made within the call. `stream`:
+  // weights, `live`, stay as they are until wait_behind(), which all other calls here do first. If
+  // the road is bound to its thread the version is made within the call. `stream`:
   // Publisher::observe()'s.
   void publish_behind(WeightSource& weights, WeightSource& live, void* stream = nullptr);
   // Waits for the version of publish_behind(); how it went, once. Nothing: there was none.
   [[nodiscard]] std::optional<Result<PublishReport>> wait();
   // Waits for it, too, and leaves wait() to say how it went. Before publisher() and road() are
   // used.
-  void settle();
+  void wait_behind();
   [[nodiscard]] bool under_way() const { return under_way_.valid(); }
   [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values,
                                void* stream = nullptr);

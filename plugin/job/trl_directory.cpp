@@ -158,8 +158,9 @@ class DeltaReader {
       Patch& patch = patches[*tensor];
       patch.tensor = *tensor;
       patch.whole = patch.whole || whole;
-      const SafetensorsEntry*& half = !whole && end->second ? patch.positions : patch.values;
-      if (half != nullptr || (patch.whole && patch.positions != nullptr)) {
+      const bool positions = !whole && end->second;
+      const SafetensorsEntry*& half = positions ? patch.positions : patch.values;
+      if (half != nullptr || (patch.whole && (positions || patch.positions != nullptr))) {
         return error(StatusCode::kCorrupt, what_, ": ", shown(name, 400), " is there twice");
       }
       half = &entry;
@@ -176,7 +177,7 @@ class DeltaReader {
 
   [[nodiscard]] Status check(const Patch& patch) const {
     const TensorSpec& tensor = layout_[patch.tensor];
-    if (patch.whole && patch.positions == nullptr) {
+    if (patch.whole) {
       if (patch.values->spec.dtype == tensor.dtype && patch.values->spec.shape == tensor.shape) {
         return {};
       }

@@ -86,7 +86,7 @@ void ChangeStore::add(std::uint32_t number, std::uint64_t piece, PieceChanges la
   bytes_ += kept.size_bytes() - before;
 }
 
-void ChangeStore::settle() {
+void ChangeStore::release_whole() {
   for (OwnBlock& block : blocks_) {
     if (!block.whole) continue;
     for (PieceChanges& piece : block.pieces) {
@@ -108,7 +108,7 @@ void ChangeStore::add(ChangeStore& later) {
       add(later.delta(number, piece), later.old_values(number, piece));
     }
   }
-  settle();
+  release_whole();
   later.clear();
 }
 

@@ -45,8 +45,8 @@ class ChangeStore {
   void add(const DeltaView& later, const std::byte* old_values);
   // The same, of a piece of a block.
   void add(std::uint32_t number, std::uint64_t piece, PieceChanges later);
-  // Once add() is done on all threads: gives back what marked blocks still hold.
-  void settle();
+  // Once add() is done on all threads: gives back what blocks that go out whole still hold.
+  void release_whole();
   // All of another store of the same blocks, which is empty then.
   void add(ChangeStore& later);
   void mark_whole(std::uint32_t number);

@@ -13,7 +13,7 @@ constexpr std::array kCandidates{Encoding::kDeltas, Encoding::kDeltasZstd, Encod
 // present one is known from its first version alone, which touches memory for the first time, and
 // for some versions after a switch, unless that was to an encoding which had not been used.
 constexpr double kGain = 0.93, kGainSoon = 0.7;
-constexpr unsigned kSettled = 8;  // versions
+constexpr unsigned kSoon = 8;  // versions
 // What `compact` takes beside `deltas`, at most, of what that takes: where both are quick, on a
 // GPU, say, the estimate for cores is far off.
 constexpr double kMostMake = 6, kMostDecode = 3;
@@ -109,7 +109,7 @@ Encoding EncodingChooser::choose(const LinkSpeed& slowest,
   }
   if (best == now_) return now_;
   const bool known = known_[best].made > 0;
-  const bool soon = known ? versions_since_switch_ < kSettled && !trial_ : known_[now_].made < 2;
+  const bool soon = known ? versions_since_switch_ < kSoon && !trial_ : known_[now_].made < 2;
   if (least > *stay * (soon ? kGainSoon : kGain)) return now_;
   const auto ms = [](double seconds) { return std::llround(seconds * 1e3); };
   why_ = concat("encoding '", info(best).name, "' from here on: at ", std::llround(rate() / 1e6),

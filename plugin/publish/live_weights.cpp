@@ -91,7 +91,7 @@ Status LiveWeights::compare(std::span<const TensorPair> pairs, void* stream) {
         return Status();
       },
       [](const DiffPiece&) { return Status(); });
-  fresh_.settle();
+  fresh_.release_whole();
   return done;
 }
 
@@ -143,7 +143,7 @@ Status LiveWeights::fetch() {
   for (std::size_t i = 0; missing.ok() && i < missing->size(); ++i) {
     fresh_.mark_whole((*missing)[i]);
   }
-  fresh_.settle();
+  fresh_.release_whole();
   return missing.status();
 }
 
@@ -232,7 +232,7 @@ Result<std::vector<std::uint32_t>> LiveWeights::prove(std::span<const Digest> tr
     }
   }
   if (all) doubtful_ = false;
-  sent_.settle();
+  sent_.release_whole();
   return differing;
 }
 

@@ -44,8 +44,8 @@ struct PublisherOptions {
   double full_above_density = 0.25;
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base
   std::uint64_t anchor_every = 0;   // versions; 0: not by number
-  bool anchor_by_size = false;      // when the steps since the last anchor outgrow an anchor
-  std::uint64_t keep_versions = 0;  // steps to keep beside those that are needed; 0: keep all
+  bool anchor_by_size = false;      // when the versions since the last anchor outgrow an anchor
+  std::uint64_t keep_versions = 0;  // versions to keep beside those that are needed; 0: keep all
   ResumeMode resume = ResumeMode::kAuto;
   // Frames are cut so; one for a tensor. A receiver that needs a slice fetches its blocks alone.
   std::vector<TensorCut> cuts = {};

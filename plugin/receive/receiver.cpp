@@ -341,7 +341,7 @@ class FollowingReceiver final : public Receiver {
   std::string needs_;               // the same, as reported
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
-  bool stranded_ = false;  // neither the next step nor an anchor is there
+  bool stranded_ = false;  // neither the next version nor an anchor is there
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of what is staged

@@ -69,10 +69,10 @@ class Receiver {
                                                               const Deadline& deadline);
   virtual ~Receiver() = default;
 
-  // Waits until something newer than the target is there, and makes it ready: the steps that follow
+  // Waits until something newer than the target is there, and makes it ready: versions that follow
   // the target's version, as many as there are, or an anchor where they cannot be had any more.
   // What is damaged or incomplete is fetched again until options.fetch_deadline. False: the
-  // deadline passed and nothing was new. kWrongBase: the steps are gone and there is no anchor.
+  // deadline passed and nothing was new. kWrongBase: versions are gone and there is no anchor.
   // After any failure the target is as it was, and stage() may be called again.
   [[nodiscard]] virtual Result<bool> stage(const Deadline& deadline) = 0;
   // Commits what stage() made ready, and reports it to the road. kCorrupt, with nothing committed:

@@ -71,11 +71,11 @@ Status nothing_full(const TargetState& state, FetchMode mode,
                  first, " is there): publish an anchor, or start from the run's base");
   }
   if (mode == FetchMode::kFullOnly) {
-    return error(StatusCode::kWrongBase, "the steps after version ", state.id.version,
+    return error(StatusCode::kWrongBase, "the versions after ", state.id.version,
                  " do not fit the weights, and there is no newer anchor (", first,
                  " is there): publish an anchor, or start from the run's base");
   }
-  return error(StatusCode::kWrongBase, "the steps after version ", state.id.version, " are gone (",
+  return error(StatusCode::kWrongBase, "the versions after ", state.id.version, " are gone (",
                state.id.version + 1, " is not there) and there is no anchor (", first,
                " is there): publish an anchor, or start from the run's base");
 }
@@ -91,7 +91,7 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
       if (status.code() == StatusCode::kDeadlineExceeded) return false;
       return status;
     }
-    // Without a version even an anchor of version 0 is news, which no step announces.
+    // Without a version even an anchor of version 0 is news, and wait_beyond() waits for versions.
     const Result<std::vector<PublicationId>> listed = road_->list(deadline);
     if (!listed.ok() && listed.status().code() != StatusCode::kDeadlineExceeded) {
       return listed.status();
@@ -111,7 +111,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
     // That the time is over says nothing; what was waited for does.
     const bool late = chain.status().code() == StatusCode::kDeadlineExceeded && !failure.ok();
     if (!late && (chain.ok() || !may_pass(chain.status().code()))) return chain;
-    // A step that is listed again and again, and is gone: an anchor leads past it.
+    // A version that is listed again and again, and is gone: an anchor leads past it.
     const bool gone = chain.status().code() == StatusCode::kNotFound;
     if (gone && failure.code() == StatusCode::kNotFound && mode == FetchMode::kAny) {
       Result<std::optional<FetchedChain>> full =
@@ -153,8 +153,8 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::choose(const Targ
                                                                       const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed, road_->list(deadline));
   if (state.valid && mode == FetchMode::kAny) {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> steps, follow(state, listed, deadline));
-    if (!steps.empty()) return steps;
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> versions, follow(state, listed, deadline));
+    if (!versions.empty()) return versions;
     const auto newer = [&state](const PublicationId& id) { return is_newer(state, id); };
     if (std::none_of(listed.begin(), listed.end(), newer)) return std::vector<Candidate>();
   }
@@ -163,7 +163,7 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::choose(const Targ
   return full;
 }
 
-// The steps from the target's version on, as far as they adjoin and fit one fold.
+// The versions from the target's on, as far as they adjoin and fit one fold.
 Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
     const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline) {
   std::vector<Candidate> chain;
@@ -171,7 +171,7 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
   std::uint64_t bytes = 0;
   for (const PublicationId& id : listed) {
     if (id.kind != PublicationKind::kVersion || id.version <= version) continue;
-    // A step further than the next one can only adjoin by its base, and seldom does.
+    // A version further than the next one can only adjoin by its base, and seldom does.
     Result<Candidate> next = fetch_manifest(id, deadline);
     if (!next.ok()) {
       // What is there already goes ahead; the next round looks at the failure.
@@ -192,7 +192,7 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
   return chain;
 }
 
-// The newest anchor, or a full step that is newer still.
+// The newest anchor, or a full version that is newer still.
 Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::newest_full(
     const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline) {
   for (auto id = listed.rbegin(); id != listed.rend(); ++id) {

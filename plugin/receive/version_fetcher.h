@@ -19,7 +19,7 @@ struct MappedPart {
 // kCorrupt, naming the part, if one of them is not what it was.
 [[nodiscard]] Status check_unchanged(std::span<const MappedPart> parts, unsigned threads);
 
-// Steps that adjoin the target's version, or one full publication.
+// Versions that adjoin the target's, or one full publication.
 struct FetchedChain {
   std::vector<FetchedVersion> versions;
   std::vector<MappedPart> mapped;  // those of their parts that are mappings
@@ -35,22 +35,22 @@ struct FetchNeeds {
   WeightTarget* target = nullptr;  // that may begin before all is there; null: none may
 };
 
-// Whether the steps may be followed, or the target needs a full version.
+// Whether the versions may be followed, or the target needs a full version.
 enum class FetchMode : unsigned char { kAny, kFullOnly };
 
 class VersionFetcher {
  public:
-  // Of the options: fold_bytes (of the parts of a chain; one step always. Mapped parts are copied
-  // as far as this goes), fetch_deadline (of one fetch()), threads, before_read.
+  // Of the options: fold_bytes (of the parts of a chain; one version always. Mapped parts are
+  // copied as far as this goes), fetch_deadline (of one fetch()), threads, before_read.
   VersionFetcher(ReceiveRoad& road, const Hash128& run, ReceiverOptions options)
       : road_(&road), run_(run), options_(std::move(options)) {}
 
   // Returns once there may be something for a target in this state; false: the deadline passed.
   [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);
   // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
-  // tried again until the deadline of the options; then the last failure is returned. A step that
-  // is listed and stays gone is passed over by a newer anchor, if there is one. Every part
-  // or block that was fetched has its hash, and is memory of its own or listed as mapped; every
+  // tried again until the deadline of the options; then the last failure is returned. A version
+  // that is listed and stays gone is passed over by a newer anchor, if there is one. Every part or
+  // block that was fetched has its hash, and is memory of its own or listed as mapped; every
   // manifest is of the run.
   // Nothing: there is nothing newer.
   [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,

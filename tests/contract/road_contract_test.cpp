@@ -296,7 +296,7 @@ TEST_P(RoadContractTest, WaitBeyondEndsWithTheDeadlineOrAStep) {
   ASSERT_OK(publish(world, step(1), some_parts(1, 1, 10, 25)));
   ASSERT_OK(publish(world, anchor(2), some_parts(1, 1, 10, 26)));
   EXPECT_EQ(waiting.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout)
-      << "neither version 1 nor an anchor is a step past 1";
+      << "neither version 1 nor an anchor is a version past 1";
   ASSERT_OK(publish(world, step(2), some_parts(1, 1, 10, 27)));
   ASSERT_OK(waiting.get());
   ASSERT_OK(receiver->wait_beyond(1, in_ms(0))) << "it is there already";

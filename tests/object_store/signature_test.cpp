@@ -93,19 +93,28 @@ TEST(Medium, NamesSortLikeNumbersAndStandForOnePublication) {
     const Attempt attempt{id, 0xfeed};
     EXPECT_EQ(parse_part_key(parts_prefix(attempt) + "part"), attempt);
   }
+  const std::string parts = "parts/" + publication_name(seven);
+  for (const char* other : {".000000000000FEED/part", ".feed/part", ".000000000000feed"}) {
+    EXPECT_FALSE(parse_part_key(parts + other)) << other;
+  }
   for (const char* name : {"7.version", "0000000000000000007.other", "", ".version", "7"}) {
     EXPECT_FALSE(parse_publication_name(name)) << name;
   }
 }
 
 TEST(Medium, AVersionsTextIsProvenByItsLastLine) {
-  const std::string text = version_text({.manifest = "{\"a\": 1}\n", .attempt = 5});
+  const std::string text = version_text({.manifest = "{\"a\": 1}\n", .attempt = 0xfeed});
   const auto version = parse_version_text(text, "it");
   ASSERT_TRUE(version.ok());
   EXPECT_EQ(version->manifest, "{\"a\": 1}\n");
-  EXPECT_EQ(version->attempt, 5U);
+  EXPECT_EQ(version->attempt, 0xfeedU);
   for (std::size_t size = 1; size < text.size(); ++size) {
     EXPECT_EQ(parse_version_text(text.substr(0, size), "it").status().code(), StatusCode::kCorrupt);
+  }
+  for (const std::size_t from_end : {2U, 18U}) {  // of the attempt, and the space before it
+    std::string other = text;
+    other[other.size() - from_end] ^= 0x20;
+    EXPECT_EQ(parse_version_text(other, "it").status().code(), StatusCode::kCorrupt) << other;
   }
   const auto removed = parse_version_text("", "it");
   ASSERT_TRUE(removed.ok());

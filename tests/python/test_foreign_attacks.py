@@ -8,13 +8,14 @@ import shutil
 import struct
 import time
 
+import numpy as np
 import pytest
 
 import foreign
 import jobs
 from foreign_jobs import Trainer, follow, following, patching
 from jobs import ended, finish, wait_for
-from support import INDEX, assert_refusal, read_checkpoint, safetensors_bytes
+from support import INDEX, Tensor, assert_refusal, read_checkpoint, safetensors_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -195,3 +196,17 @@ def test_a_delta_of_trl_under_another_number_is_refused(work, rng):
     result = finish(follow(job, trainer, 1, work / "a"), 60)
     assert result.returncode == 4 and "model_version" in result.stderr, result.stderr
     wait_for(lambda: not (work / "a").exists(), "nothing was saved", 1)
+
+
+def test_a_delta_of_trl_that_has_a_tensor_whole_and_by_positions_is_refused(work, rng):
+    trainer = Trainer(work, rng)
+    job = following(work, trainer)
+    version, _, new = trainer.step()
+    norm = new["norm.weight"]
+    at = Tensor("I32", norm.shape, np.arange(norm.shape[0], dtype="<i4")[::-1].tobytes())
+    path = trainer.dir / f"deltas/step_{version:06d}.safetensors"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(safetensors_bytes({"norm.weight": norm, "norm.weight.idx": at}, {}))
+    result = finish(follow(job, trainer, version, work / "a"), 60)
+    assert_refusal(result, 4, "norm.weight.idx", "twice")
+    assert not (work / "a").exists()

@@ -45,6 +45,12 @@ class LivePublisher : public ::testing::TestWithParam<LiveWay> {
     ASSERT_EQ(rollout_->follow().to_string(), "ok");
     EXPECT_TRUE(rollout_->holds(weights));
   }
+  // A rollout that comes with nothing gets them.
+  void expect_joined(const Weights& weights) {
+    Rollout late(hub_, std::nullopt);
+    EXPECT_EQ(late.follow().to_string(), "ok");
+    EXPECT_TRUE(late.holds(weights));
+  }
   [[nodiscard]] bool noted(const std::string& words) const {
     return std::ranges::any_of(trainer_->report().notes, [&](const std::string& note) {
       return note.find(words) != std::string::npos;
@@ -223,9 +229,7 @@ TEST_P(LivePublisher, StartsWithOtherWeightsThanTheBase) {
   Trainer::hold_at_first(weights);
   open(base_);
   expect_published(weights);
-  Rollout late(hub_, std::nullopt);
-  EXPECT_EQ(late.follow().to_string(), "ok");
-  EXPECT_TRUE(late.holds(weights));
+  expect_joined(weights);
   weights = changed_weights(weights, 3, 0.01, "none");
   trainer_->step(weights);
   expect_published(weights);
@@ -240,9 +244,7 @@ TEST_P(LivePublisher, MakesAnchors) {
   trainer_->rank(0).request_anchor();
   expect_published(weights);
   EXPECT_EQ(trainer_->report().anchor, !in_full());
-  Rollout late(hub_, std::nullopt);
-  EXPECT_EQ(late.follow().to_string(), "ok");
-  EXPECT_TRUE(late.holds(weights));
+  expect_joined(weights);
   weights = changed_weights(weights, 3, 0.01, "none");
   trainer_->step(weights);
   expect_published(weights);
