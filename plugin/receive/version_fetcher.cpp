@@ -19,6 +19,9 @@ using namespace std::chrono_literals;
 // Manifests that are read to know the digests of a version that is held already.
 constexpr std::size_t kMostFollowed = 256;
 
+// What a change of `compact` takes beside its bits once it is decoded, as it must be for a fold.
+constexpr std::uint64_t kDecodedBytes = 10, kMostUnits = std::uint64_t{1} << 56;
+
 // What may be otherwise at the next look: not whole yet, read while it was written, just pruned.
 bool may_pass(StatusCode code) {
   return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
@@ -183,6 +186,9 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
     if (full && !chain.empty()) break;
     std::uint64_t size = 0;
     for (const ManifestFile& file : next->manifest.files) size += file.size_bytes;
+    if (next->manifest.encoding == Encoding::kCompact) {
+      size += kDecodedBytes * std::min(next->manifest.changed_units, kMostUnits);
+    }
     if (!chain.empty() && bytes + size > options_.fold_bytes) break;
     bytes += size;
     version = id.version;

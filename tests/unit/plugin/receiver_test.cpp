@@ -59,6 +59,23 @@ TEST_F(ReceiverTest, FoldsNoMoreThanItMay) {
   EXPECT_TRUE(same(held_, run_.weights[4]));
 }
 
+// Its changes take little on the road, and as much as others once they are decoded.
+TEST_F(ReceiverTest, FoldsNoMoreOfCompactThanItMay) {
+  announce();
+  std::uint64_t bytes = 0;
+  for (std::uint64_t version = 1; version <= 4; ++version) {
+    const Publication step = run_.step(version, DirectoryLayout::kFrames, Encoding::kCompact);
+    for (const auto& file : step.manifest.files) bytes += file.size_bytes;
+    send(*sender_, step);
+  }
+  options_.fold_bytes = bytes;
+  ASSERT_TRUE(open().ok());
+  std::uint64_t commits = 0;
+  for (; receiver_->state().id.version < 4; ++commits) ASSERT_TRUE(update().ok());
+  EXPECT_GT(commits, 1U);
+  EXPECT_TRUE(same(held_, run_.weights[4]));
+}
+
 TEST_F(ReceiverTest, TakesAFullStepAlone) {
   announce();
   publish(1, 2);
