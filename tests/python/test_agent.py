@@ -158,6 +158,37 @@ def test_a_worker_that_is_killed_blocks_nobody_and_comes_back(work, name):
     assert finish(trainer).returncode == 0
 
 
+def handed_over(work):
+    """Versions that an agent handed over, by number, and how many bytes it fetched and wrote."""
+    lines = [json.loads(line) for line in (work / "agent.jsonl").read_text().splitlines()]
+    return {line["version"]: line for line in lines if not line["anchor"]}
+
+
+def test_a_mirror_decodes_and_is_back_after_a_start_in_the_middle(work, name):
+    """Of the agent that is started again the steps begin behind the mirror's base, and no worker
+    needs an anchor."""
+    history = make_run(work / "run", np.random.default_rng(9), 16, rows=4000)
+    host = Host(work, name, **{"road.layout": "frames", "encoding": "compact"})
+    host.set(**{"agent.mirror": work / "run" / "step_000000", "metrics.file": work / "{role}.jsonl"})
+    host.set(**{"road.host_shm.versions": 3, "keep_versions": 16, "anchors.first": "false"})
+    agent = host.start_agent()
+    worker = host.start_worker(0, "--base", work / "run" / "step_000000")
+    trainer = replay(host, work / "run", "--interval-ms", 250)
+    wait_for(published(host, 6), "version 6")
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    agent = host.start_agent()
+    assert ended(worker, 60)["version"] == 16
+    assert host.saved(0) == history[-1]
+    assert ended(agent)["anchors"] == 1, "the mirror's"
+    assert finish(trainer).returncode == 0
+    lines = handed_over(work)
+    size = sum(len(tensor.data) for tensor in history[0].values())
+    assert all(line["mirror_bytes"] == size for line in lines.values())
+    for version in (3, 16):  # `deltas` take several times as much
+        assert lines[version]["plain_bytes"] > 1.5 * lines[version]["wire_bytes"], version
+
+
 def test_a_signal_ends_it_and_gives_the_memory_back(work, name):
     make_run(work / "run", np.random.default_rng(6), STEPS)
     host = Host(work, name)
