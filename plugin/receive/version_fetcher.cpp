@@ -123,7 +123,11 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
     }
     if (!late) failure = chain.status();
     if (late || !backoff.sleep(deadline)) {
-      return failure.with_context(concat("gave up after ", options_.fetch_deadline.count(), " ms"));
+      failure =
+          failure.with_context(concat("gave up after ", options_.fetch_deadline.count(), " ms"));
+      // It is listed and stays gone, as if it were not listed: only an anchor helps.
+      if (failure.code() != StatusCode::kNotFound) return failure;
+      return error(StatusCode::kWrongBase, failure.message(), "; publish an anchor");
     }
   }
 }

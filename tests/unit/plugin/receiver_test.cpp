@@ -170,6 +170,22 @@ TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
   EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[12])));
 }
 
+// What is listed and stays gone is no better than what is not listed.
+TEST_F(ReceiverTest, AsksForAnAnchorWhereAPartIsGone) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  publish(1, 1);
+  road_.part_failures.assign(1000, error(StatusCode::kNotFound, "it is gone"));
+  const auto done = update();
+  EXPECT_EQ(done.status().code(), StatusCode::kWrongBase) << done.status().to_string();
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  road_.part_failures.assign(1, error(StatusCode::kNotFound, "it is gone"));
+  publish(2, 2);
+  send(*sender_, run_.anchor(2));
+  ASSERT_TRUE(update().ok());
+  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[2])));
+}
+
 TEST_F(ReceiverTest, LooksAgainWhereAStepGoesWhileItIsFetched) {
   announce();
   publish(1, 1);
