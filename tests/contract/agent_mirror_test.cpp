@@ -54,7 +54,7 @@ struct SlicedWorker {
     held.open(options);
     ReceiverOptions receiving;
     receiving.id = concat("rank", rank);
-    receiving.fetch_deadline = 300ms;
+    receiving.fetch_deadline = 5s;
     auto opened = Receiver::open(receiving, *road, held.target(), in_time());
     EXPECT_TRUE(opened.ok()) << opened.status().to_string();
     receiver = std::move(*opened);
@@ -75,7 +75,7 @@ class AgentMirrorTest : public ::testing::Test {
  protected:
   void SetUp() override {
     shm_.dir = dir_.path();
-    options_.fetch_deadline = 500ms;
+    options_.fetch_deadline = 5s;
     options_.workers = 2;
     write_checkpoint(dir_.file("base"), run_.weights[0]);
     ASSERT_TRUE(trainer_->announce(run_info_to_json(run_.info()), in_time()).ok());
@@ -91,7 +91,7 @@ class AgentMirrorTest : public ::testing::Test {
     ReceiverOptions options;
     options.id = "mirror";
     options.threads = 1;
-    options.fetch_deadline = 300ms;
+    options.fetch_deadline = 5s;
     auto mirror = WeightMirror::open(dir_.file("base"), std::move(*make_host_shm_receiver(shm_)),
                                      options, in_time());
     ASSERT_TRUE(mirror.ok()) << mirror.status().to_string();

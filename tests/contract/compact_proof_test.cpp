@@ -51,6 +51,30 @@ TEST(CompactProof, AWrongUnitThatChangesIsFoundInACheckpoint) {
   EXPECT_TRUE(holds(dir.path(), wrong));
 }
 
+// Folded: what is coded is decoded with what the versions before it changed.
+TEST(CompactProof, MixedVersionsAreFoldedIntoACheckpointAndIntoMemory) {
+  PublishedRun run{random_weights(7)};
+  std::vector<FetchedVersion> chain;
+  for (const Encoding encoding : {Encoding::kDeltas, Encoding::kCompact, Encoding::kDeltasZstd,
+                                  Encoding::kCompact, Encoding::kCompact}) {
+    chain.push_back(run.step(chain.size() + 1, DirectoryLayout::kFrames, encoding).fetched());
+  }
+  const TempDir dir(TempDir::Where::kMemory);
+  write_checkpoint(dir.path(), run.weights[0]);
+  auto files = make_checkpoint_target(posix_file_system(), dir.path(), 1);
+  Weights held = run.weights[0];
+  auto memory = make_memory_target(run.layout, pointers(held), VersionId{}, 1);
+  ASSERT_TRUE(files.ok() && memory.ok());
+  for (WeightTarget* const target : {files->get(), static_cast<WeightTarget*>(memory->get())}) {
+    auto staged = target->stage(chain);
+    ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+    ASSERT_TRUE((*staged)->commit().ok());
+    EXPECT_EQ(target->state().digest, digest_of(run.weights[5]));
+  }
+  EXPECT_TRUE(holds(dir.path(), run.weights[5]));
+  EXPECT_TRUE(same(held, run.weights[5]));
+}
+
 // Bytes of a frame are changed, and all hashes made right again.
 class HostileFrames {
  public:
