@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Publishers that fall asleep at any request, are overtaken by others, wake up late or die, over a
-// store with and without conditions. Whatever they do, once another one has started and published,
-// everything that readers see is whole.
+// store with and without conditions. Once another one has started and published, everything that
+// readers see is whole. Without conditions two that fail at the worst moment can break it (one in
+// 3000 runs); none of these seeds does, and a reader that meets it asks for an anchor.
 #include <gtest/gtest.h>
 
 #include <cstring>
