@@ -162,7 +162,7 @@ TEST_F(AgentMirrorTest, WorkersWithSlicesFollow) {
   }
 }
 
-TEST_F(AgentMirrorTest, AWorkerThatIsStartedAgainTakesAnAnchorAndFollows) {
+TEST_F(AgentMirrorTest, AWorkerThatIsStartedAgainFollowsFromTheBase) {
   start_workers();
   send(*trainer_, step(1));
   relay_one();
