@@ -387,7 +387,7 @@ Result<std::optional<DeliveryReport>> Relay::help() {
     least = std::max(least.value_or(0), from);
   }
   // So does a mirror that the steps on `down` do not lead to, after a start of the agent, say.
-  if (uses_mirror() && mirror_behind(version_) && !mirror_->follow().ok()) {
+  if (uses_mirror() && mirror_behind(version_)) {
     const std::optional<std::uint64_t> holds = mirror_->version();
     least = std::max(least.value_or(0), holds ? *holds + 1 : 0);
   }
