@@ -223,7 +223,8 @@ Result<CompactIndex> read_compact_index(std::span<const std::byte> rest, std::ui
     const std::uint64_t size = std::uint64_t{head.least_bytes} + bits.get(head.byte_bits);
     const std::uint64_t most =
         std::min<std::uint64_t>(kCompactTileUnits, units - i * kCompactTileUnits);
-    if (tile.changes > most || size > stream_bytes - all_bytes ||
+    // A change takes a bit at least, so that memory follows what is stored.
+    if (tile.changes > most || tile.changes > 8 * size || size > stream_bytes - all_bytes ||
         (tile.changes == 0) != (size == 0)) {
       return error(StatusCode::kCorrupt, "compact: tile ", i, " has ", tile.changes, " changes of ",
                    most, " units in ", size, " bytes, with ", stream_bytes - all_bytes, " left");

@@ -30,7 +30,7 @@ struct CompactIndex {
 };
 void append_compact_index(const CompactIndex& index, std::vector<std::byte>& out);
 // Of a block of `units` units that has `changes` changes in `stream_bytes` of tiles: sums that are
-// not these are refused. Memory follows `units`.
+// not these are refused, and so are more changes of a tile than bits. Memory follows `units`.
 [[nodiscard]] Result<CompactIndex> read_compact_index(std::span<const std::byte> bytes,
                                                       std::uint64_t units, std::uint64_t changes,
                                                       std::uint64_t stream_bytes);

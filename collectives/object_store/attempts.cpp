@@ -66,7 +66,15 @@ Status Attempts::decided(const Attempt& winner, const Deadline& deadline) {
   return {};
 }
 
-Status Attempts::forbid_up_to(std::uint64_t version, const Deadline& deadline) {
+Result<bool> Attempts::has_parts(const Attempt& attempt, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ObjectInfo> parts,
+                             store_->list(parts_prefix(attempt), "", deadline));
+  return !parts.empty();
+}
+
+Result<std::vector<PublicationId>> Attempts::forbid_up_to(std::uint64_t version,
+                                                          const Deadline& deadline) {
+  std::vector<PublicationId> forbidden;
   while (!open_.empty() && open_.begin()->id.version <= version) {
     const Attempt attempt = *open_.begin();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> now,
@@ -78,9 +86,10 @@ Status Attempts::forbid_up_to(std::uint64_t version, const Deadline& deadline) {
     }
     const bool sealed = now && !now->removed && now->attempt == attempt.number;
     if (!sealed) DRIFTLESS_RETURN_IF_ERROR(remove_parts(attempt, deadline));
+    if (!now || now->removed) forbidden.push_back(attempt.id);
     open_.erase(open_.begin());
   }
-  return {};
+  return forbidden;
 }
 
 }  // namespace driftless::object_store

@@ -26,8 +26,11 @@ class Attempts {
   // `winner` was sealed: the parts of the others that are remembered go.
   [[nodiscard]] Status decided(const Attempt& winner, const Deadline& deadline);
   // Takes the names of publications up to `version` that were never decided, so that they cannot
-  // appear any more, and removes their parts.
-  [[nodiscard]] Status forbid_up_to(std::uint64_t version, const Deadline& deadline);
+  // appear any more, and removes their parts. Returns those that are not sealed.
+  [[nodiscard]] Result<std::vector<PublicationId>> forbid_up_to(std::uint64_t version,
+                                                                const Deadline& deadline);
+  // Whether any part of the attempt is there.
+  [[nodiscard]] Result<bool> has_parts(const Attempt& attempt, const Deadline& deadline);
   // Removes the parts of one.
   [[nodiscard]] Status remove_parts(const Attempt& attempt, const Deadline& deadline);
 

@@ -73,7 +73,8 @@ class Sender final : public SendRoad {
   [[nodiscard]] Status put_manifest(const std::string& text, const Deadline& deadline);
   [[nodiscard]] Status write_index(std::chrono::milliseconds wait);
   [[nodiscard]] Status load_copies(const Deadline& deadline);
-  [[nodiscard]] Status keep_copies(const PublicationId& id, const std::string& text);
+  [[nodiscard]] Status keep_copies(const Attempt& attempt, const std::string& text, bool parts);
+  [[nodiscard]] bool take_back(const Attempt& attempt, const Deadline& deadline);
 
   const std::shared_ptr<ObjectStore> store_;
   const ObjectStoreOptions options_;
@@ -140,8 +141,12 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
-  // Without conditions another publisher may have announced its run at the same time.
-  if (!claim_.conditional()) DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
+  // Without conditions another publisher may have announced its run at the same time, or kept a
+  // copy since; from here on it does not.
+  if (!claim_.conditional()) {
+    DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
+  }
   list_loaded_ = false;
   DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
@@ -170,19 +175,31 @@ Status Sender::load_copies(const Deadline& deadline) {
 
 // On a store without conditions one that was overtaken may still put the version that it was about
 // to seal, or the anchor: this one's first. If this is the one, it puts back what it wrote over.
-Status Sender::keep_copies(const PublicationId& id, const std::string& text) {
+Status Sender::keep_copies(const Attempt& attempt, const std::string& text, bool parts) {
+  const PublicationId& id = attempt.id;
   if (claim_.conditional()) return {};
   const Deadline deadline = Deadline::after(kIndexWait);
   const Status alone = claim_.check(deadline);
   if (alone.code() == StatusCode::kWrongRun) {
     DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
-    return copies_.take_report().ok() ? Status() : alone;
+    if (!copies_.take_report().ok()) return alone;
+    return parts && take_back(attempt, deadline) ? alone : Status();
   }
   DRIFTLESS_RETURN_IF_ERROR(alone);
   if (!std::exchange(copied_[static_cast<std::size_t>(id.kind)], true)) {
     DRIFTLESS_RETURN_IF_ERROR(copies_.keep(version_key(id), text, deadline));
   }
   return copies_.check(deadline);
+}
+
+// What was sealed too late for the successor to count it, whose parts it has removed. Best effort:
+// the successor does it, too.
+bool Sender::take_back(const Attempt& attempt, const Deadline& deadline) {
+  const Result<bool> whole = attempts_.has_parts(attempt, deadline);
+  if (!whole.ok() || *whole) return false;
+  const auto now = read_version(*store_, attempt.id, deadline);
+  if (!now.ok() || !*now || (*now)->removed || (*now)->attempt != attempt.number) return false;
+  return store_->put(version_key(attempt.id), {}, false, deadline).ok();
 }
 
 // A publisher that was overtaken has passed its last look at publisher.json and may be about to
@@ -360,13 +377,13 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
   const std::string text = version_text(version);
   DRIFTLESS_RETURN_IF_ERROR(put_manifest(text, deadline));
   pending_.reset();
-  parts_.clear();
+  const bool parts = !std::exchange(parts_, {}).empty();
   there_.insert(attempt.id);
   newest_[static_cast<std::size_t>(attempt.id.kind)] = attempt.id.version;
   index_.sealed(attempt.id, version.manifest);
   // Whatever becomes of these, the version is there.
   const Status cleared = attempts_.decided(attempt, Deadline::after(kIndexWait));
-  Status kept = keep_copies(attempt.id, text);
+  Status kept = keep_copies(attempt, text, parts);
   if (kept.code() == StatusCode::kWrongRun) return kept;  // and it is not visible any more
   Status indexed = write_index(kIndexWait);
   if (indexed.code() == StatusCode::kWrongRun) return {};  // fenced: every further call says so
@@ -437,8 +454,13 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
     }
     removed.push_back(id);
   }
-  DRIFTLESS_RETURN_IF_ERROR(attempts_.forbid_up_to(version, deadline));
-  if (!claim_.conditional()) DRIFTLESS_RETURN_IF_ERROR(copies_.check(deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto forbidden, attempts_.forbid_up_to(version, deadline));
+  if (!claim_.conditional()) {
+    for (const PublicationId& id : forbidden) {
+      DRIFTLESS_RETURN_IF_ERROR(copies_.keep(version_key(id), {}, deadline));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(copies_.check(deadline));
+  }
   if (!removed.empty() || index_.due()) {
     const Status indexed = write_index(kIndexWait);
     if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);  // else it is due, and tried again

@@ -3,10 +3,8 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
-#include "formats/frame.h"
 #include "formats/run_info.h"
-#include "formats/safetensors.h"
-#include "formats/zstd_stream.h"
+#include "plugin/agent/plain_parts.h"
 #include "plugin/receive/block_fetcher.h"
 #include "plugin/targets/version_source.h"
 
@@ -52,89 +50,6 @@ Status check_part(const MappedFile& part, const ManifestFile& file) {
   return error(StatusCode::kCorrupt, "part ", file.name, " has ", part.bytes().size(),
                " bytes with xxh3-128 ", to_hex(found), ", the manifest says ", file.size_bytes,
                " with ", to_hex(file.hash));
-}
-
-// --- parts without compression
-
-bool has_frames(const Manifest& manifest) {
-  return manifest.directory_layout == DirectoryLayout::kFrames ||
-         manifest.directory_layout == DirectoryLayout::kHdf5;
-}
-
-bool frames_are_compressed(const Manifest& manifest) {
-  return has_frames(manifest) && manifest.encoding == Encoding::kDeltasZstd;
-}
-
-bool is_compressed_flush(const Manifest& manifest, const MappedFile& part) {
-  return manifest.directory_layout == DirectoryLayout::kFlush && is_zstd_frame(part.bytes());
-}
-
-std::uint64_t max_flush_bytes(const WeightLayout& layout) {
-  return 8 + kMaxSafetensorsHeaderBytes + layout.total_bytes() + 8 * layout.total_units();
-}
-
-// What became of a part that was made anew as a frame; else as it was.
-struct PlainPart {
-  std::uint64_t delta_bytes = 0;  // of the positions and values in it
-  std::optional<Hash128> table;
-};
-
-Result<PlainPart> write_plain_frame(const MappedFile& part, const WeightLayout& layout, File& out) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Frame frame,
-                             Frame::decode(part.bytes(), layout, max_frame_body_bytes(layout)));
-  FrameContext context = frame.info().context;
-  context.encoding = Encoding::kDeltas;
-  std::uint64_t at = 0;
-  PlainPart made;
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      made.table,
-      write_frame(context, frame.bucket(), [&](std::span<const std::byte> bytes) -> Status {
-        DRIFTLESS_RETURN_IF_ERROR(out.pwrite(at, bytes));
-        at += bytes.size();
-        return {};
-      }));
-  DRIFTLESS_RETURN_IF_ERROR(out.sync());
-  made.delta_bytes = frame.info().positions_bytes + frame.info().values_bytes;
-  return made;
-}
-
-// What a version's parts become. Frames of `deltas_zstd` are frames of `deltas` then, and
-// compressed flush files plain ones (under the same encoding: a flush file says by its first bytes
-// whether it is compressed). All else, `xor` of hf_delta among it, stays as it is.
-Encoding plain_encoding(const Manifest& manifest) {
-  return frames_are_compressed(manifest) ? Encoding::kDeltas : manifest.encoding;
-}
-
-// Memory that write_plain_part() takes beside the part.
-Result<std::uint64_t> inflated_bytes(const Manifest& manifest, const MappedFile& part,
-                                     const WeightLayout& layout) {
-  if (frames_are_compressed(manifest)) {
-    const Result<FrameInfo> frame = read_frame_header(part.bytes());
-    if (!frame.ok()) return frame.status().with_context(part.path());
-    return std::min(frame->body_bytes(), max_frame_body_bytes(layout));
-  }
-  if (!is_compressed_flush(manifest, part)) return std::uint64_t{0};
-  const Result<ZstdReader> reader = ZstdReader::open(part.bytes());
-  if (!reader.ok()) return reader.status().with_context(part.path());
-  return std::min(reader->content_bytes(), max_flush_bytes(layout));
-}
-
-// Writes the part, whose hash was compared, into a new file and syncs it.
-Result<PlainPart> write_plain_part(const Manifest& manifest, const MappedFile& part,
-                                   const WeightLayout& layout, File& out) {
-  if (frames_are_compressed(manifest)) {
-    const Result<PlainPart> written = write_plain_frame(part, layout, out);
-    return written.ok() ? written : written.status().with_context(part.path());
-  }
-  if (is_compressed_flush(manifest, part)) {
-    const auto plain = zstd_decompress(part.bytes(), max_flush_bytes(layout));
-    if (!plain.ok()) return plain.status().with_context(part.path());
-    DRIFTLESS_RETURN_IF_ERROR(out.pwrite(0, *plain));
-  } else {
-    DRIFTLESS_RETURN_IF_ERROR(out.pwrite(0, part.bytes()));
-  }
-  DRIFTLESS_RETURN_IF_ERROR(out.sync());
-  return PlainPart();
 }
 
 }  // namespace
@@ -244,7 +159,7 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
   if (mirror_) {
     report.mirror_bytes = mirror_->size_bytes();
     const Status followed = mirror_->follow();
-    if (!followed.ok()) {
+    if (!followed.ok() && uses_mirror()) {
       update.notes.push_back(concat("the agent's mirror is behind: ", followed.to_string()));
     }
   }
@@ -256,7 +171,15 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport&
                     const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> said, down_->receivers());
   listen(said);
-  if (decodes(manifest)) return carry_decoded(id, manifest, report, deadline);
+  if (uses_mirror() && mirror_behind(manifest.base_version)) {
+    const Status again = mirror_->follow();
+  }
+  if (decodes(manifest)) {
+    const Status decoded = carry_decoded(id, manifest, report, deadline);
+    if (decoded.code() != StatusCode::kMismatch) return decoded;
+    // It goes as it is: workers that cannot decode it take an anchor, and so does the mirror.
+    report.update.notes.push_back(concat("the agent's mirror: ", decoded.message()));
+  }
   DRIFTLESS_RETURN_IF_ERROR(carry_blocks(id, manifest, report.update, deadline));
   const bool by_need =
       std::ranges::any_of(manifest.files, [](const ManifestFile& file) { return file.partial; });
@@ -295,8 +218,8 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport&
 }
 
 bool Relay::decodes(const Manifest& manifest) const {
-  return mirror_ && manifest.encoding == Encoding::kCompact && mirror_->at(manifest.base_version) &&
-         !(knows_needs() && needs_.old_values());
+  return uses_mirror() && manifest.encoding == Encoding::kCompact &&
+         mirror_->version() == manifest.base_version;
 }
 
 // The parts are the mirror's frames then.
@@ -353,8 +276,7 @@ bool Relay::knows_needs() const {
 }
 
 std::string Relay::needs() const {
-  const bool alone = knows_needs() && needs_.old_values();
-  if (mirror_ && !alone && mirror_->at(version_)) return needs_.mirrored_text(layout_);
+  if (uses_mirror() && !mirror_behind(version_)) return needs_.mirrored_text(layout_);
   return knows_needs() ? needs_.text(layout_) : std::string();
 }
 
@@ -463,6 +385,11 @@ Result<std::optional<DeliveryReport>> Relay::help() {
     if (!empty && receiver.proof != kAnchorWanted) continue;
     const std::uint64_t from = empty ? 0 : receiver.version + 1;
     least = std::max(least.value_or(0), from);
+  }
+  // So does a mirror that the steps on `down` do not lead to, after a start of the agent, say.
+  if (uses_mirror() && mirror_behind(version_)) {
+    const std::optional<std::uint64_t> holds = mirror_->version();
+    least = std::max(least.value_or(0), holds ? *holds + 1 : 0);
   }
   wants_anchor_ = false;
   if (!least) return std::optional<DeliveryReport>();

@@ -49,7 +49,8 @@ class Relay {
   // failure nothing of it is on `down`, and follow() may be called again.
   [[nodiscard]] Result<std::optional<DeliveryReport>> follow(const Deadline& deadline);
 
-  // Looks at what the receivers on `down` say, and relays an anchor if one of them needs it.
+  // Looks at what the receivers on `down` say, and relays an anchor if one of them, or the mirror,
+  // needs it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> help();
 
   // The newest version relayed; 0: none.
@@ -90,6 +91,15 @@ class Relay {
                                            const Deadline& deadline);
   // Whether the workers get the version in `deltas`, by the mirror.
   [[nodiscard]] bool decodes(const Manifest& manifest) const;
+  // There is one, and it is not known that the workers can do without it. Of a host whose workers
+  // can, only what they need is fetched, and a mirror does not follow.
+  [[nodiscard]] bool uses_mirror() const {
+    return mirror_ && !(knows_needs() && needs_.old_values());
+  }
+  // Whether it does not hold this version yet.
+  [[nodiscard]] bool mirror_behind(std::uint64_t version) const {
+    return mirror_->version() < std::optional(version);
+  }
   [[nodiscard]] Status carry_decoded(const PublicationId& id, Manifest& manifest,
                                      DeliveryReport& report, const Deadline& deadline);
   void note_speed(const DeliveryReport& report);

@@ -66,9 +66,9 @@ Status WeightMirror::follow() {
   }
 }
 
-bool WeightMirror::at(std::uint64_t version) const {
+std::optional<std::uint64_t> WeightMirror::version() const {
   const TargetState state = target_->state();
-  return state.valid && state.id.version == version;
+  return state.valid ? std::optional(state.id.version) : std::nullopt;
 }
 
 std::uint64_t WeightMirror::size_bytes() const { return target_->layout()->total_bytes(); }
@@ -94,14 +94,16 @@ Result<std::vector<std::vector<std::byte>>> WeightMirror::plain_frames(FetchedVe
   };
   StageOptions options;
   options.threads = threads_;
-  DRIFTLESS_ASSIGN_OR_RETURN(const StagedVersion staged,
-                             stage_version(view_of(*target_), sources, options, keep));
-  Digest reached = state.digest;
-  reached += staged.digest_change;
+  const Result<StagedVersion> staged = stage_version(view_of(*target_), sources, options, keep);
+  if (staged.status().code() == StatusCode::kMismatch) {
+    const Status swept = target_->sweep().status();  // it holds no version then, or it does
+  }
+  DRIFTLESS_RETURN_IF_ERROR(staged.status());
+  const Digest reached = state.digest + staged->digest_change;
   if (reached == expected) return frames;
   return error(StatusCode::kMismatch, source,
                ": decoded with the agent's mirror it leads to digest ", to_hex(reached),
-               ", the manifest says ", to_hex(expected), "; nothing was handed over");
+               ", the manifest says ", to_hex(expected));
 }
 
 }  // namespace driftless

@@ -23,12 +23,13 @@ class WeightMirror {
   // Takes what was handed over since. After a failure it holds what it held, and may be asked
   // again.
   [[nodiscard]] Status follow();
-  // Whether it holds this version.
-  [[nodiscard]] bool at(std::uint64_t version) const;
+  // That it holds; none: it needs a full one.
+  [[nodiscard]] std::optional<std::uint64_t> version() const;
   [[nodiscard]] std::uint64_t size_bytes() const;
 
   // A version in `compact` that follows the one that it holds, as frames of `deltas`: rank 0's,
-  // numbered from 0. Proven by the manifest's digest: kMismatch if they do not lead to it.
+  // numbered from 0. Proven by the manifest's digests, of all weights and of each tensor: kMismatch
+  // if they do not lead there. If that is the mirror's fault it holds no version any more.
   [[nodiscard]] Result<std::vector<std::vector<std::byte>>> plain_frames(FetchedVersion version);
 
  private:

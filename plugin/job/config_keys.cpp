@@ -326,7 +326,8 @@ constexpr std::array kKeys = {
         "the most of full-shape tensors that an engine's own loader is given at a time, if its "
         "parameters cannot be written in place"),
     key<Size<kMiB, 16 * kTiB>, DRIFTLESS_FIELD(receiver.fold_bytes)>(
-        "receiver.fold_size", "Versions folded into one commit, in bytes at most"),
+        "receiver.fold_size",
+        "Versions folded into one commit, in bytes at most; compact counts as decoded"),
     key<Count<1, 256>, DRIFTLESS_FIELD(receiver.read_workers)>(
         "receiver.read_workers", "Ranges of a version that a rollout fetches at a time"),
     key<OneOf<kProofs>, DRIFTLESS_FIELD(receiver.proof.always)>(

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 namespace driftless {
 namespace {
@@ -99,8 +100,9 @@ Encoding EncodingChooser::choose(const LinkSpeed& slowest,
   }
   const std::optional<double> stay = predict(now_);
   if (!stay) return now_;
+  const bool stays = allowed(now_);
   Encoding best = now_;
-  double least = *stay;
+  double least = stays ? *stay : std::numeric_limits<double>::infinity();
   for (const Encoding candidate : kCandidates) {
     const double time = *predict(candidate);
     if (!allowed(candidate) || time >= least) continue;
@@ -110,11 +112,11 @@ Encoding EncodingChooser::choose(const LinkSpeed& slowest,
   if (best == now_) return now_;
   const bool known = known_[best].made > 0;
   const bool soon = known ? versions_since_switch_ < kSoon && !trial_ : known_[now_].made < 2;
-  if (least > *stay * (soon ? kGainSoon : kGain)) return now_;
+  if (stays && least > *stay * (soon ? kGainSoon : kGain)) return now_;
   const auto ms = [](double seconds) { return std::llround(seconds * 1e3); };
   why_ = concat("encoding '", info(best).name, "' from here on: at ", std::llround(rate() / 1e6),
                 " MB/s a version takes ", ms(least), " ms in it, ", ms(*stay), " ms in '",
-                info(now_).name, "'");
+                info(now_).name, stays ? "'" : "', which not all receivers are known to take");
   versions_since_switch_ = 0;
   trial_ = !known;
   now_ = best;

@@ -6,7 +6,8 @@
 // still has to do then. Until a link is known the first encoding stays. Encodings that were not
 // used yet are estimated from their bits per change and their speed on one core of a Neoverse-N1,
 // on `threads` of them, decoding beside the transfer; what a version shows takes the place of the
-// estimate. One that was tried and is slower is left at once; then the choice stays for a while.
+// estimate. One that was tried and is slower, or is not allowed any more, is left at once; then the
+// choice stays for a while.
 #pragma once
 
 #include <cstdint>

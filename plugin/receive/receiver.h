@@ -17,8 +17,9 @@
 namespace driftless {
 
 struct ReceiverOptions {
-  std::string id = "receiver";                        // plain, unique on the road
-  std::uint64_t fold_bytes = std::uint64_t{1} << 30;  // of parts staged for one commit, at most
+  std::string id = "receiver";  // plain, unique on the road
+  // Of parts staged for one commit, at most; of `compact` with what it takes once decoded.
+  std::uint64_t fold_bytes = std::uint64_t{1} << 30;
   unsigned read_workers = 4;  // ranges of parts that are fetched and taken at a time
   // Of tensors in full shape that an engine's loader is given at a time (an engine's target).
   std::uint64_t chunk_bytes = std::uint64_t{512} << 20;

@@ -19,6 +19,9 @@ using namespace std::chrono_literals;
 // Manifests that are read to know the digests of a version that is held already.
 constexpr std::size_t kMostFollowed = 256;
 
+// What a change of `compact` takes beside its bits once it is decoded, as it must be for a fold.
+constexpr std::uint64_t kDecodedBytes = 10, kMostUnits = std::uint64_t{1} << 56;
+
 // What may be otherwise at the next look: not whole yet, read while it was written, just pruned.
 bool may_pass(StatusCode code) {
   return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
@@ -120,7 +123,11 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
     }
     if (!late) failure = chain.status();
     if (late || !backoff.sleep(deadline)) {
-      return failure.with_context(concat("gave up after ", options_.fetch_deadline.count(), " ms"));
+      failure =
+          failure.with_context(concat("gave up after ", options_.fetch_deadline.count(), " ms"));
+      // It is listed and stays gone, as if it were not listed: only an anchor helps.
+      if (failure.code() != StatusCode::kNotFound) return failure;
+      return error(StatusCode::kWrongBase, failure.message(), "; publish an anchor");
     }
   }
 }
@@ -183,6 +190,9 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
     if (full && !chain.empty()) break;
     std::uint64_t size = 0;
     for (const ManifestFile& file : next->manifest.files) size += file.size_bytes;
+    if (next->manifest.encoding == Encoding::kCompact) {
+      size += kDecodedBytes * std::min(next->manifest.changed_units, kMostUnits);
+    }
     if (!chain.empty() && bytes + size > options_.fold_bytes) break;
     bytes += size;
     version = id.version;

@@ -214,6 +214,7 @@ Status VersionSource::adopt_manifest_checksums() {
                    (*layout_)[change.tensor].name, "' is in the files but not in the manifest");
     }
     change.checksum = found->second->checksum;
+    change.digest = found->second->digest;
     listed.erase(found);
   }
   if (listed.empty()) return {};

@@ -15,6 +15,7 @@ struct TensorChange {
   std::uint32_t tensor = 0;         // index in the layout
   std::uint64_t payload_bytes = 0;  // of its encoded delta
   std::string checksum;             // of its new bytes, hexadecimal; empty if the version has none
+  std::optional<Digest> digest = std::nullopt;  // of all of it afterwards, if the manifest says
 };
 
 // New bytes of a tensor, verbatim: from `byte_offset` on, or, of a block whose units do not adjoin

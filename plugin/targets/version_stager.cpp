@@ -20,6 +20,7 @@ struct TensorVersion {
   const TensorChange* change = nullptr;
   std::unique_ptr<TensorPatcher> patcher;
   Checksum checksum;
+  bool coded = false;  // its new bytes follow from the old ones
 };
 
 // Changes that are decoded already.
@@ -64,6 +65,8 @@ class Stager {
     const bool whole = weights_.held(index) == HeldShare::kAll;
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<TensorVersion> versions, open_versions(index));
     const std::uint64_t units_before = staged_.changed_units;
+    const bool coded = whole && !versions.empty() && versions.back().coded;
+    Digest digest;  // of the new bytes
     for (std::uint64_t at = 0; at < tensor.size_bytes; at += kChunkBytes) {
       const std::uint64_t size = std::min(kChunkBytes, tensor.size_bytes - at);
       const std::span<std::byte> chunk(chunk_.data(), size);
@@ -74,8 +77,8 @@ class Stager {
         DRIFTLESS_RETURN_IF_ERROR(named(each.patcher->patch(at, chunk), each));
         if (whole && !each.change->checksum.empty()) each.checksum.update(chunk);
       }
-      if (chain_.back().version().full()) {
-        staged_.new_digest += host_kernels().digest(digest_tensor_key(tensor.name), at, chunk);
+      if (coded || chain_.back().version().full()) {
+        digest += host_kernels().digest(digest_tensor_key(tensor.name), at, chunk);
       }
       DRIFTLESS_RETURN_IF_ERROR(record(index, at, old_bytes, chunk));
       if (weights_.forget) weights_.forget(index, at, size);
@@ -86,6 +89,8 @@ class Stager {
       DRIFTLESS_RETURN_IF_ERROR(named(each.patcher->finish(), each));
       if (whole) DRIFTLESS_RETURN_IF_ERROR(check(each, tensor));
     }
+    if (coded) DRIFTLESS_RETURN_IF_ERROR(check_digest(versions.back(), tensor, digest));
+    if (chain_.back().version().full()) staged_.new_digest += digest;
     staged_.touched_bytes += tensor.size_bytes;
     if (staged_.changed_units != units_before) ++staged_.changed_tensors;
     return {};
@@ -121,7 +126,7 @@ class Stager {
       if (change == nullptr) continue;
       DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<TensorPatcher> patcher, source.patcher(*change));
       versions.push_back(
-          {&source, change, std::move(patcher), Checksum(source.version().checksum)});
+          {&source, change, std::move(patcher), Checksum(source.version().checksum), false});
     }
     return versions;
   }
@@ -150,7 +155,7 @@ class Stager {
     }
     return TensorVersion{last, last->find(tensor),
                          std::make_unique<ChangesPatcher>(spec, std::move(folded[tensor])),
-                         Checksum(last->version().checksum)};
+                         Checksum(last->version().checksum), true};
   }
 
   // In a chain the version that failed must be named.
@@ -191,6 +196,19 @@ class Stager {
         " does not hold version ", chain_.front().version().base_version,
         ", or the delta is damaged. Nothing was changed; restore the checkpoint's base, or "
         "fetch the version again");
+  }
+
+  // A unit that is wrong and changes is as wrong afterwards: what `compact` adds to the digest does
+  // not tell, and the tensor's own digest does.
+  Status check_digest(const TensorVersion& each, const TensorSpec& tensor,
+                      const Digest& found) const {
+    if (!each.change->digest || found == *each.change->digest) return {};
+    const VersionDirectory& version = each.source->version();
+    return error(StatusCode::kMismatch, "tensor '", tensor.name, "' would have digest ",
+                 to_hex(found), " after version ", version.version, ", but ", version.path,
+                 " says ", to_hex(*each.change->digest), ": ", weights_.name,
+                 " does not hold version ", chain_.front().version().base_version,
+                 ". Nothing was changed; restore the weights, or take a full version");
   }
 
   const WeightView& weights_;

@@ -4,6 +4,12 @@
 // step, and one for all of them:
 //
 //     compact_bench TRACE [repeats]
+//     compact_bench TRACE tables
+//
+// With `tables`: how many bytes of the frames that the publisher makes are tables, and how many of
+// all bytes other tables would save if they cost nothing: for every tensor its own, made from all
+// of its units; those of the step before, with what they lack; or for each tensor the best of
+// these.
 //
 // TRACE is a directory as `driftless bench --trace` takes it, of bf16. A step is one frame with one
 // table. Encoding begins with the changes, and has the counting for the table, the tiles, the
@@ -22,6 +28,7 @@
 #include "formats/frame.h"
 #include "formats/safetensors.h"
 #include "kernels/compact_ops.h"
+#include "plugin/checkpoint/compact_writer.h"
 
 namespace driftless {
 namespace {
@@ -161,11 +168,9 @@ struct Sums {
   }
 };
 
-int run(const std::string& directory, unsigned repeats) {
+Step load_base(const std::string& directory) {
   const SafetensorsFile base =
       must(SafetensorsFile::open(posix_file_system(), directory + "/base.safetensors"));
-  const SafetensorsFile trace =
-      must(SafetensorsFile::open(posix_file_system(), directory + "/trace.safetensors"));
   std::vector<TensorSpec> specs;
   for (const SafetensorsEntry& entry : base.header().tensors) specs.push_back(entry.spec);
   Step step{must(WeightLayout::make(std::move(specs))), {}};
@@ -173,6 +178,23 @@ int run(const std::string& directory, unsigned repeats) {
     const auto bytes = base.bytes(*base.find(step.layout[i].name));
     step.tensors.push_back({i, {bytes.begin(), bytes.end()}, {}, {}, {}});
   }
+  return step;
+}
+SafetensorsFile open_trace(const std::string& directory) {
+  return must(SafetensorsFile::open(posix_file_system(), directory + "/trace.safetensors"));
+}
+
+// The weights after the step.
+void take_step(Step& step) {
+  for (Tensor& tensor : step.tensors) {
+    host_kernels().scatter(tensor.weights.data(), 2, tensor.offsets.data(), tensor.offsets.size(),
+                           tensor.values.data());
+  }
+}
+
+int run(const std::string& directory, unsigned repeats) {
+  const SafetensorsFile trace = open_trace(directory);
+  Step step = load_base(directory);
   std::printf(
       "| step | changes | %% | bits per change | encode, G weights/s | decode | encode, in reads | "
       "decode |\n|---|---|---|---|---|---|---|---|\n");
@@ -206,10 +228,142 @@ int run(const std::string& directory, unsigned repeats) {
                                       &Sums::decode_s, &Sums::read_s}) {
       all.*each += sums.*each;
     }
-    for (Tensor& tensor : step.tensors) {
-      host_kernels().scatter(tensor.weights.data(), 2, tensor.offsets.data(), tensor.offsets.size(),
-                             tensor.values.data());
+    take_step(step);
+  }
+  all.print("all");
+  return 0;
+}
+
+// --- What tables cost, and what better ones would save.
+
+using Counts = std::vector<CompactCounts>;  // by tensor
+
+// Of every unit: count_compact_units() takes a sample of more.
+Counts count_all(const Step& step) {
+  Counts counts(step.tensors.size());
+  for (const Tensor& tensor : step.tensors) {
+    CompactCounts& own = counts[tensor.index];
+    const std::uint64_t units = tensor.weights.size() / 2;
+    for (std::uint64_t at = 0; at < units; at += kCompactTileUnits) {
+      count_compact_units(kFields, tensor.weights.data() + 2 * at,
+                          std::min<std::uint64_t>(kCompactTileUnits, units - at), own);
     }
+    count_compact_changes(kFields, tensor.old_values.data(), tensor.values.data(),
+                          tensor.offsets.size(), own);
+  }
+  return counts;
+}
+
+// Counts of before, with one change of each kind that only `now` has.
+CompactTable table_of(CompactCounts before, const CompactCounts& now) {
+  for (std::size_t c = 0; c < kCompactClasses; ++c) {
+    for (std::size_t s = 0; s < kCompactStepSymbols; ++s) {
+      if (now.steps[c][s] == 0 || before.steps[c][s] != 0) continue;
+      before.steps[c][s] = 1;
+      ++before.changes[c];
+    }
+  }
+  return make_compact_table(kFields, before);
+}
+
+double stream_bytes(const Tensor& tensor, const CompactTable& table) {
+  if (tensor.offsets.empty()) return 0;
+  CompactStreams streams;
+  const DeltaView delta{tensor.index, 2, 0, tensor.offsets, tensor.values.data()};
+  must(encode_compact(host_kernels(), table, delta, tensor.weights.data(),
+                      tensor.weights.size() / 2, streams));
+  return static_cast<double>(streams.bytes.size());
+}
+
+// As the publisher makes it, of the weights after the step.
+Bytes published_frame(Step step) {
+  std::vector<ChangedBlock> blocks;
+  take_step(step);
+  for (const Tensor& tensor : step.tensors) {
+    if (tensor.offsets.empty()) continue;
+    blocks.push_back({tensor.index,
+                      nullptr,
+                      tensor.weights.data(),
+                      BlockPlace::all(tensor.weights.size() / 2),
+                      {{0, tensor.offsets, tensor.values, tensor.old_values}}});
+  }
+  FrameContext context;
+  context.layout = step.layout.signature();
+  context.encoding = Encoding::kCompact;
+  Bytes frame;
+  must(encode_changed_blocks(context, step.layout, DType::kBF16, blocks, 1, frame));
+  return frame;
+}
+
+// In bytes. Savings are of the streams, and negative if they grow.
+struct TableSums {
+  double frame = 0, table_count = 0, tables = 0, own = 0, before = 0, before_own = 0, best = 0;
+
+  void print(const std::string& name) const {
+    std::printf("| %s | %.0f | %.0f | %.0f | %.2f |", name.c_str(), frame, table_count, tables,
+                100 * tables / frame);
+    for (const double each : {own, before, before_own, best}) {
+      std::printf(" %.2f |", 100 * each / frame);
+    }
+    std::printf("\n");
+  }
+};
+
+TableSums sum_tables(const Step& step, const Counts& counts, const Counts& before) {
+  TableSums sums;
+  const Bytes bytes = published_frame(step);
+  sums.frame = static_cast<double>(bytes.size());
+  const Frame frame = must(Frame::decode(bytes, step.layout, bytes.size()));
+  Bytes tables;
+  for (const CompactTable& table : frame.compact_tables()) append_compact_table(table, tables);
+  sums.table_count = static_cast<double>(frame.compact_tables().size());
+  sums.tables = static_cast<double>(tables.size());
+  CompactCounts all_before, all_now;
+  for (const CompactCounts& each : before) all_before.add(each);
+  for (const CompactCounts& each : counts) all_now.add(each);
+  const CompactTable shared_before = table_of(all_before, all_now);
+  for (const CompactBlock& block : frame.compact_blocks()) {
+    const Tensor& tensor = step.tensors[block.tensor];
+    const CompactCounts& now = counts[block.tensor];
+    const auto stream = static_cast<double>(block.tiles.size());
+    const double own = stream - stream_bytes(tensor, make_compact_table(kFields, now));
+    sums.own += own;
+    sums.best += std::max(own, 0.0);
+    if (before.empty()) continue;
+    const double shared = stream - stream_bytes(tensor, shared_before);
+    const double before_own = stream - stream_bytes(tensor, table_of(before[block.tensor], now));
+    sums.before += shared;
+    sums.before_own += before_own;
+    sums.best += std::max({own, shared, before_own, 0.0}) - std::max(own, 0.0);
+  }
+  return sums;
+}
+
+int run_tables(const std::string& directory) {
+  const SafetensorsFile trace = open_trace(directory);
+  Step step = load_base(directory);
+  std::printf(
+      "| step | frame, bytes | tables | their bytes | %% | own tables save, %% | the step before's "
+      "| "
+      "of each tensor | the best |\n|---|---|---|---|---|---|---|---|---|\n");
+  TableSums all;
+  Counts before;
+  for (unsigned number = 1;; ++number) {
+    load_step(trace, number, step);
+    if (std::ranges::all_of(step.tensors,
+                            [](const Tensor& each) { return each.offsets.empty(); })) {
+      break;
+    }
+    Counts counts = count_all(step);
+    const TableSums sums = sum_tables(step, counts, before);
+    sums.print(std::to_string(number));
+    for (double TableSums::* const each :
+         {&TableSums::frame, &TableSums::table_count, &TableSums::tables, &TableSums::own,
+          &TableSums::before, &TableSums::before_own, &TableSums::best}) {
+      all.*each += sums.*each;
+    }
+    take_step(step);
+    before = std::move(counts);
   }
   all.print("all");
   return 0;
@@ -220,8 +374,9 @@ int run(const std::string& directory, unsigned repeats) {
 
 int main(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: compact_bench TRACE [repeats]\n");
+    std::fprintf(stderr, "usage: compact_bench TRACE [repeats | tables]\n");
     return 2;
   }
+  if (argc > 2 && std::string_view(argv[2]) == "tables") return driftless::run_tables(argv[1]);
   return driftless::run(argv[1], argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 3);
 }

@@ -161,5 +161,14 @@ TEST(CompactIndex, IsWrittenInOneWay) {
   }
 }
 
+// Nothing is set aside for changes that the stream cannot have.
+TEST(CompactIndex, HasNoMoreChangesThanBits) {
+  for (const std::uint32_t size : {5U, 2047U, 2048U}) {
+    Bytes bytes;
+    append_compact_index({{{5, 7}}, {{16384, size}}}, bytes);
+    EXPECT_EQ(read_compact_index(bytes, kCompactTileUnits, 16384, size).ok(), size == 2048) << size;
+  }
+}
+
 }  // namespace
 }  // namespace driftless

@@ -158,6 +158,34 @@ def test_a_worker_that_is_killed_blocks_nobody_and_comes_back(work, name):
     assert finish(trainer).returncode == 0
 
 
+def test_a_mirror_decodes_also_for_an_agent_and_a_worker_that_are_started_again(work, name):
+    base, steps = work / "run" / "step_000000", 14
+    history = make_run(work / "run", np.random.default_rng(9), steps, rows=4000)
+    host = Host(work, name, **{"road.layout": "frames", "encoding": "compact"})
+    host.set(**{"agent.mirror": base, "metrics.file": work / "{role}.jsonl", "keep_versions": 20})
+    agent = host.start_agent()
+    workers = [host.start_worker(i, "--base", base) for i in range(2)]
+    trainer = replay(host, work / "run", "--interval-ms", 250)
+    wait_for(published(host, 3), "version 3")
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    agent = host.start_agent()
+    wait_for(published(host, 6), "version 6")
+    workers[1].send_signal(signal.SIGKILL)
+    workers[1].wait()
+    workers[1] = host.start_worker(1, "--base", base)
+    for number, worker in enumerate(workers):
+        assert ended(worker, 60)["version"] == steps
+        assert host.saved(number) == history[-1]
+    assert ended(agent)["version"] == steps
+    assert finish(trainer).returncode == 0
+    lines = [json.loads(line) for line in (work / "agent.jsonl").read_text().splitlines()]
+    size = sum(len(tensor.data) for tensor in history[0].values())
+    assert all(line["mirror_bytes"] == size for line in lines)
+    # In `deltas` it is more than in `compact`, of changes that are random bits.
+    assert all(line["plain_bytes"] > 1.2 * line["wire_bytes"] for line in lines)
+
+
 def test_a_signal_ends_it_and_gives_the_memory_back(work, name):
     make_run(work / "run", np.random.default_rng(6), STEPS)
     host = Host(work, name)

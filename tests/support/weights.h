@@ -63,6 +63,20 @@ inline Weights changed_weights(Weights weights, std::uint64_t seed, double share
   return weights;
 }
 
+// Every sixteenth bf16 or so goes one up, within its exponent: as optimizers change weights.
+inline Weights stepped_weights(Weights weights, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (auto& [name, tensor] : weights) {
+    if (tensor.dtype != DType::kBF16) continue;
+    for (std::size_t at = 0; at < tensor.bytes.size(); at += 2) {
+      const bool last = (tensor.bytes[at] & std::byte{0x7f}) == std::byte{0x7f};
+      if (random() % 16 != 0 || last) continue;
+      tensor.bytes[at] = static_cast<std::byte>(std::to_integer<unsigned>(tensor.bytes[at]) + 1);
+    }
+  }
+  return weights;
+}
+
 inline void write_shard(const std::string& path, const Weights& weights) {
   std::vector<std::string> names;
   for (const auto& [name, tensor] : weights) names.push_back(name);

@@ -69,6 +69,7 @@ class AgentLog {
           concat("version ", report.version, report.anchor ? " (anchor)" : "", ", ",
                  human_bytes(report.wire_bytes), " fetched in ", fixed(report.fetch_ms, 1),
                  " ms, handed over in ", fixed(delivery.process_ms + report.apply_ms, 1), " ms"));
+    for (const std::string& note : report.notes) tell(Status(StatusCode::kIo, note));
   }
 
   void updated(const EngineUpdate& update) {

@@ -69,6 +69,17 @@ TEST_P(ChosenAt, TakesTheNextBestIfOneIsNotAllowed) {
   EXPECT_EQ(after_a_version(GetParam()), Encoding::kDeltasZstd);
 }
 
+TEST_P(ChosenAt, LeavesAtOnceWhatIsNotAllowedAnyMoreAndComesBack) {
+  EXPECT_EQ(after_a_version(GetParam()), Encoding::kCompact);
+  forbidden_ = Encoding::kCompact;
+  EXPECT_EQ(after_a_version(GetParam()), Encoding::kDeltasZstd);
+  EXPECT_NE(chooser_.why().find("not all receivers"), std::string::npos) << chooser_.why();
+  EXPECT_EQ(after_a_version(GetParam()), Encoding::kDeltasZstd);
+  EXPECT_TRUE(chooser_.why().empty()) << chooser_.why();
+  forbidden_ = Encoding::kFull;
+  EXPECT_EQ(after_a_version(GetParam()), Encoding::kCompact);
+}
+
 TEST_F(Chosen, ComesBackWhenTheLinkIsFast) {
   EXPECT_EQ(after_a_version(10 * kMbit), Encoding::kCompact);
   int versions = 1;

@@ -59,6 +59,23 @@ TEST_F(ReceiverTest, FoldsNoMoreThanItMay) {
   EXPECT_TRUE(same(held_, run_.weights[4]));
 }
 
+// Its changes take little on the road, and as much as others once they are decoded.
+TEST_F(ReceiverTest, FoldsNoMoreOfCompactThanItMay) {
+  announce();
+  std::uint64_t bytes = 0;
+  for (std::uint64_t version = 1; version <= 4; ++version) {
+    const Publication step = run_.step(version, DirectoryLayout::kFrames, Encoding::kCompact);
+    for (const auto& file : step.manifest.files) bytes += file.size_bytes;
+    send(*sender_, step);
+  }
+  options_.fold_bytes = bytes;
+  ASSERT_TRUE(open().ok());
+  std::uint64_t commits = 0;
+  for (; receiver_->state().id.version < 4; ++commits) ASSERT_TRUE(update().ok());
+  EXPECT_GT(commits, 1U);
+  EXPECT_TRUE(same(held_, run_.weights[4]));
+}
+
 TEST_F(ReceiverTest, TakesAFullStepAlone) {
   announce();
   publish(1, 2);
@@ -151,6 +168,22 @@ TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
   ASSERT_TRUE(update().ok()) << "and goes on where one comes";
   EXPECT_TRUE(same(held_, run_.weights[12]));
   EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[12])));
+}
+
+// What is listed and stays gone is no better than what is not listed.
+TEST_F(ReceiverTest, AsksForAnAnchorWhereAPartIsGone) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  publish(1, 1);
+  road_.part_failures.assign(1000, error(StatusCode::kNotFound, "it is gone"));
+  const auto done = update();
+  EXPECT_EQ(done.status().code(), StatusCode::kWrongBase) << done.status().to_string();
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  road_.part_failures.assign(1, error(StatusCode::kNotFound, "it is gone"));
+  publish(2, 2);
+  send(*sender_, run_.anchor(2));
+  ASSERT_TRUE(update().ok());
+  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[2])));
 }
 
 TEST_F(ReceiverTest, LooksAgainWhereAStepGoesWhileItIsFetched) {
