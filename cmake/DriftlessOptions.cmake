@@ -23,7 +23,7 @@ option(DRIFTLESS_WERROR "Treat warnings as errors" OFF)
 # the anonymous namespaces of one library must differ.
 option(DRIFTLESS_UNITY "Compile the files of a library together" ON)
 set(CMAKE_UNITY_BUILD ${DRIFTLESS_UNITY})
-set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
 set(DRIFTLESS_SANITIZE "" CACHE STRING "Sanitizers, for example address,undefined or thread")
 
 add_library(driftless_compile_options INTERFACE)

@@ -10,11 +10,11 @@ option(DRIFTLESS_PRECOMPILED "Precompile the headers of the standard library" ${
 if(DRIFTLESS_PRECOMPILED)
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/precompiled/empty.cpp CONTENT "")
   add_library(driftless_precompiled OBJECT ${CMAKE_BINARY_DIR}/precompiled/empty.cpp)
-  target_link_libraries(driftless_precompiled PRIVATE driftless_compile_options nlohmann_json::nlohmann_json)
+  target_link_libraries(driftless_precompiled PRIVATE driftless_compile_options)
+  # No more: to read a larger one takes longer than to compile what is not used of it.
   target_precompile_headers(driftless_precompiled PRIVATE
-    <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring> <deque> <filesystem>
-    <functional> <future> <map> <memory> <mutex> <optional> <ranges> <set> <span> <sstream> <string>
-    <string_view> <thread> <tuple> <utility> <variant> <vector> <nlohmann/json.hpp>)
+    <algorithm> <array> <atomic> <chrono> <cstdint> <cstring> <functional> <map> <memory> <mutex>
+    <optional> <span> <string> <string_view> <utility> <vector>)
 endif()
 
 # driftless_reuse_precompiled(DIRECTORY): for every library there and below. Kernels of other instruction
