@@ -12,7 +12,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kBatchBytes = std::uint64_t{256} << 20;  // of the GPU's memory, about
-constexpr std::uint64_t kSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
+constexpr std::uint64_t kBlockSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 constexpr std::uint64_t kIntLimit = std::uint64_t{1} << 31;
 
 // Where the tensor's unit 0 would lie if one plain map has all of the block; else null.
@@ -99,8 +99,8 @@ class CompactBatch {
     patch_size_ = cuda::Patch::workspace_size(patched_);
     patch_at_ = dev_.take(patch_size_.dev_bytes);
     patch_host_at_ = host_.take(patch_size_.host_bytes);
-    sums_at_ = dev_.take(blocks_.size() * kSumsBytes);
-    sums_host_at_ = host_.take(blocks_.size() * kSumsBytes);
+    sums_at_ = dev_.take(blocks_.size() * kBlockSumsBytes);
+    sums_host_at_ = host_.take(blocks_.size() * kBlockSumsBytes);
     for (const CompactUnits& block : blocks_) {
       if (plain_data(block) == nullptr) longest_ = std::max(longest_, span_of(block));
     }
@@ -148,12 +148,13 @@ class CompactBatch {
                                                    reinterpret_cast<std::uint64_t*>(dev(sums_at_)),
                                                    gpu_.stream.get()));
     std::byte* const sums = workspace_.host.data() + sums_host_at_;
-    DRIFTLESS_RETURN_IF_ERROR(gpu_.stream.copy(sums, dev(sums_at_), blocks_.size() * kSumsBytes));
+    DRIFTLESS_RETURN_IF_ERROR(
+        gpu_.stream.copy(sums, dev(sums_at_), blocks_.size() * kBlockSumsBytes));
     DRIFTLESS_RETURN_IF_ERROR(gpu_.stream.wait());
     DRIFTLESS_RETURN_IF_ERROR(patch.check());
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       std::uint64_t own[cuda::kDigestSums];
-      std::memcpy(own, sums + i * kSumsBytes, kSumsBytes);
+      std::memcpy(own, sums + i * kBlockSumsBytes, kBlockSumsBytes);
       blocks_[i].change = cuda::digest_from_sums(own);
     }
     return {};

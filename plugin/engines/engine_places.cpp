@@ -13,7 +13,7 @@
 namespace driftless {
 namespace {
 
-Status malformed(std::string_view what, std::string_view how) {
+Status malformed_places(std::string_view what, std::string_view how) {
   return error(StatusCode::kCorrupt, what, ": ", how, "; is the same release on both sides?");
 }
 
@@ -34,14 +34,15 @@ std::optional<std::uint64_t> number(const Json& value) {
 }
 
 Result<std::vector<std::byte>> bytes_of(const Json& hex, std::string_view what) {
-  if (!hex.is_string()) return malformed(what, "elements without values");
+  if (!hex.is_string()) return malformed_places(what, "elements without values");
   const auto& text = hex.get_ref<const std::string&>();
   std::vector<std::byte> bytes(text.size() / 2);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     unsigned value = 0;
     for (const char digit : text.substr(2 * i, 2)) {
       const bool letter = digit >= 'a' && digit <= 'f';
-      if (!letter && (digit < '0' || digit > '9')) return malformed(what, "values are not hex");
+      if (!letter && (digit < '0' || digit > '9'))
+        return malformed_places(what, "values are not hex");
       value = value * 16 + static_cast<unsigned>(letter ? digit - 'a' + 10 : digit - '0');
     }
     bytes[i] = static_cast<std::byte>(value);
@@ -103,7 +104,7 @@ class Search {
     DRIFTLESS_ASSIGN_OR_RETURN(const Json* others, json_array(json, "disagree", transport_.name()));
     std::vector<std::string> digests;
     for (const Json& each : *blocks) {
-      if (!each.is_string()) return malformed(transport_.name(), "a block without a digest");
+      if (!each.is_string()) return malformed_places(transport_.name(), "a block without a digest");
       digests.push_back(each.get<std::string>());
     }
     for (const Json& each : *others) suspects.insert(number(each).value_or(0));
@@ -129,7 +130,7 @@ class Search {
     for (std::uint64_t block = 0; block * block_units < units; ++block) {
       Digest sum;
       for (const auto& [region, blocks] : digests) {
-        if (block >= blocks.size()) return malformed(transport_.name(), "too few blocks");
+        if (block >= blocks.size()) return malformed_places(transport_.name(), "too few blocks");
         DRIFTLESS_ASSIGN_OR_RETURN(const Digest share, digest_from_hex(blocks[block]));
         sum += share;
       }
@@ -163,7 +164,7 @@ class Search {
 
   Status compare_copy(std::uint32_t tensor, std::int64_t rank, const Json& copy) {
     if (!copy.is_array() || copy.size() != 4 || !copy[0].is_string() || !copy[1].is_array()) {
-      return malformed(transport_.name(), "elements that are no list of four");
+      return malformed_places(transport_.name(), "elements that are no list of four");
     }
     const unsigned width = unit_bytes(spec(tensor).dtype);
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte> values,
@@ -176,7 +177,7 @@ class Search {
       const std::uint64_t begin = pair ? *number(run[0]) : 0, count = pair ? *number(run[1]) : 0;
       const std::uint64_t all = spec(tensor).units();
       if (!pair || begin > all || count > all - begin || count > (values.size() - at) / width) {
-        return malformed(transport_.name(), "elements that the tensor does not have");
+        return malformed_places(transport_.name(), "elements that the tensor does not have");
       }
       for (std::uint64_t unit = begin; unit < begin + count; ++unit, at += width) {
         const std::byte* const expected = checkpoint_.tensor(tensor).data + unit * width;

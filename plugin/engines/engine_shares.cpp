@@ -12,19 +12,19 @@ namespace {
 // Names in an error: enough to look at.
 constexpr std::size_t kNamesShown = 3;
 
-Status malformed(std::string_view what, std::string_view how) {
+Status malformed_share(std::string_view what, std::string_view how) {
   return error(StatusCode::kCorrupt, what, ": ", how, "; is the same release on both sides?");
 }
 
 Result<std::string> text_at(const Json& row, std::size_t at, std::string_view what) {
   if (row.is_array() && row.size() > at && row[at].is_string()) return row[at].get<std::string>();
-  return malformed(what, concat("a rank's share has no text in column ", at));
+  return malformed_share(what, concat("a rank's share has no text in column ", at));
 }
 Result<std::uint64_t> count_at(const Json& row, std::size_t at, std::string_view what) {
   if (row.is_array() && row.size() > at && row[at].is_number_unsigned()) {
     return row[at].get<std::uint64_t>();
   }
-  return malformed(what, concat("a rank's share has no count in column ", at));
+  return malformed_share(what, concat("a rank's share has no count in column ", at));
 }
 
 Result<RankShare> parse_share(const Json& row, std::string_view what) {
@@ -39,7 +39,8 @@ Result<RankShare> parse_share(const Json& row, std::string_view what) {
   if (!manifest.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(share.manifest, digest_from_hex(manifest).with_context(what));
   }
-  if (share.units > share.of_units) return malformed(what, "a share is larger than its tensor");
+  if (share.units > share.of_units)
+    return malformed_share(what, "a share is larger than its tensor");
   return share;
 }
 
@@ -172,7 +173,7 @@ Result<RankShares> parse_rank_shares(const RankReply& reply, std::string_view wh
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Json* absent, json_array(json, "absent", what));
   for (const Json& name : *absent) {
-    if (!name.is_string()) return malformed(what, "an absent tensor has no name");
+    if (!name.is_string()) return malformed_share(what, "an absent tensor has no name");
     result.absent.push_back(name.get<std::string>());
   }
   return result;

@@ -20,7 +20,7 @@
 namespace driftless::cli {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr auto kLookForDelivery = std::chrono::milliseconds(100);
 constexpr auto kSignOfLife = std::chrono::seconds(1);
 
 // What is worth another try. All else is a matter of the configuration or of another run.
@@ -230,7 +230,8 @@ class Agent {
   }
 
   [[nodiscard]] Result<bool> deliver() {
-    const Result<std::optional<DeliveryReport>> report = delivery_->step(Deadline::after(kLook));
+    const Result<std::optional<DeliveryReport>> report =
+        delivery_->step(Deadline::after(kLookForDelivery));
     if (!report.ok()) {
       if (!may_pass(report.status().code())) return report.status();
       log_.tell(report.status());

@@ -13,7 +13,8 @@
 namespace driftless::cli {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(200);  // for a new version; then for the end
+constexpr auto kLookForVersion =
+    std::chrono::milliseconds(200);  // for a new version; then for the end
 
 SessionOptions warning_to(std::function<void(const Status&)> warn) {
   SessionOptions options;
@@ -83,7 +84,7 @@ class Rollout {
     if (arguments_.timeout) timeout = Deadline::after(*arguments_.timeout);
     while (StopSignals::received() == 0 && !reached()) {
       DRIFTLESS_ASSIGN_OR_RETURN(const bool staged,
-                                 session_.stage_patiently(Deadline::after(kLook)));
+                                 session_.stage_patiently(Deadline::after(kLookForVersion)));
       if (staged) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
         tell(session_.report());  // with the times of the commit
