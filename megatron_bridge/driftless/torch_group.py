@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -25,7 +26,7 @@ class PublisherGroup:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
-        self._store = None if group is None else _store_of(group)
+        self._store: Any = _store_of(group) if group is not None and self.size > 1 else None
         self._opened = 0  # publishers that were made with it: each counts its epochs from 0
         self._epoch = self._message = 0
         self._said: list[list[str]] = [[], []]  # keys of ours: of the epoch before, of this one
@@ -40,7 +41,7 @@ class PublisherGroup:
 
     def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """All ranks' bytes, on rank 0; nothing on the others."""
-        if self._store is None:
+        if self.size == 1:
             return [data]
         message = self._next()
         if self.rank != 0:
@@ -52,7 +53,7 @@ class PublisherGroup:
 
     def broadcast(self, data: bytes, timeout_s: float) -> bytes:
         """Rank 0's bytes, on every rank."""
-        if self._store is None:
+        if self.size == 1:
             return data
         message = self._next()
         if self.rank == 0:

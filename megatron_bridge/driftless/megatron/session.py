@@ -69,7 +69,7 @@ class Session:
         self.settings = self.config.settings()
         for session in earlier:
             if session.road == self.road:
-                session.leave()
+                session.make_way()
         self._find_places(hf_config)
         self._all_ranks("joining the job", self._join)
         self._open()
@@ -339,8 +339,13 @@ class Session:
     def road(self) -> tuple[Any, Any]:
         return self.settings["road.kind"], self.settings.get("road.dir")
 
-    def leave(self) -> None:
-        """Ends this session, and not the run: another publisher goes on with it. Not collective."""
+    def make_way(self) -> None:
+        """Ends this session, and not the run: another one goes on with it."""
+        if self._job.launched and not self.closed:
+            raise SyncError(
+                "weight updates are attached, and an MPI launcher started this job: it cannot be "
+                "joined twice. Start it again, or by torchrun with --update-weight-transport disk"
+            )
         if self._begin_end():
             self._quietly(self._job.leave)
 

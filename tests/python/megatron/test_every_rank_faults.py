@@ -118,6 +118,15 @@ def test_updates_go_on_once_they_are_attached_again(work):
     job.check(0, ["disk0"], config_of(job))
 
 
+@pytest.mark.long
+def test_a_job_of_mpirun_is_not_attached_again(work):
+    job = Job(work, tp=2, steps=2, attach_at=1)
+    job.over_disk(*NONE, rollouts=(), layout="frames", outside_mpi=False)
+    result = jobs.finish(job.start(), 240)
+    assert result.returncode != 0
+    assert "an MPI launcher started this job: it cannot be joined twice" in result.stderr
+
+
 def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):
     first = Job(work, tp=2, steps=3, save_at=1, die=True)
     first.over_disk(*NONE, rollouts=("disk0",), layout="frames")

@@ -225,8 +225,8 @@ class Replica:
         await self._tell("release")
 
     async def resume_kv_cache(self):
-        await self._tell("resume cache")
         self.at_cache()
+        await self._tell("resume cache")
 
     async def resume_generation(self):
         await self._tell("resume")

@@ -147,6 +147,25 @@ TEST_P(PublisherRanks, FailureOnOneRankAbortsTheVersionOnAll) {
   }
 }
 
+// Of pieces that changed throughout other memory is kept than of a few changes.
+TEST_P(PublisherRanks, RollsBackWhatChangedThroughout) {
+  LoopbackHub hub({}, GetParam());
+  const Weights base = testing::random_weights(1);
+  PublisherOptions options = quick_options();
+  options.full_above_density = 1;
+  Trainer trainer(hub, GetParam(), options, base);
+  Rollout rollout(hub, base);
+  trainer.road(0).arm(RoadFault::kSeal);
+  for (const Status& status : trainer.publish(testing::random_weights(7))) {
+    ASSERT_FALSE(status.ok());
+  }
+  const Weights second = testing::changed_weights(base, 2, 0.01, "none");
+  expect_ok(trainer.publish(second));
+  EXPECT_LT(trainer.report().changed_units, trainer.report().total_units / 10);
+  ASSERT_EQ(rollout.follow().to_string(), "ok");
+  EXPECT_TRUE(rollout.holds(second));
+}
+
 TEST_P(PublisherRanks, SealWhoseAnswerIsLostIsFoundOut) {
   LoopbackHub hub({}, GetParam());
   const Weights base = testing::random_weights(1);
