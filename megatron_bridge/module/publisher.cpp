@@ -102,12 +102,17 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     std::vector<TensorRef> refs;
     std::vector<Publisher::NewTensor> values;
     bool on_gpu = false;
-    for (const py::handle entry : pairs) {
-      const auto [number, tensor] = entry.cast<std::pair<std::size_t, py::object>>();
-      const TensorRef& ref = refs.emplace_back(weights.new_values(number, tensor));
-      values.push_back(
-          {number, ref.data, ref.dtype, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
-      on_gpu = on_gpu || !ref.on_host();
+    try {
+      for (const py::handle entry : pairs) {
+        const auto [number, tensor] = entry.cast<std::pair<std::size_t, py::object>>();
+        const TensorRef& ref = refs.emplace_back(weights.new_values(number, tensor));
+        values.push_back(
+            {number, ref.data, ref.dtype, ref.on_host() ? MemoryKind::kHost : MemoryKind::kDevice});
+        on_gpu = on_gpu || !ref.on_host();
+      }
+    } catch (...) {
+      without_gil([&] { made.doubt(); });
+      throw;
     }
     void* const stream = on_gpu ? gpu_stream() : nullptr;
     native_call([&] { return made.capture(values, stream); });

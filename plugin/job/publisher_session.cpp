@@ -79,6 +79,11 @@ Status PublisherSession::capture(std::span<const Publisher::NewTensor> values, v
   return captured;
 }
 
+void PublisherSession::doubt() {
+  wait_behind();
+  publisher_->doubt();
+}
+
 Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool in_step) {
   Result<PublishReport> report = publisher_->publish(weights);
   if (report.ok() && !config_.publisher.keep_snapshot) {

@@ -39,6 +39,7 @@ class PublisherSession {
   [[nodiscard]] bool under_way() const { return under_way_.valid(); }
   [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values,
                                void* stream = nullptr);
+  void doubt();  // Publisher::doubt()
   // [leader] Tells the engines that a version is there, and waits for them; returns what failed.
   // Those that load a checkpoint are told when every rollout, and one at least, has patched its. A
   // version that all engines acknowledged is removed if notify.cleanup says so and no rollout needs

@@ -139,6 +139,8 @@ class Publisher {
   };
   [[nodiscard]] virtual Status capture(std::span<const NewTensor> values,
                                        void* stream = nullptr) = 0;
+  // Weights may be written that capture() was not shown: the next publish() finds out.
+  virtual void doubt() = 0;
   // The part of publish() that must be over before weights are written that capture() does not see
   // (WeightSource::watched()). Not collective; publish() with the same source does it if nobody
   // has. `stream` as above: the version has what is queued there until now, and publish() waits for

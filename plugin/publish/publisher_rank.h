@@ -75,6 +75,9 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights) override;
   [[nodiscard]] Status capture(std::span<const NewTensor> values, void* stream) override;
   [[nodiscard]] Status observe(WeightSource& weights, void* stream) override;
+  void doubt() override {
+    if (live_) live_->doubt(true);
+  }
   void request_anchor() override { anchor_requested_ = true; }
   [[nodiscard]] Status publish_anchor() override;
   [[nodiscard]] const WeightLayout& layout() const override { return layout_; }

@@ -74,13 +74,13 @@ Status nothing_full(const TargetState& state, FetchMode mode,
                  first, " is there): publish an anchor, or start from the run's base");
   }
   if (mode == FetchMode::kFullOnly) {
-    return error(StatusCode::kWrongBase, "the versions after ", state.id.version,
+    return error(StatusCode::kWrongBase, "the versions after version ", state.id.version,
                  " do not fit the weights, and there is no newer anchor (", first,
                  " is there): publish an anchor, or start from the run's base");
   }
-  return error(StatusCode::kWrongBase, "the versions after ", state.id.version, " are gone (",
-               state.id.version + 1, " is not there) and there is no anchor (", first,
-               " is there): publish an anchor, or start from the run's base");
+  return error(StatusCode::kWrongBase, "the versions after version ", state.id.version,
+               " are gone (", state.id.version + 1, " is not there) and there is no anchor (",
+               first, " is there): publish an anchor, or start from the run's base");
 }
 
 }  // namespace

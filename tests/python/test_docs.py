@@ -26,7 +26,7 @@ def tracked(*patterns):
 
 
 def pages():
-    return tracked("docs/*.md", "README.md", "CONTRIBUTING.md", "SECURITY.md")
+    return tracked("docs/*.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def anchors(page):

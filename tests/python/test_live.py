@@ -145,6 +145,23 @@ def test_what_is_refused(run, work):
                 other.publish(trainer.source, wait=False)
 
 
+def test_weights_are_looked_at_after_a_capture_that_was_refused(work):
+    """Also if nothing is swept by itself: the trainer may have gone on."""
+    config = binding.config(driftless, work / "road", "capture.sweep_every=0")
+    trainer = Trainer()
+    with (
+        driftless.Job(config, "trainer", launched=False) as job,
+        driftless.Publisher(job, trainer.source, snapshot="none") as publisher,
+    ):
+        trainer.step(publisher)
+        publisher.publish(trainer.source)
+        with pytest.raises(driftless.errors.InvalidArgumentError):
+            publisher.capture([(1, trainer.main[:3])])
+        trainer.step(publisher, capture=False)
+        report = publisher.publish(trainer.source)
+        assert any("tensor 'w'" in note for note in report.notes) and report.changed_units > 0
+
+
 @pytest.fixture
 def failing(work):
     """A job, and a function that opens a publisher with a version behind a step that fails."""

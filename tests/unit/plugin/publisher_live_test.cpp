@@ -2,6 +2,8 @@
 // Publishers without a snapshot: what changed is captured as it is written, and proven.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "support/loopback_job.h"
 #include "support/published_run.h"
 
