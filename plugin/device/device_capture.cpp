@@ -150,7 +150,8 @@ Result<std::vector<std::uint32_t>> DeviceCapture::fetch(const DeviceStream& stre
     DRIFTLESS_RETURN_IF_ERROR(run.done.hold(stream));
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<FoundTile> tiles, found_tiles(run, stream, missing));
     // As they lie in the slots, as many as fit the memory that they pass through.
-    const std::uint64_t most = kFetchBytes / (sizeof(std::uint16_t) + 2 * run.unit_bytes) - 1024;
+    const std::uint64_t most =
+        kFetchBytes / (sizeof(std::uint16_t) + 2 * std::uint64_t{run.unit_bytes}) - 1024;
     for (std::span<FoundTile> rest = tiles; !rest.empty();) {
       std::size_t some = 1;
       while (some < rest.size() && rest[some].base + rest[some].count - rest.front().base <= most) {
