@@ -84,7 +84,6 @@ Status DeviceCapture::prepare(Run& run, std::span<const TensorPair> pairs,
   run.room = run.most = 0;
   const cuda::WorkspaceSize size = cuda::CaptureBatch::workspace_size(run.units, run.unit_bytes);
   DRIFTLESS_RETURN_IF_ERROR(run.work.dev.reserve(size.dev_bytes, MemoryKind::kDevice));
-  // The host's half also takes the tiles that are brought back.
   DRIFTLESS_RETURN_IF_ERROR(run.work.host.reserve(size.host_bytes, MemoryKind::kHost));
   DRIFTLESS_ASSIGN_OR_RETURN(run.done, DeviceEvent::make());
   DRIFTLESS_ASSIGN_OR_RETURN(

@@ -5,7 +5,7 @@
 // Private to plugin/device.
 //
 // Memory of the device: for each change 2 bytes and two values, and a quarter more; for each 32 KiB
-// of weights 20 bytes. Pinned: kFetchBytes, and 20 bytes for each 32 KiB.
+// of weights 20 bytes. Pinned: kFetchBytes, and 4 bytes for each 32 KiB.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ class DeviceCapture {
   static constexpr std::uint64_t kFetchBytes = std::uint64_t{32} << 20;
   using UseChanges = std::function<void(std::uint32_t, std::uint64_t, PieceChanges)>;
 
-  // The first time that such pairs come, waits: room is made for what is found. Later only so much
+  // The first time that such pairs come, waits: room is made for what is found. Later a quarter
   // more than ever before fits, and never more than `limit_bytes` for all (4 bytes and two values a
   // change).
   [[nodiscard]] Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,

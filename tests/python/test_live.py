@@ -162,21 +162,27 @@ def test_weights_are_looked_at_after_a_capture_that_was_refused(work):
         assert any("tensor 'w'" in note for note in report.notes) and report.changed_units > 0
 
 
-@pytest.fixture
-def failing(work):
-    """A job, and a function that opens a publisher with a version behind a step that fails."""
-    config = binding.config(driftless, work / "road")
-    trainer = Trainer()
+def breakable(trainer, job):
+    """A publisher, and a list: what is put there fails the next version."""
     broken = []
 
     def before_visible(directory):
         if broken:
             raise RuntimeError(broken.pop())
 
+    return driftless.Publisher(
+        job, trainer.source, snapshot="none", before_visible=before_visible
+    ), broken
+
+
+@pytest.fixture
+def failing(work):
+    """A job, and a function that opens a publisher with a version behind a step that fails."""
+    config = binding.config(driftless, work / "road")
+    trainer = Trainer()
+
     def fail(job):
-        publisher = driftless.Publisher(
-            job, trainer.source, snapshot="none", before_visible=before_visible
-        )
+        publisher, broken = breakable(trainer, job)
         trainer.step(publisher)
         broken.append("the disk is full")
         publisher.publish(trainer.source, wait=False)
@@ -254,16 +260,8 @@ def test_a_program_that_ends_leaves_its_version_behind(work):
 def test_a_failure_behind_a_step_is_told_when_asked(work):
     config = binding.config(driftless, work / "road")
     trainer = Trainer()
-    broken = []
-
-    def before_visible(directory):
-        if broken:
-            raise RuntimeError(broken.pop())
-
     with driftless.Job(config, "trainer", launched=False) as job:
-        publisher = driftless.Publisher(
-            job, trainer.source, snapshot="none", before_visible=before_visible
-        )
+        publisher, broken = breakable(trainer, job)
         trainer.step(publisher)
         broken.append("the disk is full")
         publisher.publish(trainer.source, wait=False)

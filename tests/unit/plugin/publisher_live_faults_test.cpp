@@ -1,59 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Publishers without a snapshot, and what goes wrong: whatever a receiver takes is what the trainer
 // holds.
-#include <gtest/gtest.h>
-
-#include "support/loopback_job.h"
-#include "support/published_run.h"
+#include "support/live_publishing.h"
 
 namespace driftless {
 namespace {
 
 using namespace testing;
 
-constexpr const char* kEmbedding = "model.embed.weight";
-
-struct LiveFaultWay {
-  unsigned ranks;
-  Encoding encoding = Encoding::kDeltas;
-  DirectoryLayout layout = DirectoryLayout::kFrames;
-};
-
-// Of all layouts every rank offers blocks.
-class LiveFaults : public ::testing::TestWithParam<LiveFaultWay> {
+class LiveFaults : public LivePublishing {
  protected:
-  LiveFaults() {
-    options_.keep_snapshot = false;
-    options_.encoding = GetParam().encoding;
-    options_.layout = GetParam().layout;
-    Trainer::offer_as([](const Weights& weights, unsigned rank) {
-      return in_blocks(weights, rank, GetParam().ranks, 2);
-    });
-  }
-  ~LiveFaults() override {
-    Trainer::offer_as({});
-    Trainer::hold_at_first({});
-    Trainer::watch({});
-  }
-  void open(const Weights& base) {
-    trainer_.reset();
-    trainer_ = std::make_unique<Trainer>(hub_, GetParam().ranks, options_, base);
-    expect_ok(trainer_->opened());
-    if (!rollout_) rollout_.emplace(hub_, base_);
-  }
+  LiveFaults() : LivePublishing(true) {}
   void start_over() {
     trainer_.reset();
     rollout_.reset();
     hub_ = LoopbackHub({}, GetParam().ranks);
     Trainer::hold_at_first({});
-  }
-  void expect_followed(const Weights& weights) {
-    ASSERT_EQ(rollout_->follow().to_string(), "ok");
-    EXPECT_TRUE(rollout_->holds(weights));
-  }
-  void expect_published(const Weights& weights) {
-    expect_ok(trainer_->publish_live());
-    expect_followed(weights);
   }
   void expect_failed() {
     for (const Status& status : trainer_->publish_live()) EXPECT_FALSE(status.ok());
@@ -78,21 +40,14 @@ class LiveFaults : public ::testing::TestWithParam<LiveFaultWay> {
       }
     }
   }
-
-  PublisherOptions options_ = quick_options();
-  LoopbackHub hub_{{}, GetParam().ranks};
-  const Weights base_ = random_weights(1);
-  std::unique_ptr<Trainer> trainer_;
-  std::optional<Rollout> rollout_;
 };
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, LiveFaults,
-    ::testing::Values(LiveFaultWay{1}, LiveFaultWay{3, Encoding::kIndices},
-                      LiveFaultWay{2, Encoding::kCompact},
-                      LiveFaultWay{2, Encoding::kDeltasZstd, DirectoryLayout::kFlush},
-                      LiveFaultWay{1, Encoding::kXor, DirectoryLayout::kHfDelta},
-                      LiveFaultWay{2, Encoding::kOverwrite, DirectoryLayout::kHfDelta}));
+    ::testing::Values(LiveWay{1}, LiveWay{3, Encoding::kIndices}, LiveWay{2, Encoding::kCompact},
+                      LiveWay{2, Encoding::kDeltasZstd, DirectoryLayout::kFlush},
+                      LiveWay{1, Encoding::kXor, DirectoryLayout::kHfDelta},
+                      LiveWay{2, Encoding::kOverwrite, DirectoryLayout::kHfDelta}));
 
 // It is known when the run is opened that the base is not what there is.
 TEST_P(LiveFaults, SendsOtherWeightsThanTheBaseWhetherItSweepsOrNot) {
@@ -208,10 +163,10 @@ TEST_P(LiveFaults, SendsWhatReceiversCanReadWithoutASweep) {
   options_.sweep_every = 0;
   open(base_);
   Weights captured = base_;
-  for (std::size_t i = 0; i < 4000; i += 40) captured.at(kEmbedding).bytes[i] ^= std::byte{1};
+  for (std::size_t i = 0; i < 4000; i += 40) captured.at(kEmbed).bytes[i] ^= std::byte{1};
   trainer_->step(captured);
   Weights written = captured;
-  for (std::size_t i = 1; i < 4000; i += 90) written.at(kEmbedding).bytes[i] ^= std::byte{0x7f};
+  for (std::size_t i = 1; i < 4000; i += 90) written.at(kEmbed).bytes[i] ^= std::byte{0x7f};
   write(written);
   expect_ok(trainer_->publish_live());
   EXPECT_EQ(rollout_->follow().to_string(), "ok");
@@ -223,7 +178,7 @@ Weights happen(Trainer& trainer, const Weights& before, std::mt19937_64& random,
                const std::function<void(const Weights&)>& write) {
   const Weights after = changed_weights(before, random(), 0.01, "none");
   switch (random() % 6) {
-    case 0: trainer.step(after, kEmbedding); return after;
+    case 0: trainer.step(after, kEmbed); return after;
     case 1: capture(after); return before;
     case 2: write(after); return after;
     case 3: {
