@@ -107,7 +107,7 @@ FUZZ_SECONDS ?= 60
 fuzz: setup-test
 	@scripts/setup.sh fuzz
 	@cmake --preset fuzz
-	@cmake --build build-fuzz -j $(JOBS)
+	@cmake --build build-fuzz -j $(JOBS) --target fuzz_programs
 	@scripts/fuzz.sh build-fuzz $(FUZZ_SECONDS)
 
 wheel: setup-build

@@ -10,6 +10,7 @@
 #include "collectives/object_store/credentials.h"
 #include "collectives/object_store/http_client.h"
 #include "collectives/object_store/object_store.h"
+#include "collectives/object_store/s3_answers.h"
 #include "core/environment.h"
 
 namespace driftless {
@@ -21,7 +22,6 @@ using std::chrono::milliseconds;
 constexpr long kPastTheEnd = 416;  // a range behind the object's end
 constexpr std::size_t kMaxListText = std::size_t{16} << 20;
 constexpr std::size_t kMaxListed = 1'000'000;  // objects; a server that goes on for ever is ended
-constexpr std::size_t kMaxCode = 64;
 
 // One request as the store sees it.
 struct S3Call {
@@ -36,18 +36,6 @@ struct S3Call {
   std::uint64_t skip = 0;
   std::size_t max_text = std::size_t{1} << 20;
 };
-
-// <Error><Code>NoSuchKey</Code><Message>...</Message></Error>. It goes into messages: a word, or
-// nothing of it.
-std::string error_code(const std::string& text) {
-  pugi::xml_document document;
-  if (!document.load_buffer(text.data(), text.size())) return "";
-  const std::string code = document.child("Error").child_value("Code");
-  const bool word = code.size() <= kMaxCode && std::ranges::all_of(code, [](unsigned char c) {
-                      return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
-                    });
-  return word ? code : code.empty() ? "" : "an unreadable code";
-}
 
 // Answers with a status that says otherwise, after which a request is sent again all the same.
 bool code_may_pass(const std::string& code) {
@@ -199,7 +187,7 @@ Result<HttpReply> S3Store::send_once(const S3Call& call, const Deadline& deadlin
 
 Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
   if (reply.status / 100 == 2 || reply.status == kPastTheEnd) return {};
-  const std::string code = error_code(reply.text);
+  const std::string code = parse_error_code(reply.text);
   const std::string what = concat(call.method, " ", call.bucket ? name_ : path_of(call.key),
                                   ": status ", reply.status, code.empty() ? "" : ", ", code);
   switch (reply.status) {
@@ -230,7 +218,7 @@ Result<HttpReply> S3Store::send(const S3Call& call, const Deadline& deadline) {
     if (reply.ok()) {
       status = judge(call, *reply);
       if (status.ok()) return reply;
-      const std::string code = error_code(reply->text);
+      const std::string code = parse_error_code(reply->text);
       if (!renewed && expired(reply->status, code)) {
         renewed = true;
         credentials_.forget();
@@ -302,7 +290,7 @@ class S3Store::S3Upload final : public ObjectStore::Upload {
     for (;;) {
       DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, store_.send(call, deadline));
       // A failure may come with status 200, after the headers were sent.
-      const std::string code = error_code(reply.text);
+      const std::string code = parse_error_code(reply.text);
       if (code.empty()) break;
       const Status failed =
           error(StatusCode::kIo, store_.path_of(key_), ": finishing the upload: ", code);
@@ -333,9 +321,7 @@ Result<std::unique_ptr<ObjectStore::Upload>> S3Store::upload(const std::string& 
                                                              const Deadline& deadline) {
   const S3Call call{.method = "POST", .key = key, .query = {{"uploads", ""}}};
   DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
-  pugi::xml_document document;
-  (void)document.load_buffer(reply.text.data(), reply.text.size());
-  std::string id = document.document_element().child_value("UploadId");  // names of it differ
+  std::string id = parse_upload_id(reply.text);
   if (id.empty()) {
     return error(StatusCode::kCorrupt, path_of(key), ": the store began an upload without an id");
   }
@@ -356,24 +342,21 @@ Status S3Store::drop_uploads(const std::string& prefix, const Deadline& deadline
     const StatusCode code = reply.status().code();
     if (code == StatusCode::kNotFound || code == StatusCode::kUnsupported) return {};
     DRIFTLESS_RETURN_IF_ERROR(reply.status());
-    pugi::xml_document document;
-    (void)document.load_buffer(reply->text.data(), reply->text.size());
-    const pugi::xml_node root = document.child("ListMultipartUploadsResult");
+    const ListedUploads listed = parse_listed_uploads(reply->text);
     const std::size_t front = full_key("").size();
-    for (const pugi::xml_node each : root.children("Upload")) {
-      const std::string key = each.child_value("Key");
-      if (key.size() <= front) continue;
-      const Status dropped = send({.method = "DELETE",
-                                   .key = key.substr(front),
-                                   .query = {{"uploadId", each.child_value("UploadId")}}},
-                                  deadline)
-                                 .status();
+    for (const ListedUploads::Upload& each : listed.uploads) {
+      if (each.key.size() <= front) continue;
+      const Status dropped =
+          send(
+              {.method = "DELETE", .key = each.key.substr(front), .query = {{"uploadId", each.id}}},
+              deadline)
+              .status();
       if (!dropped.ok() && dropped.code() != StatusCode::kNotFound) return dropped;
     }
-    if (std::string_view(root.child_value("IsTruncated")) != "true") return {};
+    if (!listed.more) return {};
     const std::string before = concat(key_marker, "\n", id_marker);
-    key_marker = root.child_value("NextKeyMarker");
-    id_marker = root.child_value("NextUploadIdMarker");
+    key_marker = listed.next_key;
+    id_marker = listed.next_id;
     if (key_marker.empty() || concat(key_marker, "\n", id_marker) == before) return {};
   }
 }
@@ -389,27 +372,19 @@ Result<std::vector<ObjectInfo>> S3Store::list(const std::string& prefix, const s
     if (!after.empty()) call.query.emplace_back("start-after", full_key(after));
     if (!token.empty()) call.query.emplace_back("continuation-token", token);
     DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(call, deadline));
-    pugi::xml_document document;
-    const pugi::xml_parse_result parsed =
-        document.load_buffer(reply.text.data(), reply.text.size());
-    const pugi::xml_node root = document.child("ListBucketResult");
-    if (!parsed || !root) {
-      return error(StatusCode::kCorrupt, name_, ": a list that is not one: ", parsed.description());
-    }
-    for (const pugi::xml_node each : root.children("Contents")) {
-      const std::string_view full = each.child_value("Key");
-      if (!full.starts_with(full_key(prefix))) continue;
-      std::string key(full.substr(front));
-      if (key > after) found.push_back({std::move(key), each.child("Size").text().as_ullong()});
+    const Result<ListedObjects> listed = parse_listed_objects(reply.text);
+    DRIFTLESS_RETURN_IF_ERROR(listed.status().with_context(name_));
+    for (const ObjectInfo& each : listed->objects) {
+      if (!each.key.starts_with(full_key(prefix))) continue;
+      std::string key = each.key.substr(front);
+      if (key > after) found.push_back({std::move(key), each.size_bytes});
     }
     if (found.size() > kMaxListed) {
       return error(StatusCode::kCorrupt, name_, "/", prefix, ": a list of more than ", kMaxListed,
                    " objects");
     }
-    const bool more = std::string_view(root.child_value("IsTruncated")) == "true";
-    const std::string before = std::exchange(token, {});
-    token = more ? root.child_value("NextContinuationToken") : "";
-    if (more && (token.empty() || token == before)) {
+    const std::string before = std::exchange(token, listed->more ? listed->next : "");
+    if (listed->more && (token.empty() || token == before)) {
       return error(StatusCode::kCorrupt, name_, ": a list that goes on, and does not say where");
     }
   } while (!token.empty());

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "module/bindings.h"
+#include "plugin/engines/engine_notifier.h"
 #include "plugin/engines/engine_places.h"
 #include "plugin/engines/server_calls.h"
 
@@ -250,9 +251,27 @@ std::string call_sglang(const std::string& url, const std::string& path,
   }));
 }
 
+// Tells one engine that reads hf_delta directories itself.
+void pull_weights(const std::string& url, const std::string& checkpoint, const std::string& source,
+                  std::uint64_t version, double timeout_s) {
+  NotifyOptions options;
+  options.engines.push_back({url, EngineAction::kPullWeights, checkpoint, ""});
+  options.timeout = milliseconds(ms_of(timeout_s));
+  options.retries = 0;
+  const std::unique_ptr<EngineNotifier> notifier = take(EngineNotifier::create(options));
+  PublishedVersion told;
+  told.source_dir = source;
+  told.version = version;
+  check(without_gil([&] {
+    return notifier->notify(told, Deadline::after(4 * options.timeout)).front().status;
+  }));
+}
+
 }  // namespace
 
 void bind_engine_driver(py::module_& module) {
+  module.def("pull_weights", &pull_weights, py::arg("url"), py::arg("checkpoint"),
+             py::arg("source"), py::arg("version"), py::arg("timeout_s"));
   module.def("sglang_call", &call_sglang, py::arg("url"), py::arg("path"), py::arg("body"),
              py::arg("timeout_s"));
   const auto source = py::arg("source") = py::none();

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines that read files, as the driver sees them: one rank, which holds what this transport
-// itself loaded into that very server process. What anybody else loaded is unknown, and then the
-// whole checkpoint is loaded. A load that failed leaves parts of two versions.
-#include <nlohmann/json.hpp>
+// Engines that load the agent's checkpoint: whole, unless this transport itself brought that very
+// server process to the version before.
 #include <thread>
 
-#include "plugin/engines/engine_transport.h"
+#include "plugin/engines/one_rank_transport.h"
 #include "plugin/engines/server_calls.h"
 
 namespace driftless {
@@ -13,61 +11,27 @@ namespace {
 
 using namespace std::chrono_literals;
 
-class DiskTransport : public EngineTransport {
+class DiskTransport : public OneRankTransport {
  public:
   DiskTransport(EngineLink link, DiskVersions& versions)
-      : link_(std::move(link)), versions_(versions) {}
+      : OneRankTransport(std::move(link)), versions_(versions) {}
 
-  [[nodiscard]] const std::string& name() const override { return link_.url(); }
-  [[nodiscard]] bool stopping() const override { return link_.stopping(); }
-  [[nodiscard]] bool has_sessions() const override { return false; }
   void ended() override {
     release();
     // A server that names no process may be another one by the next request.
     if (process_.empty() && holds_ && holds_->version >= 0) holds_.reset();
   }
 
-  EngineAnswer carry(const EngineCall& call) override {
-    switch (call.op) {
-      case EngineOp::kAsk:
-      case EngineOp::kRollback: {  // it cannot go back: what it holds is told
-        if (Status seen = look(call.must); !seen.ok()) return {.status = std::move(seen)};
-        return {.ranks = {reply()}};
-      }
-      case EngineOp::kLook: return {.ranks = {reply()}};
-      case EngineOp::kStage: return {.status = hold(), .ranks = {reply()}};
-      case EngineOp::kWrite: return {.status = write()};
-      default: return server_call(call);
-    }
-  }
-
  protected:
-  // What the server says of itself: process_, and whether it still holds what was loaded.
-  [[nodiscard]] virtual Status look(bool must) = 0;
-  [[nodiscard]] virtual EngineAnswer server_call(const EngineCall& call) = 0;
   // `little`: it holds the version before, so that the changed tensors suffice.
   [[nodiscard]] virtual Status load(const EngineIdentity& version, bool little) = 0;
 
-  EngineLink link_;
   DiskVersions& versions_;
-  std::string process_;                  // empty: it does not tell
-  std::optional<EngineIdentity> holds_;  // loaded by us into process_
 
  private:
-  [[nodiscard]] RankReply reply() const {
-    RankReply reply;
-    reply.ok = true;
-    reply.process = process_;
-    reply.state = staged_ ? "staged" : holds_ ? "idle" : "unknown";
-    if (holds_) reply.holds = *holds_;
-    if (staged_) reply.staged_version = static_cast<std::uint64_t>(staged_->version);
-    reply.text = Json{{"version", reply.holds.version}, {"state", reply.state}}.dump();
-    return reply;
-  }
-
   // Lets a writer go first, so that an engine that is tried again and again does not keep the next
   // version from the others.
-  [[nodiscard]] Status hold() {
+  [[nodiscard]] Status stage() final {
     release();
     std::shared_lock held(versions_.lock, std::defer_lock);
     while (versions_.writer_waits || !held.try_lock_for(10ms)) {
@@ -84,7 +48,7 @@ class DiskTransport : public EngineTransport {
     if (reading_.owns_lock()) reading_.unlock();
   }
 
-  [[nodiscard]] Status write() {
+  [[nodiscard]] Status write() final {
     if (!staged_) return error(StatusCode::kInternal, "nothing is staged");
     const auto check = [this] { return versions_.check ? versions_.check() : Status(); };
     DRIFTLESS_RETURN_IF_ERROR(check());
@@ -92,7 +56,7 @@ class DiskTransport : public EngineTransport {
     const bool little = holds_ && !process_.empty() && !versions_.changed.empty() &&
                         holds_->run == version.run &&
                         holds_->version == static_cast<std::int64_t>(versions_.changed_from);
-    holds_ = EngineIdentity{version.run, kTornVersion, ""};
+    holds_ = torn(version);
     Status loaded = load(version, little);
     if (loaded.ok()) loaded = check();
     release();
@@ -102,7 +66,6 @@ class DiskTransport : public EngineTransport {
   }
 
   std::shared_lock<std::shared_timed_mutex> reading_;
-  std::optional<EngineIdentity> staged_;
 };
 
 class VllmDiskTransport final : public DiskTransport {

@@ -164,13 +164,17 @@ void EngineDriver::take(const EngineAnswer& answer) {
   }
 }
 
-EngineCall EngineDriver::next(const EngineAnswer& answer) {
+void EngineDriver::note_time(double elapsed_ms) {
   double& spent = phase_ <= Phase::kStaged    ? result_.times.stage_ms
                   : phase_ == Phase::kPausing ? result_.times.pause_ms
                   : phase_ <= Phase::kUndone  ? result_.times.apply_ms
                                               : result_.times.resume_ms;
-  spent += answer.elapsed_ms;
-  if (phase_ == Phase::kStaged || phase_ == Phase::kAhead) staging_ms_ += answer.elapsed_ms;
+  spent += elapsed_ms;
+  if (phase_ == Phase::kStaged || phase_ == Phase::kAhead) staging_ms_ += elapsed_ms;
+}
+
+EngineCall EngineDriver::next(const EngineAnswer& answer) {
+  note_time(answer.elapsed_ms);
   if (call_.op == EngineOp::kWait && answer.status.ok()) {
     call_ = pending_;
     call_.pause = pause_;
@@ -178,100 +182,65 @@ EngineCall EngineDriver::next(const EngineAnswer& answer) {
   }
   if (call_.op == EngineOp::kWait) call_ = pending_;  // cut short: as if the call had failed
   take(answer);
-  const bool failed = !answer.status.ok();
+  if (!answer.status.ok() && tries_ < kTries && is_repeated(answer)) return repeat();
   switch (phase_) {
     case Phase::kFirstAsk: return on_first_ask(answer);
-    case Phase::kReopen:
-      if (failed) return leave(answer.status);
-      {
-        EngineCall open{.op = EngineOp::kOpen};
-        open.source = options_.source;
-        return make(Phase::kOpened, std::move(open));
-      }
+    case Phase::kReopen: return answer.status.ok() ? open() : leave(answer.status);
     case Phase::kOpened: return on_opened(answer);
-    case Phase::kPauseToUndo:
-      pause_ = failed ? PauseState::kUnknown : PauseState::kPaused;
-      if (failed && tries_ < kTries) return again();
-      if (!failed) return bring_together();
-      return end(error(answer.status.code(), "the ranks hold different weights (",
-                       holdings_of_ranks(result_.replies),
-                       "), and the engine could not be paused: ", answer.status.message()));
-    case Phase::kBroughtTogether:
-      if (failed && tries_ < kTries) return again();
-      if (!failed && same_processes(answer.ranks)) return judge();
-      result_.known = false;
-      return leave(failed
-                       ? answer.status
-                       : error(StatusCode::kIncomplete, "the engine was started anew meanwhile"));
-    case Phase::kFirstClear:
-      if (failed && tries_ < kTries) return again();
-      // With requests running it may fail: paused it should not.
-      if (failed && pause_ != PauseState::kPaused) {
-        return make(Phase::kPauseToClear, EngineOp::kPause);
-      }
-      dirty_ = failed;
-      return make(Phase::kFirstResume, EngineOp::kResume);
-    case Phase::kPauseToClear:
-      if (failed && tries_ < kTries) return again();
-      dirty_ = failed;
-      if (failed) return make(Phase::kFirstResume, EngineOp::kResume);
-      pause_ = PauseState::kPaused;
-      return make(Phase::kFirstClear, EngineOp::kClearCache);
-    case Phase::kFirstResume:
-      if (failed && tries_ < kTries) return again();
-      if (failed) return on_resumed(answer);
-      pause_ = PauseState::kRunning;
-      first_ = false;
-      return ready();
+    case Phase::kPauseToUndo: return on_paused_to_undo(answer);
+    case Phase::kBroughtTogether: return on_brought_together(answer);
+    case Phase::kFirstClear: return on_first_clear(answer);
+    case Phase::kPauseToClear: return on_paused_to_clear(answer);
+    case Phase::kFirstResume: return on_first_resume(answer);
     case Phase::kAhead: return on_ahead(answer);
     case Phase::kStaging: return on_staging(answer);
     case Phase::kStaged: return on_staged(answer);
     case Phase::kPausing: return on_paused(answer);
-    case Phase::kBeginning:
-      labelled_.reset();  // until this session is known to have ended by our own finish
-      if (failed && told_label_ && tries_ < kTries) return again();
-      refused_ = answer.refused;
-      if (failed) {
-        remember(answer.status.with_context("its update did not begin"));
-        return make(Phase::kSessionLeft, EngineOp::kAsk);  // or it did
-      }
-      return told_label_ ? make(Phase::kProof, EngineOp::kAsk) : write();
+    case Phase::kBeginning: return on_begun(answer);
     case Phase::kWriting: remember(answer.status); return make(Phase::kProof, EngineOp::kAsk);
-    case Phase::kProof: return failed && tries_ < kTries ? again() : on_proof(answer);
-    case Phase::kUndone: return failed && tries_ < kTries ? again() : on_undone(answer);
-    case Phase::kFinishing:
-      if (failed && tries_ < kTries) return again();
-      finish_problem_ = answer.status;
-      if (answer.unfinished) {
-        remember(answer.status);
-        return stay_paused(concat(problem_.message(), "; its update was not finished"));
-      }
-      if (failed) return make(Phase::kSessionLeft, EngineOp::kAsk);
-      if (!failed && reached_ && !told_label_) labelled_ = result_.identity;
-      return label_and_resume();
-    case Phase::kSessionLeft: return failed && tries_ < kTries ? again() : on_session_left(answer);
-    case Phase::kClearing:
-      if (failed && tries_ < kTries) return again();
-      dirty_ = failed;
-      return resume();
-    case Phase::kResuming: return failed && tries_ < kTries ? again() : on_resumed(answer);
-    case Phase::kReadLabel:
-      if (failed && pause_ != PauseState::kRunning && tries_ < kTries &&
-          answer.status.code() != StatusCode::kUnsupported) {
-        return again();
-      }
-      return on_label(answer);
-    case Phase::kBeforeLabel: return failed && tries_ < kTries ? again() : correct_label(answer);
-    case Phase::kSetLabel:
-      if (failed && answer.status.code() != StatusCode::kUnsupported) {
-        remember(answer.status.with_context("its label was not set"));
-      }
-      return make(Phase::kLabelProof, EngineOp::kAsk);
+    case Phase::kProof: return on_proof(answer);
+    case Phase::kUndone: return on_undone(answer);
+    case Phase::kFinishing: return on_finished(answer);
+    case Phase::kSessionLeft: return on_session_left(answer);
+    case Phase::kClearing: dirty_ = !answer.status.ok(); return resume();
+    case Phase::kResuming: return on_resumed(answer);
+    case Phase::kReadLabel: return on_label(answer);
+    case Phase::kBeforeLabel: return correct_label(answer);
+    case Phase::kSetLabel: return on_label_set(answer);
     case Phase::kLabelProof: return on_label_proof(answer);
     case Phase::kTakeLabelBack: return leave(problem_);
     case Phase::kEnded: break;
   }
   return end(error(StatusCode::kInternal, "the engine's driver was not asked for anything"));
+}
+
+// Whether a call that failed is made again: those without which the engine would stay as nobody
+// wants it.
+bool EngineDriver::is_repeated(const EngineAnswer& answer) const {
+  switch (phase_) {
+    case Phase::kPauseToUndo:
+    case Phase::kBroughtTogether:
+    case Phase::kFirstClear:
+    case Phase::kPauseToClear:
+    case Phase::kFirstResume:
+    case Phase::kProof:
+    case Phase::kUndone:
+    case Phase::kFinishing:
+    case Phase::kSessionLeft:
+    case Phase::kClearing:
+    case Phase::kResuming:
+    case Phase::kBeforeLabel: return true;
+    case Phase::kBeginning: return told_label_;
+    case Phase::kReadLabel:
+      return pause_ != PauseState::kRunning && answer.status.code() != StatusCode::kUnsupported;
+    default: return false;
+  }
+}
+
+EngineCall EngineDriver::repeat() {
+  if (phase_ == Phase::kPauseToUndo) pause_ = PauseState::kUnknown;
+  if (phase_ == Phase::kBeginning) labelled_.reset();
+  return again();
 }
 
 // --- what the ranks hold -----------------------------------------------------------------------
@@ -368,11 +337,15 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
   }
   if ((closed || request_ == Request::kOpen) && !asked) {
     staged_already_ = staged_already_ && !closed;
-    EngineCall open{.op = EngineOp::kOpen};
-    open.source = options_.source;
-    return make(Phase::kOpened, std::move(open));
+    return open();
   }
   return judge();
+}
+
+EngineCall EngineDriver::open() {
+  EngineCall open{.op = EngineOp::kOpen};
+  open.source = options_.source;
+  return make(Phase::kOpened, std::move(open));
 }
 
 EngineCall EngineDriver::judge() {
@@ -414,6 +387,23 @@ EngineCall EngineDriver::bring_together() {
   return make(Phase::kBroughtTogether, std::move(rollback));
 }
 
+EngineCall EngineDriver::on_paused_to_undo(const EngineAnswer& answer) {
+  const bool paused = answer.status.ok();
+  pause_ = paused ? PauseState::kPaused : PauseState::kUnknown;
+  if (paused) return bring_together();
+  return end(error(answer.status.code(), "the ranks hold different weights (",
+                   holdings_of_ranks(result_.replies),
+                   "), and the engine could not be paused: ", answer.status.message()));
+}
+
+EngineCall EngineDriver::on_brought_together(const EngineAnswer& answer) {
+  if (answer.status.ok() && same_processes(answer.ranks)) return judge();
+  result_.known = false;
+  return leave(!answer.status.ok()
+                   ? answer.status
+                   : error(StatusCode::kIncomplete, "the engine was started anew meanwhile"));
+}
+
 // The ranks hold one version: what a driver before this one may have left is cleared and resumed.
 EngineCall EngineDriver::tidy() {
   const bool ours = pause_ == PauseState::kPaused || dirty_;
@@ -422,6 +412,29 @@ EngineCall EngineDriver::tidy() {
     tidying_ = true;
     return updating() ? finish() : label_and_resume();
   }
+  return ready();
+}
+
+EngineCall EngineDriver::on_first_clear(const EngineAnswer& answer) {
+  // With requests running it may fail: paused it should not.
+  if (!answer.status.ok() && pause_ != PauseState::kPaused) {
+    return make(Phase::kPauseToClear, EngineOp::kPause);
+  }
+  dirty_ = !answer.status.ok();
+  return make(Phase::kFirstResume, EngineOp::kResume);
+}
+
+EngineCall EngineDriver::on_paused_to_clear(const EngineAnswer& answer) {
+  dirty_ = !answer.status.ok();
+  if (dirty_) return make(Phase::kFirstResume, EngineOp::kResume);
+  pause_ = PauseState::kPaused;
+  return make(Phase::kFirstClear, EngineOp::kClearCache);
+}
+
+EngineCall EngineDriver::on_first_resume(const EngineAnswer& answer) {
+  if (!answer.status.ok()) return on_resumed(answer);
+  pause_ = PauseState::kRunning;
+  first_ = false;
   return ready();
 }
 

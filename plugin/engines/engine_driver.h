@@ -170,15 +170,23 @@ class EngineDriver {
     return make(phase, EngineCall{.op = op});
   }
   [[nodiscard]] EngineCall again();
+  [[nodiscard]] bool is_repeated(const EngineAnswer& answer) const;
+  [[nodiscard]] EngineCall repeat();
   [[nodiscard]] EngineCall end(Status status);
   [[nodiscard]] EngineCall leave(const Status& problem);
   [[nodiscard]] EngineCall stay_paused(const std::string& why);
 
   [[nodiscard]] EngineCall on_first_ask(const EngineAnswer& answer);
+  [[nodiscard]] EngineCall open();
   [[nodiscard]] EngineCall on_opened(const EngineAnswer& answer);
   [[nodiscard]] EngineCall judge();
   [[nodiscard]] EngineCall bring_together();
+  [[nodiscard]] EngineCall on_paused_to_undo(const EngineAnswer& answer);
+  [[nodiscard]] EngineCall on_brought_together(const EngineAnswer& answer);
   [[nodiscard]] EngineCall tidy();
+  [[nodiscard]] EngineCall on_first_clear(const EngineAnswer& answer);
+  [[nodiscard]] EngineCall on_paused_to_clear(const EngineAnswer& answer);
+  [[nodiscard]] EngineCall on_first_resume(const EngineAnswer& answer);
   [[nodiscard]] EngineCall ready();
   [[nodiscard]] EngineCall on_ahead(const EngineAnswer& answer);
   [[nodiscard]] EngineCall stage();
@@ -186,10 +194,12 @@ class EngineDriver {
   [[nodiscard]] EngineCall on_staged(const EngineAnswer& answer);
   [[nodiscard]] EngineCall judge_staged();
   [[nodiscard]] EngineCall on_paused(const EngineAnswer& answer);
+  [[nodiscard]] EngineCall on_begun(const EngineAnswer& answer);
   [[nodiscard]] EngineCall write();
   [[nodiscard]] EngineCall on_proof(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_undone(const EngineAnswer& answer);
   [[nodiscard]] EngineCall finish();
+  [[nodiscard]] EngineCall on_finished(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_session_left(const EngineAnswer& answer);
   [[nodiscard]] EngineCall label_and_resume();
   [[nodiscard]] EngineCall go_on();
@@ -205,8 +215,10 @@ class EngineDriver {
   [[nodiscard]] bool holds_still(const EngineAnswer& answer) const;
   [[nodiscard]] std::string wanted_label() const;
   [[nodiscard]] bool label_fits(const std::string& label) const;
+  [[nodiscard]] EngineCall on_label_set(const EngineAnswer& answer);
   [[nodiscard]] EngineCall on_label_proof(const EngineAnswer& answer);
 
+  void note_time(double elapsed_ms);
   void take(const EngineAnswer& answer);
   [[nodiscard]] bool same_processes(const std::vector<RankReply>& replies) const;
   // An update of the engine's session is active, as far as the ranks tell.

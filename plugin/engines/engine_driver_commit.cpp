@@ -98,6 +98,16 @@ EngineCall EngineDriver::on_paused(const EngineAnswer& answer) {
   return write();
 }
 
+EngineCall EngineDriver::on_begun(const EngineAnswer& answer) {
+  labelled_.reset();  // until this session is known to have ended by our own finish
+  refused_ = answer.refused;
+  if (!answer.status.ok()) {
+    remember(answer.status.with_context("its update did not begin"));
+    return make(Phase::kSessionLeft, EngineOp::kAsk);  // or it did
+  }
+  return told_label_ ? make(Phase::kProof, EngineOp::kAsk) : write();
+}
+
 EngineCall EngineDriver::write() {
   wrote_ = dirty_ = true;
   EngineCall write{.op = EngineOp::kWrite};
@@ -124,11 +134,12 @@ EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
     problem_ = {};
     return finish();
   }
-  const std::string said = problem_.ok() ? "" : concat("; ", problem_.message());
-  problem_ = error(
-      StatusCode::kIncomplete, "version ", staged_, " was refused: ",
-      answer.status.ok() ? words_of_ranks(answer.ranks) : std::string(answer.status.message()),
-      said);
+  const bool silent = std::ranges::all_of(
+      answer.ranks, [](const RankReply& reply) { return reply.error.empty(); });
+  std::string why(answer.status.message());
+  if (answer.status.ok() && !(silent && !problem_.ok())) why = words_of_ranks(answer.ranks);
+  if (!problem_.ok()) why += concat(why.empty() ? "" : "; ", problem_.message());
+  problem_ = error(StatusCode::kIncomplete, "version ", staged_, " was refused: ", why);
   EngineCall rollback{.op = EngineOp::kRollback};
   rollback.version = before_ ? static_cast<std::uint64_t>(before_->version) : 0;
   return make(Phase::kUndone, std::move(rollback));
@@ -159,6 +170,17 @@ EngineCall EngineDriver::finish() {
     finish.label = wanted_label();
   }
   return make(Phase::kFinishing, std::move(finish));
+}
+
+EngineCall EngineDriver::on_finished(const EngineAnswer& answer) {
+  finish_problem_ = answer.status;
+  if (answer.unfinished) {
+    remember(answer.status);
+    return stay_paused(concat(problem_.message(), "; its update was not finished"));
+  }
+  if (!answer.status.ok()) return make(Phase::kSessionLeft, EngineOp::kAsk);
+  if (reached_ && !told_label_) labelled_ = result_.identity;
+  return label_and_resume();
 }
 
 // After a begin or a finish that failed: a session that is left open would take the label of any
@@ -283,6 +305,13 @@ EngineCall EngineDriver::label_not_proven(const EngineAnswer& answer) {
   paused_running_ = false;
   return leave(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
                      answer.status.message(), "): its label is not proven"));
+}
+
+EngineCall EngineDriver::on_label_set(const EngineAnswer& answer) {
+  if (!answer.status.ok() && answer.status.code() != StatusCode::kUnsupported) {
+    remember(answer.status.with_context("its label was not set"));
+  }
+  return make(Phase::kLabelProof, EngineOp::kAsk);
 }
 
 // A server that was started anew in between has got a label that is not its own.

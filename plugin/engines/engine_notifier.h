@@ -2,6 +2,8 @@
 // Tells inference engines over HTTP that a version is there, each in its own way, and gathers what
 // they say. Needs libcurl (engine_http.h); without it create() says so.
 //
+// Each is brought to a version by the one driver (engine_driver.h): an engine that failed to load
+// stays paused, because nobody can say what it holds, until a later version goes through.
 // Engines that read flush files hold deltas: each is posted only on top of the version that it was
 // made from. The notifier remembers what an engine has, asks it for its weight_version before and
 // after, and makes up for what the engine missed, in order or by a full version, before anything
@@ -39,8 +41,8 @@ struct NotifyOptions {
   std::chrono::milliseconds timeout{120'000};  // of one call
   unsigned retries = 3;                        // further tries of one call
   std::chrono::milliseconds retry_wait{500};   // before the first of them; then twice as long
-  // While an engine loads: generation is paused, and its cache flushed, which holds what the old
-  // weights made. Engines without these calls load as they are.
+  // While an engine loads generation is paused, and then its cache flushed, which holds what the
+  // old weights made. Engines without these calls load as they are.
   bool pause = true;
   bool cleanup = false;  // for the caller: cleanup_version() once all_acknowledged()
 };
@@ -50,6 +52,8 @@ struct PublishedVersion {
   std::string source_dir;          // the directory of versions
   std::string version_dir;         // this one's
   std::uint64_t version = 0;       // at most 2^63-1
+  std::string run;                 // its, hex; empty: the caller does not know
+  std::string digest;              // of the weights at it, hex; or empty
   std::vector<std::string> files;  // base names of its payload, for kUpdateFlush; none: no change
   std::uint64_t base_version = 0;  // that its deltas build on
   bool full = false;               // every tensor, whole
@@ -62,14 +66,12 @@ struct PublishedVersion {
 
 struct EngineResult {
   std::string url;
-  Status status;          // ok: the engine said that it has the version
-  unsigned attempts = 0;  // calls made
-  long http_status = 0;   // of the last; 0 if none was answered
-  std::string message;    // the engine's own words, on one line
+  Status status;             // ok: the engine said that it has the version
+  bool left_paused = false;  // it does not serve, because nobody can say what it holds
   double ms = 0;
 };
 
-// The engines' replies are data from outside: at most 1 MiB, strict JSON. Redirects are not
+// The engines' replies are data from outside: at most 64 MiB, strict JSON. Redirects are not
 // followed, and proxies of the environment are not used. A call is tried again if it could not
 // be made, was not answered in time, or met a status of 500 and above; an engine that says no (4xx,
 // or "success": false) has decided. To try again is safe: pulling a version that is there, loading

@@ -34,10 +34,7 @@ Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& con
 
 NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
                                  std::unique_ptr<EngineNotifier> notifier)
-    : dir_(std::move(dir)),
-      longest_(longest(config)),
-      layout_(config.publisher.layout),
-      notifier_(std::move(notifier)) {
+    : dir_(std::move(dir)), longest_(longest(config)), notifier_(std::move(notifier)) {
   for (const EngineConfig& engine : config.engines) {
     tallies_.emplace_back().url = engine.endpoint.url;
     load_patched_ = load_patched_ || engine.endpoint.action == EngineAction::kUpdateFromDisk;
@@ -62,13 +59,7 @@ std::string NotifiedEngines::version_dir(std::uint64_t version) const {
 }
 
 std::vector<Status> NotifiedEngines::notify(std::uint64_t version, const Status& patched) {
-  Result<PublishedVersion> published = PublishedVersion{};
-  published->source_dir = dir_;
-  published->version_dir = version_dir(version);
-  published->version = version;
-  if (layout_ == DirectoryLayout::kFlush) {  // these engines are told what the version builds on
-    published = read_published_version(posix_file_system(), dir_, version);
-  }
+  Result<PublishedVersion> published = read_published_version(posix_file_system(), dir_, version);
   std::vector<EngineResult> results(tallies_.size());
   if (published.ok()) {
     published->patched = patched;
@@ -84,8 +75,7 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version, const Status&
     if (results[i].status.ok()) continue;
     ++tally.failures;
     tally.error = results[i].status.message();
-    failures.push_back(
-        results[i].status.with_context(concat("version ", version, " at ", tally.url)));
+    failures.push_back(results[i].status.with_context(concat("version ", version)));
   }
   return failures;
 }

@@ -43,7 +43,6 @@ class NotifiedEngines {
 
   std::string dir_;
   std::chrono::milliseconds longest_;
-  DirectoryLayout layout_;
   std::unique_ptr<EngineNotifier> notifier_;
   std::vector<EngineTally> tallies_;  // as config.engines
   bool acknowledged_ = false, load_patched_ = false;

@@ -19,7 +19,8 @@ def engine():
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if not body:  # a pause, or its end
+            if self.path in ("/pause_generation", "/flush_cache", "/continue_generation"):
+                self.server.paused = self.path != "/continue_generation"
                 self.answer({})
                 return
             self.server.calls.append((self.path, body, self.headers.get("Authorization")))
@@ -45,7 +46,7 @@ def engine():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.calls, server.refuse, server.refuse_calls = [], False, ()
-    server.weight_version, server.on_call = "default", lambda: None
+    server.weight_version, server.on_call, server.paused = "default", lambda: None, False
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -122,6 +123,23 @@ def test_one_version_that_an_engine_missed_is_in_the_closing_line_and_the_exit_c
     assert result.returncode == 1
     assert "NOT all engines took every version" in result.stdout.splitlines()[-1]
     assert "failed to take 1 of 3 versions" in result.stderr.splitlines()[-1]
+
+
+def test_an_engine_that_failed_to_load_serves_nothing_until_a_version_goes_through(
+    work, rng, engine
+):
+    """It may hold parts of two versions."""
+    need("engines")
+    make_run(work / "run", rng, 3)
+    job = with_engine(Job(work, "hf_delta"), engine, work)
+    job.settings += ["--set", "notify.retries=0"]
+    engine.refuse_calls = {4}  # version 2 is pulled, and not loaded
+    paused = []
+    engine.on_call = lambda: paused.append(engine.paused)
+    result = run(*job.trainer("--replay", work / "run"))
+    assert result.returncode == 1 and "the engine is left paused" in result.stderr
+    assert paused == [False, True, False, True, True, True]
+    assert not engine.paused and engine.weight_version == "3"
 
 
 def test_engines_without_a_checkpoint_directory_take_the_rollouts(work, rng, engine):

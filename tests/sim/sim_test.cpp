@@ -47,6 +47,12 @@ void expect_all_hold(std::uint64_t first, std::uint64_t count) {
   EXPECT_GT(commits, 10 * count);
 }
 
+#ifdef __SANITIZE_THREAD__
+constexpr std::uint64_t kNewSeeds = 50;  // a second each
+#else
+constexpr std::uint64_t kNewSeeds = 500;
+#endif
+
 TEST(Fleet, HoldsWhatItClaimsForFixedSeeds) { expect_all_hold(1, 200); }
 
 TEST(Fleet, HoldsWhatItClaimsForNewSeeds) {
@@ -55,7 +61,7 @@ TEST(Fleet, HoldsWhatItClaimsForNewSeeds) {
       "DRIFTLESS_SIM_BASE",
       static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count()) *
           1000);
-  const std::uint64_t count = from_environment("DRIFTLESS_SIM_SEEDS", 500);
+  const std::uint64_t count = from_environment("DRIFTLESS_SIM_SEEDS", kNewSeeds);
   std::cout << "seeds " << base << " to " << base + count - 1 << "\n";
   expect_all_hold(base, count);
 }

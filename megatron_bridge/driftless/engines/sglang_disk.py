@@ -206,15 +206,6 @@ def pull(
     url: str, checkpoint: str, source: str, version: int, timeout_s: float = 120.0
 ) -> None:
     """For builds with /pull_weights: the engine's host patches `checkpoint` from the version
-    directories in `source` (road.layout: hf_delta), then loads it. UnsupportedError elsewhere."""
-    body = {"local_checkpoint_dir": checkpoint, "source_dir": source, "target_version": version}
-    try:
-        _native.sglang_call(url, "/pull_weights", json.dumps(body), timeout_s)
-    except errors.InvalidArgumentError as problem:
-        if "status 404" in str(problem):
-            raise errors.UnsupportedError(
-                f"{url} has no /pull_weights: use DiskFollower, or the loader ({problem})"
-            ) from None
-        raise
-    loaded = {"model_path": checkpoint, "weight_version": str(version)}
-    _native.sglang_call(url, "/update_weights_from_disk", json.dumps(loaded), timeout_s)
+    directories in `source` (road.layout: hf_delta), then loads it, paused. UnsupportedError
+    elsewhere. An engine that fails to load is left paused."""
+    _native.pull_weights(url, checkpoint, source, version, timeout_s)

@@ -68,7 +68,14 @@ def engine():
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             there = sorted(path.name for path in Path(body.get("source_dir", "/")).glob("weight_v*"))
             self.server.calls.append((self.path, body, there))
-            answer = json.dumps({"success": not self.server.refuse, "message": "as told"}).encode()
+            self.server.label = body.get("weight_version", self.server.label)
+            self.answer({"success": not self.server.refuse, "message": "as told"})
+
+        def do_GET(self):
+            self.answer({"weight_version": self.server.label})
+
+        def answer(self, said):
+            answer = json.dumps(said).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -78,7 +85,7 @@ def engine():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.calls, server.refuse = [], False
+    server.calls, server.refuse, server.label = [], False, "default"
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// OneRankTransport: an engine that reads files, as the driver sees it: one rank, which holds what
+// this transport itself made it load. What anybody else loaded is unknown; a load that failed
+// leaves parts of two versions. Internal to engines/.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "plugin/engines/engine_transport.h"
+
+namespace driftless {
+
+class OneRankTransport : public EngineTransport {
+ public:
+  explicit OneRankTransport(EngineLink link) : link_(std::move(link)) {}
+
+  [[nodiscard]] const std::string& name() const override { return link_.url(); }
+  [[nodiscard]] bool stopping() const override { return link_.stopping(); }
+  [[nodiscard]] bool has_sessions() const override { return false; }
+
+  EngineAnswer carry(const EngineCall& call) override {
+    switch (call.op) {
+      case EngineOp::kAsk:
+      case EngineOp::kRollback: {  // it cannot go back: what it holds is told
+        if (Status seen = look(call.must); !seen.ok()) return {.status = std::move(seen)};
+        return {.ranks = {reply()}};
+      }
+      case EngineOp::kLook: return {.ranks = {reply()}};
+      case EngineOp::kStage: {
+        Status staged = stage();
+        return {.status = std::move(staged), .ranks = {reply()}};
+      }
+      case EngineOp::kWrite: return {.status = write()};
+      default: return server_call(call);
+    }
+  }
+
+ protected:
+  // What the server says of itself: process_, and whether it still holds what was loaded.
+  [[nodiscard]] virtual Status look(bool must) = 0;
+  // Makes staged_ ready.
+  [[nodiscard]] virtual Status stage() = 0;
+  // Loads staged_. It holds that if this is ok, and else, unless nothing was said, is torn.
+  [[nodiscard]] virtual Status write() = 0;
+  [[nodiscard]] virtual EngineAnswer server_call(const EngineCall& call) = 0;
+
+  [[nodiscard]] static EngineIdentity torn(const EngineIdentity& version) {
+    return {version.run, kTornVersion, ""};
+  }
+
+  EngineLink link_;
+  std::string process_;                           // empty: it does not tell
+  std::optional<EngineIdentity> holds_, staged_;  // loaded by us into process_; to be loaded
+
+ private:
+  [[nodiscard]] RankReply reply() const {
+    RankReply reply;
+    reply.ok = true;
+    reply.process = process_;
+    reply.state = staged_ ? "staged" : holds_ ? "idle" : "unknown";
+    if (holds_) reply.holds = *holds_;
+    if (staged_) reply.staged_version = static_cast<std::uint64_t>(staged_->version);
+    reply.text = Json{{"version", reply.holds.version}, {"state", reply.state}}.dump();
+    return reply;
+  }
+};
+
+}  // namespace driftless

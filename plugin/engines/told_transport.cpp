@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/engines/told_transport.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "plugin/engines/server_calls.h"
+
+namespace driftless {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLongestRetryWait{10'000};
+constexpr std::string_view kFreshLabel = "default";  // of a server that nobody has told anything
+constexpr std::string_view kLoad = "/update_weights_from_disk";
+
+}  // namespace
+
+ToldTransport::ToldTransport(EngineEndpoint engine, const NotifyOptions& options,
+                             const HttpFunction& http)
+    : OneRankTransport(EngineLink(
+          engine.url, engine.token, options.timeout, nullptr,
+          [this](const HttpCall& call, milliseconds timeout, const std::atomic<bool>* stop) {
+            return this->http(call, timeout, stop);
+          })),
+      engine_(std::move(engine)),
+      options_(options),
+      http_(http ? http : http_session()) {}
+
+void ToldTransport::prepare(const PublishedVersions& versions, std::uint64_t newest,
+                            const Deadline& deadline) {
+  const milliseconds left = deadline.remaining();
+  versions_ = &versions;
+  newest_ = newest;
+  all_ = deadline;
+  work_ = deadline.sooner(left - std::min(options_.timeout, left / 4));
+  pauses_ = options_.pause;
+  staged_.reset();
+}
+
+EngineAnswer ToldTransport::carry(const EngineCall& call) {
+  until_ = call.op == EngineOp::kResume ? &all_ : &work_;
+  return OneRankTransport::carry(call);
+}
+
+HttpAnswer ToldTransport::http(const HttpCall& call, milliseconds timeout,
+                               const std::atomic<bool>* stop) const {
+  Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestRetryWait));
+  HttpAnswer answer;
+  for (unsigned tries = 0;; ++tries) {
+    if (Status late = until_->check(call.url); !late.ok()) {
+      if (tries == 0) answer.status = std::move(late);
+      return answer;
+    }
+    answer = http_(call, std::min(timeout, until_->remaining()), stop);
+    const bool again = answer.status.ok() ? answer.number >= 500 : answer.again;
+    if (!again || tries >= options_.retries || !backoff.sleep(*until_)) return answer;
+  }
+}
+
+EngineIdentity ToldTransport::identity(std::uint64_t version) const {
+  const PublishedVersion& published = versions_->at(version);
+  return {published.run, static_cast<std::int64_t>(version), published.digest};
+}
+
+// --- what it holds -----------------------------------------------------------------------------
+
+Result<std::optional<std::string>> ToldTransport::ask_label(bool must) {
+  const EngineReply info = link_.call("/model_info", nullptr, link_.timeout(), must);
+  kept_ = info.kept;
+  const Status known = known_call(info.status);
+  if (known.code() == StatusCode::kUnsupported) return std::optional<std::string>();
+  DRIFTLESS_RETURN_IF_ERROR(known.with_context("its version"));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(info.body, "/model_info"));
+  std::string label = json_text(said, "weight_version");
+  return label.empty() ? std::optional<std::string>() : std::optional(std::move(label));
+}
+
+// The label that it gave itself, or that this transport gave it. Of another number, as a run of
+// before leaves it, nobody knows the weights.
+Status ToldTransport::look(bool must) {
+  const bool deltas = engine_.action == EngineAction::kUpdateFlush;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> label, ask_label(must));
+  if (!label) {  // what it was told counts, but for deltas: it may have been started anew
+    label_.clear();
+    if (deltas) base_.reset();
+    return {};
+  }
+  if (*label == label_ && (holds_ || base_)) return {};
+  if (posted_ && told_apart_ && *label == std::to_string(*posted_) &&
+      versions_->contains(*posted_)) {
+    holds_ = identity(*posted_);  // the post went well, its answer was lost
+    base_ = posted_;
+  } else if (deltas && *label == kFreshLabel) {
+    holds_ = EngineIdentity{};  // as it was started, from the base
+    base_ = 0;
+  } else {
+    holds_.reset();
+    base_.reset();
+  }
+  label_ = *label;
+  return {};
+}
+
+// --- loading -----------------------------------------------------------------------------------
+
+// What comes before the pause.
+Status ToldTransport::stage() {
+  staged_.reset();
+  if (newest_ > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+    return error(StatusCode::kInvalidArgument, "version ", newest_, " is too large");
+  }
+  const PublishedVersion& version = versions_->at(newest_);
+  switch (engine_.action) {
+    case EngineAction::kPullWeights: {
+      const Json pull = {{"local_checkpoint_dir", engine_.local_checkpoint_dir},
+                         {"source_dir", version.source_dir},
+                         {"target_version", newest_}};
+      const Status pulled = known_call(post("/pull_weights", pull, false));
+      const bool unknown = pulled.code() == StatusCode::kUnsupported;
+      DRIFTLESS_RETURN_IF_ERROR(unknown ? pulled.with_context("has no /pull_weights") : pulled);
+      break;
+    }
+    case EngineAction::kUpdateFromDisk: DRIFTLESS_RETURN_IF_ERROR(version.patched); break;
+    case EngineAction::kUpdateFlush: DRIFTLESS_RETURN_IF_ERROR(missed().status()); break;
+  }
+  staged_ = identity(newest_);
+  return {};
+}
+
+Status ToldTransport::write() {
+  if (!staged_) return error(StatusCode::kInternal, "nothing is staged");
+  staged_.reset();
+  if (engine_.action != EngineAction::kUpdateFlush) {
+    const Json body = {{"model_path", engine_.local_checkpoint_dir},
+                       {"weight_version", std::to_string(newest_)}};
+    return load(newest_, kLoad, body, false);
+  }
+  // A delta goes to the very server that said what it holds, if that keeps its connections: one
+  // that was started anew in between would take it onto other weights.
+  for (unsigned tries = 0;; ++tries) {
+    const Status posted = post_missed();
+    if (posted.code() != StatusCode::kIncomplete || tries >= options_.retries) return posted;
+  }
+}
+
+// From what the engine has to the newest version, one post after the other.
+Status ToldTransport::post_missed() {
+  DRIFTLESS_RETURN_IF_ERROR(look(true));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> numbers, missed());
+  for (const std::uint64_t number : numbers) {
+    const PublishedVersion& version = versions_->at(number);
+    const std::string label = std::to_string(number);
+    if (version.files.empty() && !version.full) {  // changes nothing, and is only named
+      const Json named = {{"new_version", label}, {"abort_all_requests", false}};
+      DRIFTLESS_RETURN_IF_ERROR(load(number, "/update_weight_version", named, kept_));
+    } else {
+      Json body = {{"model_path", version.version_dir}, {"weight_version", label}};
+      if (!version.full) {
+        body["load_format"] = "delta";
+        body["files"] = version.files;
+      }
+      DRIFTLESS_RETURN_IF_ERROR(
+          load(number, kLoad, body, kept_).with_context(concat("version ", number)));
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> found, ask_label(true));
+    if (!found || *found == label) continue;
+    holds_ = torn(identity(number));
+    base_.reset();
+    label_ = *found;
+    return error(StatusCode::kMismatch, engine_.url, ": says that it serves version ",
+                 shown(*found), ", expected ", label);
+  }
+  return {};
+}
+
+// The versions to post, in order: the deltas that follow what the engine holds, or a full version
+// and those that follow it.
+Result<std::vector<std::uint64_t>> ToldTransport::missed() const {
+  if (label_.empty() && !versions_->at(newest_).full) {
+    return error(StatusCode::kUnsupported, engine_.url,
+                 ": tells no weight_version (GET /model_info), so that nobody knows whether it was "
+                 "started anew: deltas are not posted to it; publish full versions, or tell it by "
+                 "action: pull_weights");
+  }
+  std::vector<std::uint64_t> numbers;
+  for (std::uint64_t number = newest_; !base_ || number != *base_;) {
+    const auto found = versions_->find(number);
+    if (found == versions_->end()) {
+      return error(StatusCode::kWrongBase, engine_.url, ": holds ",
+                   base_ ? concat("version ", *base_) : concat("weights labelled ", shown(label_)),
+                   ", version ", newest_, " needs version ", number,
+                   ", which cannot be posted any more: publish a full version");
+    }
+    numbers.insert(numbers.begin(), number);
+    if (found->second.full) break;
+    number = found->second.base_version;
+  }
+  return numbers;
+}
+
+Status ToldTransport::load(std::uint64_t version, std::string_view path, const Json& body,
+                           bool same_server) {
+  const std::string label = std::to_string(version);
+  const std::optional<EngineIdentity> before = holds_;
+  posted_ = version;
+  told_apart_ = label_ != label;
+  holds_ = torn(identity(version));
+  const Status loaded = post(path, body, same_server);
+  if (loaded.code() == StatusCode::kIncomplete) holds_ = before;  // nothing was said
+  DRIFTLESS_RETURN_IF_ERROR(loaded);
+  holds_ = identity(version);
+  base_ = version;
+  label_ = label;
+  return {};
+}
+
+Status ToldTransport::post(std::string_view path, const Json& body, bool same_server) const {
+  const EngineReply reply = link_.call(path, &body, link_.timeout(), true, same_server);
+  DRIFTLESS_RETURN_IF_ERROR(reply.status);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, parse_json(reply.body, path));
+  const auto success = answer.find("success");
+  if (success == answer.end() || !success->is_boolean()) {
+    return error(StatusCode::kCorrupt, engine_.url, path,
+                 R"(: expected {"success":true|false,"message":...}, found )",
+                 shown(reply.body, 300));
+  }
+  if (success->get<bool>()) return {};
+  return error(StatusCode::kIo, engine_.url, path, ": the engine refused: ", reply.words);
+}
+
+// --- the rest ----------------------------------------------------------------------------------
+
+// Engines without a call for it are not paused, and their caches not cleared.
+EngineAnswer ToldTransport::server_call(const EngineCall& call) {
+  switch (call.op) {
+    case EngineOp::kPause:
+    case EngineOp::kClearCache:
+    case EngineOp::kResume: {
+      if (!pauses_) return {};
+      const Status done = known_call(sglang_server_call(link_, call).status);
+      const bool unknown = done.code() == StatusCode::kUnsupported;
+      if (unknown && call.op == EngineOp::kPause) pauses_ = false;
+      return {.status = unknown ? Status() : done};
+    }
+    case EngineOp::kReadLabel: {
+      Result<std::optional<std::string>> label = ask_label(call.must);
+      if (!label.ok()) return {.status = label.status()};
+      if (!*label) return {.status = error(StatusCode::kUnsupported, "it keeps no label")};
+      return {.label = std::move(**label)};
+    }
+    default: return sglang_server_call(link_, call);
+  }
+}
+
+}  // namespace driftless

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Engines that read flush files: each delta on top of its base, or not at all.
+#include "plugin/engines/engine_notifier.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "support/notifier_fixture.h"
+
+namespace driftless::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+// An engine that reads flush files, and says what it was told last.
+class FlushEngine {
+ public:
+  FlushEngine() : server_([this](const HttpRequest& request) { return answer(request); }) {}
+  [[nodiscard]] EngineEndpoint endpoint() const {
+    return {server_.url(), EngineAction::kUpdateFlush, "", ""};
+  }
+
+  std::string label = "default";
+  int failures = 0;  // so many posts fail
+  bool acts = true;  // although it fails, it does what it was told
+  bool keeps_label = true;
+  std::vector<Json> posts;
+
+ private:
+  HttpResponse answer(const HttpRequest& request) {
+    if (request.line.starts_with("GET /model_info")) {
+      return {200, Json{{"weight_version", label}}.dump(), milliseconds(0), ""};
+    }
+    const Json body = Json::parse(request.body);
+    const bool fails = failures > 0;
+    if (fails) --failures;
+    if (keeps_label && (!fails || acts)) {
+      if (body.contains("weight_version")) label = body.at("weight_version");
+      if (body.contains("new_version")) label = body.at("new_version");
+    }
+    posts.push_back(body);
+    return fails ? HttpResponse{400, R"({"success":false,"message":"no"})", milliseconds(0), ""}
+                 : yes(request);
+  }
+
+  HttpServer server_;
+};
+
+PublishedVersion delta(std::uint64_t version) {
+  PublishedVersion made = published("/run", version, {"a.safetensors"});
+  made.base_version = version - 1;
+  return made;
+}
+
+class FlushNotifierTest : public EngineNotifierTest {
+ protected:
+  void SetUp() override {
+    EngineNotifierTest::SetUp();
+    options_.retries = 0;
+  }
+  void open() {
+    options_.engines = {engine_.endpoint()};
+    auto made = EngineNotifier::create(options_);
+    ASSERT_TRUE(made.ok());
+    notifier_ = std::move(*made);
+  }
+  Status tell(const PublishedVersion& version) {
+    if (!notifier_) open();
+    return notifier_->notify(version, Deadline::after(seconds(30))).at(0).status;
+  }
+  [[nodiscard]] std::vector<std::string> posted() const {
+    std::vector<std::string> names;
+    for (const Json& post : engine_.posts) {
+      names.push_back(post.contains("weight_version") ? post.at("weight_version")
+                                                      : post.at("new_version"));
+    }
+    return names;
+  }
+
+  FlushEngine engine_;
+  std::unique_ptr<EngineNotifier> notifier_;
+};
+
+TEST_F(FlushNotifierTest, NamesTheFiles) {
+  PublishedVersion version = version_seven();
+  ASSERT_TRUE(tell(version).ok());
+  EXPECT_EQ(engine_.posts, std::vector<Json>{(Json{{"model_path", "/shared/run/weight_v000007"},
+                                                   {"load_format", "delta"},
+                                                   {"files", {"a.safetensors", "b.safetensors"}},
+                                                   {"weight_version", "7"}})});
+}
+
+TEST_F(FlushNotifierTest, WhatWasMissedIsMadeUpForInOrder) {
+  ASSERT_TRUE(tell(delta(1)).ok());
+  engine_.failures = 2;
+  engine_.acts = false;
+  EXPECT_FALSE(tell(delta(2)).ok());
+  EXPECT_FALSE(tell(delta(3)).ok()) << "3 is not posted on top of 1";
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "2"}));
+  ASSERT_TRUE(tell(delta(4)).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "2", "2", "3", "4"}));
+  EXPECT_EQ(engine_.label, "4");
+}
+
+TEST_F(FlushNotifierTest, APostWhoseAnswerWasLostIsNotRepeated) {
+  engine_.failures = 1;
+  EXPECT_TRUE(tell(delta(1)).ok()) << "its label says that it has it";
+  ASSERT_TRUE(tell(delta(2)).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2"}));
+}
+
+TEST_F(FlushNotifierTest, AnEngineThatWasStartedAnewGetsEverything) {
+  ASSERT_TRUE(tell(delta(1)).ok());
+  ASSERT_TRUE(tell(delta(2)).ok());
+  engine_.label = "default";
+  ASSERT_TRUE(tell(delta(3)).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "1", "2", "3"}));
+}
+
+TEST_F(FlushNotifierTest, AnEngineThatTellsNoVersionGetsNoDelta) {
+  engine_.label.clear();
+  engine_.keeps_label = false;
+  const Status refused = tell(delta(1));
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported) << refused.to_string();
+  EXPECT_NE(refused.message().find("weight_version"), std::string::npos) << refused.to_string();
+  PublishedVersion full = delta(2);
+  full.full = true;
+  ASSERT_TRUE(tell(full).ok()) << "a full version helps";
+  EXPECT_FALSE(tell(delta(3)).ok()) << "it may have been started anew since";
+  EXPECT_EQ(posted(), std::vector<std::string>{"2"});
+}
+
+TEST_F(FlushNotifierTest, AnEngineOfAnotherRunGetsNoDelta) {
+  engine_.label = "1";
+  const Status refused = tell(delta(2));
+  EXPECT_EQ(refused.code(), StatusCode::kWrongBase);
+  EXPECT_NE(refused.message().find("full version"), std::string::npos);
+  EXPECT_TRUE(engine_.posts.empty());
+  PublishedVersion full = delta(3);
+  full.full = true;
+  ASSERT_TRUE(tell(full).ok()) << "a full version helps";
+  ASSERT_TRUE(tell(delta(4)).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"3", "4"}));
+  EXPECT_FALSE(engine_.posts[0].contains("load_format")) << "it is not posted as a delta";
+  EXPECT_FALSE(engine_.posts[0].contains("files"));
+}
+
+// Its number was there before the post, so it tells nothing of what came of it.
+TEST_F(FlushNotifierTest, ALabelOfAnotherRunWithTheSameNumberProvesNothing) {
+  engine_.label = "2";
+  engine_.failures = 1;
+  engine_.acts = false;
+  PublishedVersion full = delta(2);
+  full.full = true;
+  EXPECT_FALSE(tell(full).ok());
+  ASSERT_TRUE(tell(full).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"2", "2"})) << "it is posted again";
+}
+
+TEST_F(FlushNotifierTest, AnEmptyVersionIsOnlyNamed) {
+  PublishedVersion empty = delta(1);
+  empty.files.clear();
+  ASSERT_TRUE(tell(empty).ok());
+  ASSERT_EQ(engine_.posts.size(), 1U);
+  EXPECT_FALSE(engine_.posts[0].contains("files"));
+  EXPECT_EQ(engine_.posts[0].at("new_version"), "1");
+  ASSERT_TRUE(tell(delta(2)).ok());
+}
+
+TEST_F(FlushNotifierTest, AnEngineThatSaysAnotherVersionIsNotBelieved) {
+  ASSERT_TRUE(tell(delta(1)).ok());
+  engine_.label = "7";  // somebody else drives it, too
+  EXPECT_EQ(tell(delta(2)).code(), StatusCode::kWrongBase);
+  EXPECT_EQ(posted(), std::vector<std::string>{"1"});
+}
+
+}  // namespace
+}  // namespace driftless::testing
