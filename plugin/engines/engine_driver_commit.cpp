@@ -134,8 +134,8 @@ EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
     problem_ = {};
     return finish();
   }
-  const bool silent = std::ranges::all_of(
-      answer.ranks, [](const RankReply& reply) { return reply.error.empty(); });
+  const bool silent =
+      std::ranges::all_of(answer.ranks, [](const RankReply& reply) { return reply.error.empty(); });
   std::string why(answer.status.message());
   if (answer.status.ok() && !(silent && !problem_.ok())) why = words_of_ranks(answer.ranks);
   if (!problem_.ok()) why += concat(why.empty() ? "" : "; ", problem_.message());
