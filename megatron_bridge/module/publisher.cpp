@@ -42,12 +42,12 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   }
   // Waits for a version under way, and tells how it went, if nobody has asked.
   Status drop() override {
-    Status last = settle();
+    Status last = wait_for_last();
     static_cast<void>(HeldSession::drop());
     return last;
   }
   // The same, and nothing is dropped.
-  [[nodiscard]] Status settle() {
+  [[nodiscard]] Status wait_for_last() {
     if (session_ == nullptr) return {};
     const InUse::Turn turn = take_turn();
     const auto last = without_gil([&] { return session_->wait(); });
@@ -56,11 +56,11 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
 
   // Python ends its threads before it drops what is left, and a version under way with them. A
   // process that was forked has no such thread.
-  void settle_at_exit(const std::weak_ptr<HeldPublisher>& self) const {
+  void wait_at_exit(const std::weak_ptr<HeldPublisher>& self) const {
     if (live_ == nullptr) return;
     py::module_::import("atexit").attr("register")(py::cpp_function([self, process = getpid()] {
       const std::shared_ptr<HeldPublisher> alive = self.lock();
-      if (alive != nullptr && getpid() == process) check(alive->settle());
+      if (alive != nullptr && getpid() == process) check(alive->wait_for_last());
     }));
   }
 
@@ -228,7 +228,7 @@ void bind_publisher(py::module_& module) {
              auto made =
                  std::make_shared<HeldPublisher>(job, base, group, before_visible, live, snapshot);
              job->enter(made);
-             made->settle_at_exit(made);
+             made->wait_at_exit(made);
              return made;
            }),
            py::arg("job"), py::arg("base"), py::arg("group") = py::none(),

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kHeldVersions = 4;
 // A file may be seen half written. What is still wrong after this stays so.
-constexpr std::chrono::seconds kSettleWait{10};
+constexpr std::chrono::seconds kRestWait{10};
 // For reading a version: that a caller has no more time does not mean that it begins again.
 constexpr std::chrono::minutes kReadWait{30};
 
@@ -92,7 +92,7 @@ class ForeignDirectory final : public ReceiveRoad {
   [[nodiscard]] Result<std::vector<FileState>> states_of(const VersionDirectory& version);
   // Of all files that the next version may be made of: they change while it is written.
   [[nodiscard]] std::vector<FileState> pending_states();
-  [[nodiscard]] bool is_settled(const Status& failed);
+  [[nodiscard]] bool is_at_rest(const Status& failed);
   [[nodiscard]] Result<MappedFile> read_file(const VersionDirectory& version,
                                              const std::string& name);
   // `version` then names them.
@@ -121,8 +121,8 @@ class ForeignDirectory final : public ReceiveRoad {
   bool looked_ = false;           // once
   std::set<std::uint64_t> seen_;  // at the last look
   std::map<std::uint64_t, FileState> taken_;
-  std::optional<Deadline> settled_;   // from the first failure of a version on
-  std::vector<FileState> unsettled_;  // what there was then
+  std::optional<Deadline> rest_until_;  // from the first failure of a version on
+  std::vector<FileState> last_states_;  // what there was then
   Status fenced_;
 };
 
@@ -170,9 +170,9 @@ Status ForeignDirectory::wait_beyond(std::uint64_t version, const Deadline& dead
     DRIFTLESS_RETURN_IF_ERROR(fenced_);
     const Result<bool> taken = take_next();
     if (taken.ok()) {
-      settled_.reset();
+      rest_until_.reset();
       if (*taken) continue;
-    } else if (is_settled(taken.status())) {
+    } else if (is_at_rest(taken.status())) {
       return taken.status();
     }
     if (!backoff.sleep(deadline)) {
@@ -208,15 +208,15 @@ std::vector<FileState> ForeignDirectory::pending_states() {
 }
 
 // Whether a failure stays: nothing of the version has changed for a while.
-bool ForeignDirectory::is_settled(const Status& failed) {
+bool ForeignDirectory::is_at_rest(const Status& failed) {
   if (failed.code() == StatusCode::kIncomplete) return false;
   if (failed.code() == StatusCode::kMismatch) return true;
   std::vector<FileState> states = pending_states();
-  if (!settled_ || states != unsettled_) {
-    settled_ = Deadline::after(kSettleWait);
-    unsettled_ = std::move(states);
+  if (!rest_until_ || states != last_states_) {
+    rest_until_ = Deadline::after(kRestWait);
+    last_states_ = std::move(states);
   }
-  return settled_->expired();
+  return rest_until_->expired();
 }
 
 Result<std::vector<std::uint64_t>> ForeignDirectory::look() {
