@@ -262,9 +262,8 @@ void pull_weights(const std::string& url, const std::string& checkpoint, const s
   PublishedVersion told;
   told.source_dir = source;
   told.version = version;
-  check(without_gil([&] {
-    return notifier->notify(told, Deadline::after(4 * options.timeout)).front().status;
-  }));
+  check(without_gil(
+      [&] { return notifier->notify(told, Deadline::after(4 * options.timeout)).front().status; }));
 }
 
 }  // namespace
