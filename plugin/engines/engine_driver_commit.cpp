@@ -134,10 +134,10 @@ EngineCall EngineDriver::on_proof(const EngineAnswer& answer) {
     problem_ = {};
     return finish();
   }
-  const bool silent =
-      std::ranges::all_of(answer.ranks, [](const RankReply& reply) { return reply.error.empty(); });
+  const bool words = std::ranges::any_of(
+      answer.ranks, [](const RankReply& reply) { return !reply.error.empty(); });
   std::string why(answer.status.message());
-  if (answer.status.ok() && !(silent && !problem_.ok())) why = words_of_ranks(answer.ranks);
+  if (answer.status.ok() && (words || problem_.ok())) why = words_of_ranks(answer.ranks);
   if (!problem_.ok()) why += concat(why.empty() ? "" : "; ", problem_.message());
   problem_ = error(StatusCode::kIncomplete, "version ", staged_, " was refused: ", why);
   EngineCall rollback{.op = EngineOp::kRollback};
