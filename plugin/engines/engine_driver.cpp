@@ -440,7 +440,7 @@ EngineCall EngineDriver::on_first_resume(const EngineAnswer& answer) {
 
 EngineCall EngineDriver::ready() {
   first_ = tidying_ = false;
-  if (dirty_) remember(stale_cache());
+  if (dirty_ && pause_ != PauseState::kPaused) remember(stale_cache());
   if (request_ == Request::kClose || request_ == Request::kOpen) return end({});
   if (result_.known) before_ = result_.identity;
   result_.from_version = result_.known ? result_.identity.version : 0;

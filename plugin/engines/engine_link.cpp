@@ -117,9 +117,14 @@ Status check_engine_url(const std::string& url, const std::string& token) {
 }
 
 Status known_call(const Status& status) {
-  const bool unknown = status.code() == StatusCode::kInvalidArgument &&
-                       (status.message().find("status 404") != std::string_view::npos ||
-                        status.message().find("status 405") != std::string_view::npos);
+  // The first is ours; the engine's words follow.
+  constexpr std::string_view kStatus = "answered with status ";
+  const std::string_view message = status.message();
+  const std::size_t found = message.find(kStatus);
+  const std::string_view number =
+      found == std::string_view::npos ? "" : message.substr(found + kStatus.size(), 3);
+  const bool unknown =
+      status.code() == StatusCode::kInvalidArgument && (number == "404" || number == "405");
   return unknown ? Status(StatusCode::kUnsupported, std::string(status.message())) : status;
 }
 

@@ -86,6 +86,8 @@ class HttpNotifier final : public EngineNotifier {
     return results;
   }
 
+  void forget(std::uint64_t version) override { versions_.erase(version); }
+
  private:
   const NotifyOptions options_;
   std::vector<std::unique_ptr<ToldEngine>> engines_;

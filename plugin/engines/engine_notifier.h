@@ -87,6 +87,8 @@ class EngineNotifier {
   // their order. One thread at a time.
   [[nodiscard]] virtual std::vector<EngineResult> notify(const PublishedVersion& version,
                                                          const Deadline& deadline) = 0;
+  // The files of a version are gone: it is not posted any more, to engines that missed it.
+  virtual void forget(std::uint64_t version) = 0;
 };
 
 [[nodiscard]] bool all_acknowledged(const std::vector<EngineResult>& results);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "plugin/engines/server_calls.h"
 
@@ -12,6 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLongestRetryWait{10'000};
+constexpr milliseconds kFirstFlushWait{50}, kLongestFlushWait{1'000};
 constexpr std::string_view kFreshLabel = "default";  // of a server that nobody has told anything
 constexpr std::string_view kLoad = "/update_weights_from_disk";
 
@@ -36,16 +38,25 @@ void ToldTransport::prepare(const PublishedVersions& versions, std::uint64_t new
   all_ = deadline;
   work_ = deadline.sooner(left - std::min(options_.timeout, left / 4));
   pauses_ = options_.pause;
+  resumes_ = false;
+  flush_.reset();
   staged_.reset();
 }
 
+// The driver repeats what follows a load, and each of those calls is tried again and again: all
+// that follows one that failed, or lets the engine go on, takes no longer than one call may.
 EngineAnswer ToldTransport::carry(const EngineCall& call) {
-  until_ = call.op == EngineOp::kResume ? &all_ : &work_;
-  return OneRankTransport::carry(call);
+  const milliseconds one_call = (options_.timeout + options_.retry_wait) * (options_.retries + 1);
+  const bool resumes = call.op == EngineOp::kResume;
+  if (resumes && !std::exchange(resumes_, true)) all_ = all_.sooner(one_call);
+  until_ = resumes ? &all_ : &work_;
+  EngineAnswer answer = OneRankTransport::carry(call);
+  if (call.op == EngineOp::kWrite && !answer.status.ok()) work_ = work_.sooner(one_call);
+  return answer;
 }
 
 HttpAnswer ToldTransport::http(const HttpCall& call, milliseconds timeout,
-                               const std::atomic<bool>* stop) const {
+                               const std::atomic<bool>* stop) {
   Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestRetryWait));
   HttpAnswer answer;
   for (unsigned tries = 0;; ++tries) {
@@ -54,6 +65,7 @@ HttpAnswer ToldTransport::http(const HttpCall& call, milliseconds timeout,
       return answer;
     }
     answer = http_(call, std::min(timeout, until_->remaining()), stop);
+    said_ = said_ || answer.status.code() != StatusCode::kIncomplete;
     const bool again = answer.status.ok() ? answer.number >= 500 : answer.again;
     if (!again || tries >= options_.retries || !backoff.sleep(*until_)) return answer;
   }
@@ -78,7 +90,8 @@ Result<std::optional<std::string>> ToldTransport::ask_label(bool must) {
 }
 
 // The label that it gave itself, or that this transport gave it. Of another number, as a run of
-// before leaves it, nobody knows the weights.
+// before leaves it, nobody knows the weights. One that nobody has given a label began with the
+// base, and a load that failed before this transport came may have torn it.
 Status ToldTransport::look(bool must) {
   const bool deltas = engine_.action == EngineAction::kUpdateFlush;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> label, ask_label(must));
@@ -92,12 +105,10 @@ Status ToldTransport::look(bool must) {
       versions_->contains(*posted_)) {
     holds_ = identity(*posted_);  // the post went well, its answer was lost
     base_ = posted_;
-  } else if (deltas && *label == kFreshLabel) {
-    holds_ = EngineIdentity{};  // as it was started, from the base
-    base_ = 0;
   } else {
     holds_.reset();
     base_.reset();
+    if (deltas && *label == kFreshLabel) base_ = 0;
   }
   label_ = *label;
   return {};
@@ -133,9 +144,7 @@ Status ToldTransport::write() {
   if (!staged_) return error(StatusCode::kInternal, "nothing is staged");
   staged_.reset();
   if (engine_.action != EngineAction::kUpdateFlush) {
-    const Json body = {{"model_path", engine_.local_checkpoint_dir},
-                       {"weight_version", std::to_string(newest_)}};
-    return load(newest_, kLoad, body, false);
+    return load(newest_, kLoad, load_body(engine_.local_checkpoint_dir, newest_), false);
   }
   // A delta goes to the very server that said what it holds, if that keeps its connections: one
   // that was started anew in between would take it onto other weights.
@@ -156,7 +165,7 @@ Status ToldTransport::post_missed() {
       const Json named = {{"new_version", label}, {"abort_all_requests", false}};
       DRIFTLESS_RETURN_IF_ERROR(load(number, "/update_weight_version", named, kept_));
     } else {
-      Json body = {{"model_path", version.version_dir}, {"weight_version", label}};
+      Json body = load_body(version.version_dir, number);
       if (!version.full) {
         body["load_format"] = "delta";
         body["files"] = version.files;
@@ -168,7 +177,7 @@ Status ToldTransport::post_missed() {
     if (!found || *found == label) continue;
     holds_ = torn(identity(number));
     base_.reset();
-    label_ = *found;
+    label_.clear();  // it may have been started anew: the next look tells
     return error(StatusCode::kMismatch, engine_.url, ": says that it serves version ",
                  shown(*found), ", expected ", label);
   }
@@ -200,6 +209,14 @@ Result<std::vector<std::uint64_t>> ToldTransport::missed() const {
   return numbers;
 }
 
+// A paused engine's cache is flushed by a call of its own: SGLang's load says that it failed if it
+// could not flush, although the weights are there.
+Json ToldTransport::load_body(const std::string& dir, std::uint64_t version) const {
+  Json body = {{"model_path", dir}, {"weight_version", std::to_string(version)}};
+  if (pauses_) body["flush_cache"] = false;
+  return body;
+}
+
 Status ToldTransport::load(std::uint64_t version, std::string_view path, const Json& body,
                            bool same_server) {
   const std::string label = std::to_string(version);
@@ -207,8 +224,9 @@ Status ToldTransport::load(std::uint64_t version, std::string_view path, const J
   posted_ = version;
   told_apart_ = label_ != label;
   holds_ = torn(identity(version));
+  said_ = false;
   const Status loaded = post(path, body, same_server);
-  if (loaded.code() == StatusCode::kIncomplete) holds_ = before;  // nothing was said
+  if (!said_ || path != kLoad) holds_ = before;  // a name tears nothing
   DRIFTLESS_RETURN_IF_ERROR(loaded);
   holds_ = identity(version);
   base_ = version;
@@ -232,6 +250,17 @@ Status ToldTransport::post(std::string_view path, const Json& body, bool same_se
 
 // --- the rest ----------------------------------------------------------------------------------
 
+// It is refused until the requests under way are through.
+Status ToldTransport::flush_paused(const EngineCall& call) {
+  if (!flush_) flush_ = work_.sooner(options_.timeout);
+  Backoff backoff(kFirstFlushWait, kLongestFlushWait);
+  for (;;) {
+    Status flushed = known_call(sglang_server_call(link_, call).status);
+    const bool final = flushed.ok() || flushed.code() == StatusCode::kUnsupported;
+    if (final || !backoff.sleep(*flush_)) return flushed;
+  }
+}
+
 // Engines without a call for it are not paused, and their caches not cleared.
 EngineAnswer ToldTransport::server_call(const EngineCall& call) {
   switch (call.op) {
@@ -239,10 +268,13 @@ EngineAnswer ToldTransport::server_call(const EngineCall& call) {
     case EngineOp::kClearCache:
     case EngineOp::kResume: {
       if (!pauses_) return {};
-      const Status done = known_call(sglang_server_call(link_, call).status);
+      const bool waits = call.op == EngineOp::kClearCache && call.pause == PauseState::kPaused;
+      const Status done =
+          waits ? flush_paused(call) : known_call(sglang_server_call(link_, call).status);
       const bool unknown = done.code() == StatusCode::kUnsupported;
       if (unknown && call.op == EngineOp::kPause) pauses_ = false;
-      return {.status = unknown ? Status() : done};
+      const bool in_any_words = done.code() == StatusCode::kCorrupt;  // it did what it was told
+      return {.status = unknown || in_any_words ? Status() : done};
     }
     case EngineOp::kReadLabel: {
       Result<std::optional<std::string>> label = ask_label(call.must);

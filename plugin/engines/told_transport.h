@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ToldTransport: an engine that reads published files itself, and is told of each version by
 // SGLang's calls (engine_notifier.h). What it holds is what its label says, if this transport gave
-// it the label, or, if it reads deltas and nobody has told it anything yet, the base. Internal to
-// engines/.
+// it the label. Internal to engines/.
 #pragma once
 
 #include <map>
@@ -38,12 +37,14 @@ class ToldTransport final : public OneRankTransport {
 
   // Makes one HTTP call until it is answered, as often and as long as it may.
   [[nodiscard]] HttpAnswer http(const HttpCall& call, std::chrono::milliseconds timeout,
-                                const std::atomic<bool>* stop) const;
+                                const std::atomic<bool>* stop);
   [[nodiscard]] EngineIdentity identity(std::uint64_t version) const;
   [[nodiscard]] Result<std::vector<std::uint64_t>> missed() const;
   [[nodiscard]] Status post_missed();
+  [[nodiscard]] Json load_body(const std::string& dir, std::uint64_t version) const;
   [[nodiscard]] Status load(std::uint64_t version, std::string_view path, const Json& body,
                             bool same_server);
+  [[nodiscard]] Status flush_paused(const EngineCall& call);
   // Its weight_version; nothing if it keeps none.
   [[nodiscard]] Result<std::optional<std::string>> ask_label(bool must);
   [[nodiscard]] Status post(std::string_view path, const Json& body, bool same_server) const;
@@ -55,7 +56,10 @@ class ToldTransport final : public OneRankTransport {
   std::uint64_t newest_ = 0;
   Deadline all_ = Deadline::after({}), work_ = all_;
   const Deadline* until_ = &work_;  // of the call that is being carried
+  std::optional<Deadline> flush_;   // for the cache of a paused engine
   bool pauses_ = true;
+  bool resumes_ = false;                 // it was asked to go on
+  bool said_ = false;                    // anything, since this was set to false
   std::string label_;                    // that it said last
   std::optional<std::uint64_t> base_;    // a delta of it can be posted: it holds it, or is torn by
                                          // one that is posted again; none: nobody knows

@@ -44,9 +44,9 @@ NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
 std::chrono::milliseconds NotifiedEngines::longest(const Config& config) {
   using std::chrono::milliseconds;
   if (config.engines.empty()) return milliseconds(0);
-  // Pull and load, or pause, flush the cache, load and go on, too. Each is tried retries + 1 times;
-  // the waits double. Retries are at most 10.
-  const double calls = config.notify.pause ? 5 : 2;
+  // Its label, five times, and pull and load; or pause, flush the cache and go on, too. Each is
+  // tried retries + 1 times; the waits double. Retries are at most 10.
+  const double calls = config.notify.pause ? 10 : 7;
   const double tries = config.notify.retries + 1.0;
   const double waits = static_cast<double>(1U << config.notify.retries) - 1;
   const double ms = calls * (static_cast<double>(config.notify.timeout.count()) * tries +
@@ -63,6 +63,8 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version, const Status&
   std::vector<EngineResult> results(tallies_.size());
   if (published.ok()) {
     published->patched = patched;
+    forget_pruned();
+    told_.insert(version);
     results = notifier_->notify(*published, Deadline::after(longest_));
   } else {
     for (EngineResult& result : results) result.status = published.status();
@@ -80,7 +82,18 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version, const Status&
   return failures;
 }
 
-Status NotifiedEngines::cleanup(std::uint64_t version) const {
+// An engine that is started anew is not told to load what is not there: it would be paused for it.
+// The oldest go first.
+void NotifiedEngines::forget_pruned() {
+  while (!told_.empty() && !exists(posix_file_system(), version_dir(*told_.begin()))) {
+    notifier_->forget(*told_.begin());
+    told_.erase(told_.begin());
+  }
+}
+
+Status NotifiedEngines::cleanup(std::uint64_t version) {
+  notifier_->forget(version);
+  told_.erase(version);
   return cleanup_version(posix_file_system(), version_dir(version));
 }
 

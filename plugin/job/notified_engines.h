@@ -3,6 +3,8 @@
 // and the account of what they took. One thread.
 #pragma once
 
+#include <set>
+
 #include "plugin/job/config.h"
 
 namespace driftless {
@@ -31,7 +33,7 @@ class NotifiedEngines {
   [[nodiscard]] bool load_patched() const { return load_patched_; }
   // Whether all of them took the last version.
   [[nodiscard]] bool acknowledged() const { return acknowledged_; }
-  [[nodiscard]] Status cleanup(std::uint64_t version) const;
+  [[nodiscard]] Status cleanup(std::uint64_t version);
 
   [[nodiscard]] const std::vector<EngineTally>& tallies() const { return tallies_; }
   // Ok if every engine took every version; else kIncomplete, naming those that did not.
@@ -40,11 +42,13 @@ class NotifiedEngines {
  private:
   NotifiedEngines(std::string dir, const Config& config, std::unique_ptr<EngineNotifier> notifier);
   [[nodiscard]] std::string version_dir(std::uint64_t version) const;
+  void forget_pruned();
 
   std::string dir_;
   std::chrono::milliseconds longest_;
   std::unique_ptr<EngineNotifier> notifier_;
   std::vector<EngineTally> tallies_;  // as config.engines
+  std::set<std::uint64_t> told_;      // versions that may lie there still
   bool acknowledged_ = false, load_patched_ = false;
 };
 

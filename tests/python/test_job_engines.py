@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -173,6 +174,29 @@ def test_an_engine_loads_its_checkpoint_once_the_rollout_has_patched_it(work, rn
     assert [body["weight_version"] for _, body, _ in engine.calls] == ["1", "2", "3"]
     for version, found in enumerate(held, 1):
         assert found == read_checkpoint(work / f"run/step_{version:06d}"), version
+
+
+@pytest.mark.parametrize(
+    "removes", [["notify.cleanup=true"], ["keep_versions=1", "anchors.every=1"]]
+)
+def test_an_engine_started_anew_is_not_paused_for_files_that_are_gone(work, rng, engine, removes):
+    """It serves the base, and the error says what it needs."""
+    need("engines")
+    make_run(work / "run", rng, 3)
+    job = with_engine(Job(work, "flush"), engine, work, action="flush")
+    for setting in removes:
+        job.settings += ["--set", setting]
+
+    def act():
+        body = engine.calls[-1][1]
+        engine.refuse = not Path(body["model_path"]).exists()
+        if body["weight_version"] == "2":
+            threading.Timer(0.5, setattr, (engine, "weight_version", "default")).start()
+
+    engine.on_call = act
+    result = run(*job.trainer("--replay", work / "run", "--interval-ms", "1500"))
+    assert result.returncode == 1 and "publish a full version" in result.stderr
+    assert not engine.paused
 
 
 def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engine):

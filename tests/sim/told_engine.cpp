@@ -15,6 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::string_view kUrl = "http://told";
+constexpr double kTears = 0.1;  // so many loads
 
 // The values of a flush file, over those that are there.
 Status overwrite(FileSystem& fs, const std::string& path, const WeightLayout& layout,
@@ -79,7 +80,8 @@ void ToldEngine::start_server(const Weights& base) {
 void ToldEngine::restart_server(const Weights& base) {
   if (server_ != nullptr) world_.simulation.kill(*server_);
   const Weights& served = pulls() ? checkpoint_.weights : base;
-  life_ = std::make_shared<Server>(Server{served, served, "default", {}});
+  life_ = std::make_shared<Server>();
+  life_->base = life_->memory = served;
   queue_ = std::make_shared<CallQueue>();
   server_ = world_.simulation.start("told-server", [this](Process& process) {
     while (!process.dead && !world_.ending) world_.simulation.sleep(milliseconds(500));
@@ -124,7 +126,9 @@ Result<std::string> ToldEngine::answer(Server& life, Process& process, const std
                                        const std::string& body, const Hash128& run) {
   if (path == "/model_info") return nlohmann::json{{"weight_version", life.label}}.dump();
   for (const char* const other : {"/pause_generation", "/flush_cache", "/continue_generation"}) {
-    if (path == other) return std::string("{}");
+    if (path != other) continue;
+    life.paused = path == "/pause_generation" || (life.paused && path == "/flush_cache");
+    return std::string("{}");
   }
   const auto told = nlohmann::json::parse(body);
   Status done;
@@ -135,9 +139,7 @@ Result<std::string> ToldEngine::answer(Server& life, Process& process, const std
     SimFileSystem fs(world_.simulation, world_.disk, process);
     done = pull(fs, told.at("target_version"));
   } else if (pulls()) {
-    life.memory = checkpoint_.weights;
-    life.run = checkpoint_.run;
-    life.label = told.at("weight_version");
+    done = take(life, checkpoint_.weights, told.at("weight_version"), checkpoint_.run);
   } else {
     SimFileSystem fs(world_.simulation, world_.disk, process);
     done = load(life, fs, told);
@@ -166,9 +168,23 @@ Status ToldEngine::load(Server& life, FileSystem& fs, const nlohmann::json& told
     }
   }
   DRIFTLESS_RETURN_IF_ERROR(world_.simulation.step());
+  return take(life, std::move(weights), label, found.manifest ? found.manifest->id.run : life.run);
+}
+
+// One that was started anew since it was paused serves whatever is loaded: no load of it fails. One
+// that is loaded twice, because the first answer was late, has it all the same.
+Status ToldEngine::take(Server& life, Weights weights, const std::string& label,
+                        const Hash128& run) {
+  const bool fails = life.paused && !world_.calm && world_.random.chance(kTears);
+  if (fails) {
+    life.torn = life.torn || !same(life.memory, weights);
+    life.memory.begin()->second = weights.begin()->second;
+    return error(StatusCode::kIo, "the load ended in the middle");
+  }
   life.memory = std::move(weights);
+  life.torn = false;
   life.label = label;
-  if (found.manifest) life.run = found.manifest->id.run;
+  life.run = run;
   return {};
 }
 
@@ -204,6 +220,7 @@ Status ToldEngine::pull(FileSystem& fs, std::uint64_t target) {
 
 std::string ToldEngine::check() const {
   if (!alive()) return {};
+  if (life_->torn) return life_->paused ? "" : "told serves parts of two versions";
   if (life_->label == "default") {
     return same(life_->memory, life_->base) ? "" : "told serves what is not the base it began with";
   }
@@ -217,8 +234,8 @@ std::string ToldEngine::check() const {
 }
 
 bool ToldEngine::serves(const VersionId& id) const {
-  return alive() && life_->label == std::to_string(id.version) && life_->run == id.run &&
-         check().empty();
+  return alive() && !life_->paused && !life_->torn && life_->label == std::to_string(id.version) &&
+         life_->run == id.run && check().empty();
 }
 
 }  // namespace driftless::testing

@@ -4,7 +4,8 @@
 //   pull_weights  its host patches a checkpoint of its own from `hf_delta` directories, up to the
 //                 version that it is told, and the engine loads it. The checkpoint outlives the
 //                 server, and a version at or below its own is pulled without a look at its run.
-// The label that comes with it is taken, too.
+// The label that comes with it is taken, too. A load may end in the middle, with an error and some
+// of the tensors: such an engine must stay paused.
 #pragma once
 
 #include <memory>
@@ -36,6 +37,8 @@ class ToldEngine {
   // Whether what is served is what the label says, of the run whose files were loaded last.
   [[nodiscard]] std::string check() const;
   [[nodiscard]] bool serves(const VersionId& id) const;
+  // It holds no parts of two versions.
+  [[nodiscard]] bool whole() const { return !alive() || !life_->torn; }
   // No call is on its way to it.
   [[nodiscard]] bool idle() const { return queue_ == nullptr || queue_->taken == queue_->done; }
   // Nobody has told this server anything: it is not the one that said what was heard last.
@@ -47,6 +50,7 @@ class ToldEngine {
     Weights base, memory;
     std::string label = "default";
     Hash128 run;
+    bool paused = false, torn = false;
   };
 
   [[nodiscard]] HttpAnswer http(const HttpCall& call, std::chrono::milliseconds timeout,
@@ -54,6 +58,8 @@ class ToldEngine {
   [[nodiscard]] Result<std::string> answer(Server& life, Process& process, const std::string& path,
                                            const std::string& body, const Hash128& run);
   [[nodiscard]] Status load(Server& life, FileSystem& fs, const nlohmann::json& told);
+  [[nodiscard]] Status take(Server& life, Weights weights, const std::string& label,
+                            const Hash128& run);
   [[nodiscard]] Status pull(FileSystem& fs, std::uint64_t target);
   [[nodiscard]] bool alive() const { return server_ != nullptr && !server_->dead && life_; }
 

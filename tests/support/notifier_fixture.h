@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/strict_json.h"
 #include "plugin/engines/engine_notifier.h"
 #include "support/http_server.h"
 
@@ -35,6 +36,12 @@ inline PublishedVersion published(const std::string& dir, std::uint64_t version,
 
 inline PublishedVersion version_seven() {
   return published("/shared/run", 7, {"a.safetensors", "b.safetensors"});
+}
+
+inline PublishedVersion delta_version(std::uint64_t version) {
+  PublishedVersion made = published("/run", version, {"a.safetensors"});
+  made.base_version = version - 1;
+  return made;
 }
 
 inline EngineEndpoint engine_at(const std::string& url,

@@ -49,12 +49,6 @@ class FlushEngine {
   HttpServer server_;
 };
 
-PublishedVersion delta(std::uint64_t version) {
-  PublishedVersion made = published("/run", version, {"a.safetensors"});
-  made.base_version = version - 1;
-  return made;
-}
-
 class FlushNotifierTest : public EngineNotifierTest {
  protected:
   void SetUp() override {
@@ -94,55 +88,55 @@ TEST_F(FlushNotifierTest, NamesTheFiles) {
 }
 
 TEST_F(FlushNotifierTest, WhatWasMissedIsMadeUpForInOrder) {
-  ASSERT_TRUE(tell(delta(1)).ok());
+  ASSERT_TRUE(tell(delta_version(1)).ok());
   engine_.failures = 2;
   engine_.acts = false;
-  EXPECT_FALSE(tell(delta(2)).ok());
-  EXPECT_FALSE(tell(delta(3)).ok()) << "3 is not posted on top of 1";
+  EXPECT_FALSE(tell(delta_version(2)).ok());
+  EXPECT_FALSE(tell(delta_version(3)).ok()) << "3 is not posted on top of 1";
   EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "2"}));
-  ASSERT_TRUE(tell(delta(4)).ok());
+  ASSERT_TRUE(tell(delta_version(4)).ok());
   EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "2", "2", "3", "4"}));
   EXPECT_EQ(engine_.label, "4");
 }
 
 TEST_F(FlushNotifierTest, APostWhoseAnswerWasLostIsNotRepeated) {
   engine_.failures = 1;
-  EXPECT_TRUE(tell(delta(1)).ok()) << "its label says that it has it";
-  ASSERT_TRUE(tell(delta(2)).ok());
+  EXPECT_TRUE(tell(delta_version(1)).ok()) << "its label says that it has it";
+  ASSERT_TRUE(tell(delta_version(2)).ok());
   EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2"}));
 }
 
 TEST_F(FlushNotifierTest, AnEngineThatWasStartedAnewGetsEverything) {
-  ASSERT_TRUE(tell(delta(1)).ok());
-  ASSERT_TRUE(tell(delta(2)).ok());
+  ASSERT_TRUE(tell(delta_version(1)).ok());
+  ASSERT_TRUE(tell(delta_version(2)).ok());
   engine_.label = "default";
-  ASSERT_TRUE(tell(delta(3)).ok());
+  ASSERT_TRUE(tell(delta_version(3)).ok());
   EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "1", "2", "3"}));
 }
 
 TEST_F(FlushNotifierTest, AnEngineThatTellsNoVersionGetsNoDelta) {
   engine_.label.clear();
   engine_.keeps_label = false;
-  const Status refused = tell(delta(1));
+  const Status refused = tell(delta_version(1));
   EXPECT_EQ(refused.code(), StatusCode::kUnsupported) << refused.to_string();
   EXPECT_NE(refused.message().find("weight_version"), std::string::npos) << refused.to_string();
-  PublishedVersion full = delta(2);
+  PublishedVersion full = delta_version(2);
   full.full = true;
   ASSERT_TRUE(tell(full).ok()) << "a full version helps";
-  EXPECT_FALSE(tell(delta(3)).ok()) << "it may have been started anew since";
+  EXPECT_FALSE(tell(delta_version(3)).ok()) << "it may have been started anew since";
   EXPECT_EQ(posted(), std::vector<std::string>{"2"});
 }
 
 TEST_F(FlushNotifierTest, AnEngineOfAnotherRunGetsNoDelta) {
   engine_.label = "1";
-  const Status refused = tell(delta(2));
+  const Status refused = tell(delta_version(2));
   EXPECT_EQ(refused.code(), StatusCode::kWrongBase);
   EXPECT_NE(refused.message().find("full version"), std::string::npos);
   EXPECT_TRUE(engine_.posts.empty());
-  PublishedVersion full = delta(3);
+  PublishedVersion full = delta_version(3);
   full.full = true;
   ASSERT_TRUE(tell(full).ok()) << "a full version helps";
-  ASSERT_TRUE(tell(delta(4)).ok());
+  ASSERT_TRUE(tell(delta_version(4)).ok());
   EXPECT_EQ(posted(), (std::vector<std::string>{"3", "4"}));
   EXPECT_FALSE(engine_.posts[0].contains("load_format")) << "it is not posted as a delta";
   EXPECT_FALSE(engine_.posts[0].contains("files"));
@@ -153,7 +147,7 @@ TEST_F(FlushNotifierTest, ALabelOfAnotherRunWithTheSameNumberProvesNothing) {
   engine_.label = "2";
   engine_.failures = 1;
   engine_.acts = false;
-  PublishedVersion full = delta(2);
+  PublishedVersion full = delta_version(2);
   full.full = true;
   EXPECT_FALSE(tell(full).ok());
   ASSERT_TRUE(tell(full).ok());
@@ -161,19 +155,19 @@ TEST_F(FlushNotifierTest, ALabelOfAnotherRunWithTheSameNumberProvesNothing) {
 }
 
 TEST_F(FlushNotifierTest, AnEmptyVersionIsOnlyNamed) {
-  PublishedVersion empty = delta(1);
+  PublishedVersion empty = delta_version(1);
   empty.files.clear();
   ASSERT_TRUE(tell(empty).ok());
   ASSERT_EQ(engine_.posts.size(), 1U);
   EXPECT_FALSE(engine_.posts[0].contains("files"));
   EXPECT_EQ(engine_.posts[0].at("new_version"), "1");
-  ASSERT_TRUE(tell(delta(2)).ok());
+  ASSERT_TRUE(tell(delta_version(2)).ok());
 }
 
 TEST_F(FlushNotifierTest, AnEngineThatSaysAnotherVersionIsNotBelieved) {
-  ASSERT_TRUE(tell(delta(1)).ok());
+  ASSERT_TRUE(tell(delta_version(1)).ok());
   engine_.label = "7";  // somebody else drives it, too
-  EXPECT_EQ(tell(delta(2)).code(), StatusCode::kWrongBase);
+  EXPECT_EQ(tell(delta_version(2)).code(), StatusCode::kWrongBase);
   EXPECT_EQ(posted(), std::vector<std::string>{"1"});
 }
 
