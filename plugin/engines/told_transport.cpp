@@ -51,7 +51,11 @@ EngineAnswer ToldTransport::carry(const EngineCall& call) {
   if (resumes && !std::exchange(resumes_, true)) all_ = all_.sooner(one_call);
   until_ = resumes ? &all_ : &work_;
   EngineAnswer answer = OneRankTransport::carry(call);
-  if (call.op == EngineOp::kWrite && !answer.status.ok()) work_ = work_.sooner(one_call);
+  if (call.op == EngineOp::kWrite && !answer.status.ok()) {
+    work_ = work_.sooner(one_call);
+    // A server that was started anew behind the pause would serve what the load left.
+    static_cast<void>(server_call({.op = EngineOp::kPause, .must = true}));
+  }
   return answer;
 }
 

@@ -98,6 +98,20 @@ class PausedNotifierTest : public ::testing::Test {
   std::unique_ptr<EngineNotifier> notifier_;
 };
 
+// The new server is not paused: it would serve what the load left there.
+TEST_F(PausedNotifierTest, AServerThatWasStartedAnewBehindThePauseIsPausedAgain) {
+  open(EngineAction::kUpdateFromDisk);
+  engine_.fault = [this](const std::string& path, const Json&,
+                         const HttpCall&) -> std::optional<HttpAnswer> {
+    if (path != "/update_weights_from_disk") return std::nullopt;
+    engine_.start();
+    engine_.torn = true;
+    return answered(400, R"({"message":"no"})");
+  };
+  EXPECT_TRUE(tell(delta_version(1)).left_paused);
+  EXPECT_TRUE(engine_.torn && engine_.paused);
+}
+
 // The second try finds its connection gone and says nothing. The first one did.
 TEST_F(PausedNotifierTest, APostWhoseAnswerWasLostMayHaveTornTheEngine) {
   ASSERT_TRUE(tell(delta_version(1)).status.ok());

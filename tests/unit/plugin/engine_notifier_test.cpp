@@ -91,7 +91,8 @@ TEST_F(EngineNotifierTest, AnEngineThatFailsToLoadStaysPausedUntilAVersionGoesTh
   EXPECT_NE(failed.status.message().find("left paused"), std::string::npos)
       << failed.status.to_string();
   EXPECT_EQ(paths_of(server),
-            (std::vector<std::string>{"/pause_generation", "/update_weights_from_disk"}));
+            (std::vector<std::string>{"/pause_generation", "/update_weights_from_disk",
+                                      "/pause_generation"}));
   version.version = 8;
   const EngineResult done = (*notifier)->notify(version, Deadline::after(seconds(30)))[0];
   EXPECT_TRUE(done.status.ok()) << done.status.to_string();
