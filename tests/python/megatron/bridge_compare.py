@@ -42,7 +42,7 @@ def ours(model, config):
     facts, sizes = topology.my_facts()
     stages = topology.stages_of(topology.gather_objects(facts), sizes)
     stage = stages[facts.pp]
-    groups = topology.Groups(stages, 120)
+    groups = topology.Groups(stages, 120, every_rank=False)
     plan = binding.plan_of(family_of(config), model, sizes, stage.number)
     bound = binding.bind(plan, model, stage, facts.rank)
     if facts.rank not in stage.members:
