@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real SGLang follows a run: by the receiver inside, and by files with the changed tensors."""
+"""Real SGLang follows a run: by the receiver inside, by files with the changed tensors, and told by the
+trainer to load a checkpoint."""
+
+import shutil
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from engines import Spec
@@ -67,3 +74,61 @@ def test_changed_tensors_by_files(again, place, spec):
         assert "no /pull_weights" in disk.do("pull")
     finally:
         disk.stop()
+
+
+def patch(receiver, version):
+    assert receiver.stage(60.0)
+    receiver.commit()
+    assert receiver.version == version
+
+
+def busy(engine, prompts, until):
+    """Somebody asks it all the time; returns how often it answered."""
+    answered = 0
+    while not until.is_set():
+        answered += len(engine.generate(prompts[:1], 8))
+    return answered
+
+
+@pytest.mark.parametrize("spec", [FLOAT], ids=str)
+def test_told_to_load_the_checkpoint_that_a_rollout_patches(started, run_of, place, spec):
+    """Without anything of ours inside, and with requests under way: paused, loaded, flushed and
+    resumed by the trainer."""
+    engine = started.get(spec)
+    host = Path(tempfile.mkdtemp(dir=place, prefix="host-")) / "model"
+    told = {"url": engine.url, "action": "update_weights_from_disk", "local_checkpoint_dir": host}
+    run = run_of(
+        spec.kind, "road.layout=hf_delta", *(f"engines[0].{key}={value}" for key, value in told.items())
+    )
+    shutil.copytree(run.model.checkpoint(0), host)
+    engine.to_base(run.model.checkpoint(0))
+    driftless = run.driftless
+    over = threading.Event()
+    config = driftless.Config.parse(run.config, ["road.layout=hf_delta"])
+    with driftless.Job(config, "rollout", launched=False) as job, ThreadPoolExecutor(1) as pool:
+        receiver = driftless.Receiver(job, driftless.CheckpointTarget(str(host)))
+        asked = pool.submit(busy, engine, run.model.prompts, over)
+        try:
+            for version in range(1, VERSIONS + 1):
+                run.publish()
+                patch(receiver, version)
+                assert run.publisher.tell_engines() == []
+                assert engine.weight_version() == str(version)
+        finally:
+            over.set()
+        assert asked.result(120) > 0
+        assert_weights(engine, run.model, VERSIONS)
+        # What it cannot load it does not serve: it stays paused, and the next version helps.
+        hidden = host.with_name("hidden")
+        run.publish(1)
+        patch(receiver, VERSIONS + 1)
+        host.rename(hidden)
+        (failed,) = run.publisher.tell_engines()
+        assert "the engine is left paused" in failed
+        hidden.rename(host)
+        run.publish(2)
+        patch(receiver, VERSIONS + 2)
+        assert run.publisher.tell_engines() == []
+        assert engine.weight_version() == str(VERSIONS + 2)
+        assert_weights(engine, run.model, 2)
+        receiver.leave()
