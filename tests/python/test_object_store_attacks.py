@@ -62,7 +62,7 @@ def assert_index_is_true(job, prefix):
     assert set(json.loads(read_object(job, prefix, "index.json"))["versions"]) == there
 
 
-@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.long)])
 def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
     """One trainer for each request: it is stopped when that one arrives, another takes over and
     publishes to the end, and then the first one goes on."""

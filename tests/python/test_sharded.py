@@ -139,7 +139,7 @@ def test_every_version_is_the_full_tensors(layout, files, work):
     check_shares(work, versions[0])
 
 
-@pytest.mark.parametrize("files, rank", [("frames", 2), ("flush", 0)])
+@pytest.mark.parametrize("files, rank", [("frames", 2), pytest.param("flush", 0, marks=pytest.mark.long)])
 def test_a_version_that_a_rank_could_not_make_is_carried_by_the_next(files, rank, work):
     """No rank publishes it, step() raises on all, and what it changed is in the next one."""
     assert len(check_versions(work, "fsdp", files, rank)) == 4
@@ -160,7 +160,7 @@ def check_versions(work, layout, files, *breaks):
     return versions
 
 
-@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("late", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_rank_that_comes_too_late_fails_one_version(late, work):
     """It fails on all ranks; the next one comes about, and has its changes."""
     path = work / "driftless.yaml"

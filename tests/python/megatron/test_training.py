@@ -22,8 +22,8 @@ LAYOUTS = {
 }
 
 
-# These have tensor, pipeline, virtual pipeline and expert parallelism between them.
-SHORT = ("tp2_pp2", "pp2_vpp2", "moe_ep2_pp2")
+# These have tensor, pipeline and expert parallelism between them.
+SHORT = ("tp2_pp2", "moe_ep2_pp2")
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS if name not in SHORT]
 
 
