@@ -4,10 +4,8 @@ PYTHON ?= /usr/bin/python3
 # Tests wait more than they compute: twice as many at once as there are jobs.
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
 CTEST = ctest --test-dir build -j$(TEST_JOBS) --output-on-failure --no-tests=error
-# One worker takes the tests of one file after each other: they share what is slow to make. The files
-# that take longest come first.
+# One worker takes the tests of one file after each other: they share what is slow to make.
 PYTEST = $(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadfile
-SLOW_FIRST = tests/python/megatron/test_every_rank_faults.py tests/python/megatron/test_every_rank.py
 ENGINES = $(PYTHON) -m pytest -q -rs tests/engines
 SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
 
@@ -67,7 +65,7 @@ build-tests: configure-tests
 test: build-tests
 	@status=0; \
 	$(CTEST) -LE long || status=1; \
-	$(PYTEST) -m 'not long' $(SLOW_FIRST) tests/python || status=1; \
+	$(PYTEST) -m 'not long' tests/python || status=1; \
 	exit $$status
 
 test-long: build-tests

@@ -16,6 +16,15 @@ def pytest_configure(config):
         pytest.exit(f"{support.COMMAND} is not there: `make build`, or set DRIFTLESS_COMMAND", 2)
 
 
+# The files that take longest; one worker takes all tests of a file.
+SLOW_FILES = ("test_every_rank_faults.py", "test_every_rank.py")
+
+
+def pytest_collection_modifyitems(items):
+    """They come first, so that nobody waits for them at the end."""
+    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
+
+
 @pytest.fixture
 def work():
     """An empty directory, in memory where the system has that: the tests sync a lot."""
