@@ -15,7 +15,13 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLongestRetryWait{10'000};
 constexpr milliseconds kFirstFlushWait{50}, kLongestFlushWait{1'000};
 constexpr std::string_view kFreshLabel = "default";  // of a server that nobody has told anything
+constexpr std::string_view kUnprovenLabel = "unproven";
+constexpr std::string_view kName = "/update_weight_version";
 constexpr std::string_view kLoad = "/update_weights_from_disk";
+
+Json name_body(std::string_view label) {
+  return {{"new_version", label}, {"abort_all_requests", false}};
+}
 
 }  // namespace
 
@@ -162,12 +168,12 @@ Status ToldTransport::write() {
 Status ToldTransport::post_missed() {
   DRIFTLESS_RETURN_IF_ERROR(look(true));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> numbers, missed());
+  if (label_ == kFreshLabel) DRIFTLESS_RETURN_IF_ERROR(take_fresh_label());
   for (const std::uint64_t number : numbers) {
     const PublishedVersion& version = versions_->at(number);
     const std::string label = std::to_string(number);
     if (version.files.empty() && !version.full) {  // changes nothing, and is only named
-      const Json named = {{"new_version", label}, {"abort_all_requests", false}};
-      DRIFTLESS_RETURN_IF_ERROR(load(number, "/update_weight_version", named, kept_));
+      DRIFTLESS_RETURN_IF_ERROR(load(number, kName, name_body(label), kept_));
     } else {
       Json body = load_body(version.version_dir, number);
       if (!version.full) {
@@ -185,6 +191,16 @@ Status ToldTransport::post_missed() {
     return error(StatusCode::kMismatch, engine_.url, ": says that it serves version ",
                  shown(*found), ", expected ", label);
   }
+  return {};
+}
+
+// A first load that ends in the middle leaves parts of it under the label of the base, and the next
+// run would post its deltas onto them. So a server that holds the base is named otherwise first.
+Status ToldTransport::take_fresh_label() {
+  const Status named = known_call(post(kName, name_body(kUnprovenLabel), kept_));
+  if (named.code() == StatusCode::kUnsupported) return {};
+  DRIFTLESS_RETURN_IF_ERROR(named);
+  label_ = kUnprovenLabel;
   return {};
 }
 

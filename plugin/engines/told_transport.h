@@ -41,6 +41,7 @@ class ToldTransport final : public OneRankTransport {
   [[nodiscard]] EngineIdentity identity(std::uint64_t version) const;
   [[nodiscard]] Result<std::vector<std::uint64_t>> missed() const;
   [[nodiscard]] Status post_missed();
+  [[nodiscard]] Status take_fresh_label();
   [[nodiscard]] Json load_body(const std::string& dir, std::uint64_t version) const;
   [[nodiscard]] Status load(std::uint64_t version, std::string_view path, const Json& body,
                             bool same_server);

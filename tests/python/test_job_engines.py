@@ -24,6 +24,10 @@ def engine():
                 self.server.paused = self.path != "/continue_generation"
                 self.answer({})
                 return
+            if self.path == "/update_weight_version":
+                self.server.weight_version = body["new_version"]
+                self.answer({"success": True})
+                return
             self.server.calls.append((self.path, body, self.headers.get("Authorization")))
             self.server.on_call()
             refuse = self.server.refuse or len(self.server.calls) in self.server.refuse_calls

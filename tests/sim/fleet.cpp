@@ -212,8 +212,7 @@ void Fleet::new_run() {
   // A call that is still on its way names a directory, not a run: the operator waits for it, or
   // starts the engine anew, as docs/operate/notify.md asks. A checkpoint that was patched is of the
   // old run.
-  const bool stays = told_ && !told_->pulls() && told_->whole() && told_->idle();
-  if (told_ && (!stays || !same(base, trainer().base()))) {
+  if (told_ && (told_->pulls() || !same(base, trainer().base()) || !told_->idle())) {
     told_->start_server(base);
   }
   trainers_.push_back(new_trainer(base));

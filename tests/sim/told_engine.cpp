@@ -224,6 +224,9 @@ std::string ToldEngine::check() const {
   if (life_->label == "default") {
     return same(life_->memory, life_->base) ? "" : "told serves what is not the base it began with";
   }
+  if (life_->label == "unproven") {  // about to be loaded for the first time
+    return same(life_->memory, life_->base) ? "" : "told is unproven, and not the base";
+  }
   const std::vector<KnownWeights>& known = world_.truth.of(life_->run, std::stoull(life_->label));
   if (std::ranges::any_of(known, [&](const KnownWeights& version) {
         return same(version.weights, life_->memory);

@@ -37,8 +37,6 @@ class ToldEngine {
   // Whether what is served is what the label says, of the run whose files were loaded last.
   [[nodiscard]] std::string check() const;
   [[nodiscard]] bool serves(const VersionId& id) const;
-  // It holds no parts of two versions.
-  [[nodiscard]] bool whole() const { return !alive() || !life_->torn; }
   // No call is on its way to it.
   [[nodiscard]] bool idle() const { return queue_ == nullptr || queue_->taken == queue_->done; }
   // Nobody has told this server anything: it is not the one that said what was heard last.

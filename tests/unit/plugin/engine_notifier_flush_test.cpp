@@ -35,6 +35,10 @@ class FlushEngine {
       return {200, Json{{"weight_version", label}}.dump(), milliseconds(0), ""};
     }
     const Json body = Json::parse(request.body);
+    if (body.value("new_version", "") == "unproven") {  // before the first load
+      if (keeps_label) label = "unproven";
+      return yes(request);
+    }
     const bool fails = failures > 0;
     if (fails) --failures;
     if (keeps_label && (!fails || acts)) {
@@ -97,6 +101,20 @@ TEST_F(FlushNotifierTest, WhatWasMissedIsMadeUpForInOrder) {
   ASSERT_TRUE(tell(delta_version(4)).ok());
   EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "2", "2", "3", "4"}));
   EXPECT_EQ(engine_.label, "4");
+}
+
+// Its first delta may have come halfway: another run of the same base must not go on from there.
+TEST_F(FlushNotifierTest, AServerWhoseFirstLoadFailedIsNotTakenForTheBase) {
+  engine_.failures = 1;
+  engine_.acts = false;
+  EXPECT_FALSE(tell(delta_version(1)).ok());
+  open();  // another trainer
+  PublishedVersion other = delta_version(1);
+  other.run = "cd";
+  EXPECT_EQ(tell(other).code(), StatusCode::kWrongBase);
+  other.full = true;
+  EXPECT_TRUE(tell(other).ok()) << "a full version helps";
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "1"}));
 }
 
 TEST_F(FlushNotifierTest, APostWhoseAnswerWasLostIsNotRepeated) {
