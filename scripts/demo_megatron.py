@@ -47,7 +47,7 @@ def environment(work):
         "HF_HUB_OFFLINE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "MASTER_PORT": str(20000 + os.getpid() % 20000),
+        "MASTER_PORT": str(20000 + os.getpid() % 12000),
     }
     if shutil.disk_usage("/dev/shm").free < 2e9:
         found["OMPI_MCA_osc_sm_backing_directory"] = str(work)

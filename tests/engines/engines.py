@@ -3,12 +3,16 @@
 
 import contextlib
 import secrets
+import sys
 import urllib.error
 from dataclasses import dataclass
 
 import pytest
 from environments import HERE, REPOSITORY, allow, environment, python_of
-from hosts import Host, Server, free_port
+from hosts import Host, Server
+
+sys.path.append(str(REPOSITORY / "tests/python"))
+from ports import free_port  # noqa: E402
 
 LIMITS = {"max_model_len": 128, "max_num_seqs": 4}
 VLLM = {

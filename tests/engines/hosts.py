@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -117,9 +116,3 @@ class Server(Process):
         with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
             text = answer.read()
         return json.loads(text) if text.strip()[:1] in (b"{", b"[") else text.decode()
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]

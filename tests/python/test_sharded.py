@@ -2,15 +2,17 @@
 """Sharded trainers: every rank publishes what it holds (driftless.ShardedSource, driftless.torch)."""
 
 import json
-import socket
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import binding
+from ports import free_port
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
 import megatron_jobs  # noqa: E402
@@ -89,26 +91,33 @@ def test_a_rank_may_hold_several_blocks_of_a_tensor(work):
 
 def trainers(work, script, *arguments):
     """Four ranks of a script in sharded/, to their end."""
-    python = megatron_jobs.venv_python()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    line = [python, str(HERE / "sharded" / script), *map(str, arguments)]
+    line = [megatron_jobs.venv_python(), str(HERE / "sharded" / script), *map(str, arguments)]
+    port = free_port()
     started = []
     for rank in range(RANKS):
         env = megatron_jobs.environment() | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONFAULTHANDLER": "1",
         }  # fmt: skip
         log = open(work / f"rank{rank}.log", "w")
         started.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        ended = [process.wait(240) for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    ended = codes_of(started, 240)
     logs = "\n".join((work / f"rank{rank}.log").read_text()[-2000:] for rank in range(RANKS))
-    assert ended == [0] * RANKS, logs
+    assert ended == [0] * RANKS, f"{ended}\n{logs}"
+
+
+def codes_of(processes, seconds):
+    """Their exit codes. Those that one which failed leaves waiting, or that take longer than
+    `seconds`, are ended by a signal at which Python writes where each thread is."""
+    until = time.monotonic() + seconds
+    while any(process.poll() is None for process in processes) and time.monotonic() < until:
+        if any(process.poll() not in (None, 0) for process in processes):
+            until = min(until, time.monotonic() + 10)
+        time.sleep(0.05)
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGABRT)
+    return [process.wait(30) for process in processes]
 
 
 def said(work):

@@ -18,6 +18,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import jobs  # noqa: E402
 from obvious_export import export  # noqa: E402
+from ports import free_port  # noqa: E402
 
 PACKAGE = Path(os.environ.get("DRIFTLESS_PYTHON_PACKAGE", REPOSITORY / "build/python"))
 STEPS = 10
@@ -52,7 +53,7 @@ def environment(**more):
         "USE_LIBUV": "0",
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "MASTER_PORT": str(20000 + os.getpid() % 20000),
+        "MASTER_PORT": str(free_port()),
         **more,
     }
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
