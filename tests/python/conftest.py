@@ -16,13 +16,24 @@ def pytest_configure(config):
         pytest.exit(f"{support.COMMAND} is not there: `make build`, or set DRIFTLESS_COMMAND", 2)
 
 
-# The files that take longest; one worker takes all tests of a file.
-SLOW_FILES = ("test_every_rank_faults.py", "test_every_rank.py")
+# The files that take longest, those that compute and those that wait by turns: one worker takes all
+# tests of a file, and the next file of this list.
+SLOW_FILES = (
+    "test_every_rank_faults.py", "test_object_store_faults.py",
+    "test_every_rank.py", "test_foreign.py",
+    "test_demo.py", "test_object_store_attacks.py",
+    "test_binding_wheel.py", "test_foreign_trl.py",
+    "test_module_target.py", "test_object_store_hostile.py",
+    "test_training.py", "test_object_store_links.py",
+    "test_sharded.py", "test_faults.py",
+    "test_training_faults.py", "test_damage.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
     """They come first, so that nobody waits for them at the end."""
-    items.sort(key=lambda item: item.path.name not in SLOW_FILES)
+    place = {name: number for number, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(SLOW_FILES)))
 
 
 @pytest.fixture
