@@ -175,14 +175,14 @@ def test_a_rank_that_comes_too_late_fails_one_version(late, work):
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
-        "deadlines: { publish: 2s, connect: 5s }\n"
+        "deadlines: { publish: 4s, connect: 5s }\n"
     )
     trainers(work, "late_rank.py", path, work, late)
     for rank, found in enumerate(said(work)):
         good = ["version 1", "version 2", "version 3"]
         assert [each["said"] for n, each in enumerate(found) if n != 1] == good, f"{rank}: {found}"
         assert "for ranks" in found[1]["said"], f"{rank}: {found}"
-        assert found[1]["s"] < 5, f"{rank}: {found}"
+        assert found[1]["s"] < 15, f"{rank}: {found}"
     base = {"w": np.zeros((16 * RANKS, 40), np.uint16)}
     *_, (version, held) = follow(driftless.Config.load(path), base)
     assert version == 3
