@@ -7,6 +7,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <exception>
 #include <string_view>
@@ -37,9 +38,29 @@ template <typename T>
   return std::move(result.value());
 }
 
+// Without the GIL as long as it lives. Once Python is ending, a thread that it does not wait for
+// gets the GIL no more: before Python 3.14 it is unwound instead, which no destructor survives. It
+// waits for the end of the process, as later Pythons have it.
+class GilReleased {
+ public:
+  GilReleased() : thread_(PyEval_SaveThread()) {}
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+  ~GilReleased() {
+    try {
+      PyEval_RestoreThread(thread_);
+    } catch (...) {
+      for (;;) ::pause();
+    }
+  }
+
+ private:
+  PyThreadState* thread_;
+};
+
 template <typename Work>
 auto without_gil(Work&& work) {
-  const py::gil_scoped_release released;
+  const GilReleased released;
   return work();
 }
 

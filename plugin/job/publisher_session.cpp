@@ -41,9 +41,7 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
 }
 
 Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
-  Stopwatch watch;
-  wait_behind();
-  step_ms_ += watch.lap_ms();
+  wait_behind(true);
   Result<PublishReport> report = publish_now(weights, true);
   if (report.ok() && behind_ && !behind_->ok()) behind_.reset();  // this one has its changes
   return report;
@@ -62,8 +60,11 @@ void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live,
   under_way_ = std::async(std::launch::async, [this, &live] { return publish_now(live, false); });
 }
 
-void PublisherSession::wait_behind() {
-  if (under_way_.valid()) behind_ = under_way_.get();
+void PublisherSession::wait_behind(bool in_step) {
+  if (!under_way_.valid()) return;
+  Stopwatch watch;
+  behind_ = under_way_.get();
+  if (in_step) step_ms_ += watch.lap_ms();
 }
 
 std::optional<Result<PublishReport>> PublisherSession::wait() {

@@ -34,8 +34,8 @@ class PublisherSession {
   // Waits for the version of publish_behind(); how it went, once. Nothing: there was none.
   [[nodiscard]] std::optional<Result<PublishReport>> wait();
   // Waits for it, too, and leaves wait() to say how it went. Before publisher() and road() are
-  // used.
-  void wait_behind();
+  // used. `in_step`: it holds up the trainer's step.
+  void wait_behind(bool in_step = false);
   [[nodiscard]] bool under_way() const { return under_way_.valid(); }
   [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values,
                                void* stream = nullptr);
