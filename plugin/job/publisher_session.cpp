@@ -2,10 +2,23 @@
 #include "plugin/job/publisher_session.h"
 
 #include "core/stopwatch.h"
+#include "formats/receiver_needs.h"
 
 #include <nlohmann/json.hpp>
 
 namespace driftless {
+namespace {
+
+// One that holds some of the tensors has another digest than the version.
+bool wants_parts(const ReceiverReport& report) {
+  if (report.proof.empty() || report.proof == kAnchorWanted) return false;
+  const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
+  return needs.ok() && std::ranges::any_of(needs->tensors, [](const TensorNeed& need) {
+           return need.kind != TensorNeed::Kind::kAll;
+         });
+}
+
+}  // namespace
 
 Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& config,
                                                                  JobProcess& process,
@@ -110,15 +123,27 @@ bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
   });
 }
 
+// A rollout that still follows another run, of which the road was cleared, may have the number,
+// too.
+bool PublisherSession::patched(std::uint64_t version, std::size_t rollouts) {
+  const Result<std::vector<ReceiverReport>> reports = listen();
+  if (!reports.ok() || reports->size() < rollouts) return false;
+  const std::string digest = to_hex(newest().digest);
+  return std::ranges::all_of(*reports, [&](const ReceiverReport& report) {
+    return report.version == version && (report.proof.starts_with(digest) || wants_parts(report));
+  });
+}
+
 // Before, an engine would load the version before, or parts of two, and get the label of this one.
 Status PublisherSession::wait_patched(std::uint64_t version, std::size_t rollouts) {
   Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(200));
   const Deadline deadline = Deadline::after(config_.notify.timeout);
-  while (needed(version, std::max<std::size_t>(rollouts, 1))) {
+  while (!patched(version, std::max<std::size_t>(rollouts, 1))) {
     if (backoff.sleep(deadline)) continue;
     return error(StatusCode::kIncomplete, "is not told to load its checkpoint: not every rollout, ",
                  "or none, has reported that it patched version ", version,
-                 " into one within notify.timeout (", config_.notify.timeout.count(),
+                 " into one, with the trainer's digest, within notify.timeout (",
+                 config_.notify.timeout.count(),
                  " ms); start the rollout that patches it, or use action: pull_weights");
   }
   return {};
