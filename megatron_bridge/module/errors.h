@@ -38,9 +38,14 @@ template <typename T>
   return std::move(result.value());
 }
 
-// Without the GIL as long as it lives. Once Python is ending, a thread that it does not wait for
-// gets the GIL no more: before Python 3.14 it is unwound instead, which no destructor survives. It
-// waits for the end of the process, as later Pythons have it.
+// Once Python is ending, a thread that it does not wait for gets the GIL no more: before
+// Python 3.14 it is unwound by force instead, which neither a destructor nor a catch of ours
+// survives. There it waits for the end of the process, as later Pythons have it.
+[[noreturn]] inline void wait_for_end_of_process() {
+  for (;;) ::pause();
+}
+
+// Without the GIL as long as it lives.
 class GilReleased {
  public:
   GilReleased() : thread_(PyEval_SaveThread()) {}
@@ -50,7 +55,7 @@ class GilReleased {
     try {
       PyEval_RestoreThread(thread_);
     } catch (...) {
-      for (;;) ::pause();
+      wait_for_end_of_process();
     }
   }
 

@@ -136,15 +136,22 @@ first = binding.weights(numpy.random.default_rng(1))
 trainer = driftless.Job(config, "trainer", launched=False)
 rollout = driftless.Job(config, "rollout", launched=False)
 publisher = driftless.Publisher(trainer, binding.Source(driftless, first))
-receiver = driftless.Receiver(rollout, driftless.OwnedTarget(), id="x")
+pause = lambda sleep=time.sleep: sleep(0.5)
+receiver = driftless.Receiver(rollout, driftless.OwnedTarget(), id="x", pause=pause)
 """
 STAGES_ON = """
 class Slow:
-    def __del__(self):
-        time.sleep(1)
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
 sys.slow = Slow()  # Python takes its time to end
 threading.Thread(target=receiver.stage, args=(60,), daemon=True).start()
 time.sleep(0.3)
+"""
+CALLS_BACK = STAGES_ON.partition("threading")[0] + """
+publisher.publish_anchor()
+assert receiver.stage(10)
+threading.Thread(target=receiver.commit, daemon=True).start()
+time.sleep(0.2)
 """
 FORKS = """
 child = os.fork()
@@ -166,8 +173,13 @@ else:
 
 @pytest.mark.parametrize(
     ("kind", "then"),
-    [("shared_fs", STAGES_ON), ("shared_fs", FORKS), ("host_shm", FORKS)],
-    ids=["stages_on", "forks", "forks_host_shm"],
+    [
+        ("shared_fs", STAGES_ON),
+        ("shared_fs", CALLS_BACK),
+        ("shared_fs", FORKS),
+        ("host_shm", FORKS),
+    ],
+    ids=["stages_on", "calls_back", "forks", "forks_host_shm"],
 )
 def test_a_process_ends_well(work, kind, then):
     """With a thread that Python does not wait for, or beside one that was forked from it."""
