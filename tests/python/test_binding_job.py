@@ -2,7 +2,6 @@
 """Jobs of Python processes under a real mpirun, bystanders among them; and how processes end."""
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -183,7 +182,7 @@ else:
 )
 def test_a_process_ends_well(work, kind, then):
     """With a thread that Python does not wait for, or beside one that was forked from it."""
-    place = {"shared_fs": f"dir: {work}/road", "host_shm": f"host_shm: {{name: ends{os.getpid()}}}"}
+    place = {"shared_fs": f"dir: {work}/road", "host_shm": f"host_shm: {{dir: {work}, name: x}}"}
     config = f"road: {{kind: {kind}, {place[kind]}}}"
     script = (ENDS + then).replace("{path!r}", repr(sys.path)).replace("{config!r}", repr(config))
     done = subprocess.run(
