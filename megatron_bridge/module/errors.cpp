@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "module/errors.h"
 
+#include <cxxabi.h>
+
 #include <string>
 
 namespace driftless::python {
 
 Status PythonFailure::capture(std::string_view what) {
+  try {
+    throw;
+  } catch (const abi::__forced_unwind&) {
+    wait_for_end_of_process();
+  } catch (...) {  // Python's own: below
+  }
   const bool first = failure_ == nullptr;
   if (first) failure_ = std::current_exception();
   try {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <exception>
 #include <string_view>
@@ -37,9 +38,34 @@ template <typename T>
   return std::move(result.value());
 }
 
+// Once Python is ending, a thread that it does not wait for gets the GIL no more: before
+// Python 3.14 it is unwound by force instead, which neither a destructor nor a catch of ours
+// survives. There it waits for the end of the process, as later Pythons have it.
+[[noreturn]] inline void wait_for_end_of_process() {
+  for (;;) ::pause();
+}
+
+// Without the GIL as long as it lives.
+class GilReleased {
+ public:
+  GilReleased() : thread_(PyEval_SaveThread()) {}
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+  ~GilReleased() {
+    try {
+      PyEval_RestoreThread(thread_);
+    } catch (...) {
+      wait_for_end_of_process();
+    }
+  }
+
+ private:
+  PyThreadState* thread_;
+};
+
 template <typename Work>
 auto without_gil(Work&& work) {
-  const py::gil_scoped_release released;
+  const GilReleased released;
   return work();
 }
 

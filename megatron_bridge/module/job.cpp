@@ -42,7 +42,7 @@ Job::Job(Config config, JobRole role, bool launched)
 
 // Every member holds the job, so that none is left here.
 Job::~Job() {  // NOLINT(bugprone-exception-escape): only without an interpreter
-  leave();
+  let_go();
 }
 
 const std::shared_ptr<JobProcess>& Job::shared_process() {
@@ -65,9 +65,10 @@ void Job::close(std::chrono::milliseconds wait) {
   if (process_ == nullptr) return;
   const InUse::Turn turn = in_use_.take("the job");
   const Status unheard = drop_members();
+  std::shared_ptr<JobProcess> process = std::move(process_);
   const Status closed = without_gil([&] {
-    Status ended = process_->close(Deadline::after(wait));
-    process_.reset();
+    Status ended = process->close(Deadline::after(wait));
+    process.reset();
     return ended;
   });
   check(unheard);
@@ -76,9 +77,15 @@ void Job::close(std::chrono::milliseconds wait) {
 
 void Job::leave() {
   if (process_ == nullptr) return;
+  const InUse::Turn turn = in_use_.take("the job");  // what is being opened needs the process
+  let_go();
+}
+
+void Job::let_go() {
   static_cast<void>(drop_members());
-  const py::gil_scoped_release released;
-  process_.reset();
+  std::shared_ptr<JobProcess> process = std::move(process_);
+  const GilReleased released;
+  process.reset();
 }
 
 std::chrono::milliseconds milliseconds_of(double seconds, std::string_view what) {

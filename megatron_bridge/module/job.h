@@ -3,6 +3,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -79,6 +80,7 @@ class Job {
   [[nodiscard]] std::chrono::milliseconds wait_or(std::optional<double> timeout_s) const;
 
  private:
+  void let_go();
   // The first failure that one of them tells.
   Status drop_members();
 
@@ -103,6 +105,10 @@ class HeldSession : public JobMember {
 
   [[nodiscard]] Session& session() {
     if (session_ == nullptr) fail(StatusCode::kInvalidArgument, "the ", name_, " is closed");
+    if (forked()) {
+      fail(StatusCode::kInvalidArgument, "the ", name_, " is process ", process_,
+           "'s, from which this one was forked: make a job and a ", name_, " here");
+    }
     return *session_;
   }
   // A call of the session, without the GIL; what Python raises meanwhile is raised again.
@@ -113,6 +119,10 @@ class HeldSession : public JobMember {
     return native_call([&] { return std::invoke(work, made); });
   }
   Status drop() override {
+    if (forked()) {  // perhaps while another thread was in a call, which never ends here
+      drop_now();
+      return {};
+    }
     const InUse::Turn turn = take_turn();
     drop_now();
     return {};
@@ -137,9 +147,13 @@ class HeldSession : public JobMember {
   auto native_call(Work&& work) {
     return python::native_call(failure_, work, [&] { refresh(); });
   }
+  // A process that was forked has neither the threads nor the road: it leaves them alone.
+  [[nodiscard]] bool forked() const { return ::getpid() != process_; }
   void drop_now() {
-    const py::gil_scoped_release released;
-    session_.reset();
+    std::unique_ptr<Session> dropped = std::move(session_);
+    if (forked()) static_cast<void>(dropped.release());
+    const GilReleased released;
+    dropped.reset();
   }
   // A function of Python's, for calls without the GIL; empty if it is None.
   template <typename... Arguments>
@@ -166,6 +180,7 @@ class HeldSession : public JobMember {
 
  private:
   std::string_view name_;
+  const pid_t process_ = ::getpid();
   InUse in_use_;
 };
 

@@ -48,19 +48,18 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   }
   // The same, and nothing is dropped.
   [[nodiscard]] Status wait_for_last() {
-    if (session_ == nullptr) return {};
+    if (session_ == nullptr || forked()) return {};
     const InUse::Turn turn = take_turn();
     const auto last = without_gil([&] { return session_->wait(); });
     return last ? last->status() : Status();
   }
 
-  // Python ends its threads before it drops what is left, and a version under way with them. A
-  // process that was forked has no such thread.
+  // Python ends its threads before it drops what is left, and a version under way with them.
   void wait_at_exit(const std::weak_ptr<HeldPublisher>& self) const {
     if (live_ == nullptr) return;
-    py::module_::import("atexit").attr("register")(py::cpp_function([self, process = getpid()] {
+    py::module_::import("atexit").attr("register")(py::cpp_function([self] {
       const std::shared_ptr<HeldPublisher> alive = self.lock();
-      if (alive != nullptr && getpid() == process) check(alive->wait_for_last());
+      if (alive != nullptr) check(alive->wait_for_last());
     }));
   }
 
@@ -75,6 +74,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   [[nodiscard]] std::optional<PublishReport> publish(const py::object& object, bool wait) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
+    settle(made);
     const std::shared_ptr<WeightSource> source = make_source(object, failure_, live_.get(), wait);
     if (wait) return native_call([&] { return made.publish(*source); });
     LiveSource& weights = live();
@@ -98,6 +98,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   void capture(const py::iterable& pairs) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
+    settle(made);
     const LiveSource& weights = live();
     std::vector<TensorRef> refs;
     std::vector<Publisher::NewTensor> values;
@@ -130,12 +131,18 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     });
   }
 
-  [[nodiscard]] std::vector<EngineTally> engines() {
-    const NotifiedEngines* const told = session().engines();
-    return told == nullptr ? std::vector<EngineTally>() : told->tallies();
+  // As of the last call, too.
+  [[nodiscard]] const std::vector<EngineTally>& engines() {
+    static_cast<void>(session());
+    return engines_;
   }
 
  private:
+  // What Python raised in a version behind is not what fails now; wait() has its text still.
+  void settle(PublisherSession& made) {
+    without_gil([&] { made.wait_behind(true); });
+    failure_.forget();
+  }
   [[nodiscard]] std::unique_ptr<Group> make_own_group(const py::object& group) {
     if (job_->launched()) {
       fail(StatusCode::kInvalidArgument,
@@ -162,11 +169,13 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
 
   void refresh() override {
     if (!session_->under_way()) newest_ = session_->newest();
+    if (session_->engines() != nullptr) engines_ = session_->engines()->tallies();
   }
 
   const std::function<Status(const std::string&)> before_visible_;
   std::unique_ptr<LiveSource> live_;  // if there is no snapshot
   EndOfRun newest_;
+  std::vector<EngineTally> engines_;
 };
 
 void bind_publish_reports(py::module_& module) {

@@ -34,9 +34,9 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
       options.pause = pause_and_wait(options.pause, options.resume);
     }
     const std::shared_ptr<JobProcess>& process = job_->shared_process();
+    const InUse::Turn turn = job_->in_use().take("the job");
     use_ = target_->in_use().hold("the target");
     target_->set_user(&in_use());
-    const InUse::Turn turn = job_->in_use().take("the job");
     try {
       session_ = std::make_unique<ReceiverSession>(job_->config(), process, std::move(options));
       open(wait);

@@ -73,7 +73,8 @@ Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::string& pa
                                                            std::string_view role, unsigned rank) {
   if (path.empty()) return std::unique_ptr<MetricsWriter>();
   std::string file = filled_in(path, role, rank);
-  Descriptor fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  // A pipe without a reader is refused, and one that is full loses lines: nobody waits for them.
+  Descriptor fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!fd.valid()) return errno_status(errno, concat("metrics.file: ", file));
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file), std::move(fd)));
 }

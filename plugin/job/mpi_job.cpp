@@ -104,7 +104,7 @@ class MpiProcess final : public JobProcess {
     int there = 0;
     MPI_Status found;
     DRIFTLESS_MPI(MPI_Iprobe(0, kEndTag, comms_.everybody, &there, &found));
-    if (there == 0) return std::optional<std::string>();
+    if (there == 0) return heard_;
     int size = 0;
     DRIFTLESS_MPI(MPI_Get_count(&found, MPI_CHAR, &size));
     if (size < 0 || size > kMaxEndBytes) {
@@ -113,7 +113,8 @@ class MpiProcess final : public JobProcess {
     std::string text(static_cast<std::size_t>(size), '\0');
     DRIFTLESS_MPI(
         MPI_Recv(text.data(), size, MPI_CHAR, 0, kEndTag, comms_.everybody, MPI_STATUS_IGNORE));
-    return std::optional<std::string>(std::move(text));
+    heard_ = std::move(text);
+    return heard_;
   }
 
   // Without it nothing collective is done at the end: the others may be gone.
@@ -220,6 +221,7 @@ class MpiProcess final : public JobProcess {
   unsigned rank_ = 0, trainers_ = 0, rollouts_ = 0;
   MPI_Comm all_ = MPI_COMM_NULL;  // bystanders included
   MpiComms comms_;
+  std::optional<std::string> heard_;  // the trainer's last word: whoever asks again hears it again
   std::vector<std::unique_ptr<Exchange>> exchanges_;
 };
 

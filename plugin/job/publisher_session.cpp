@@ -2,10 +2,23 @@
 #include "plugin/job/publisher_session.h"
 
 #include "core/stopwatch.h"
+#include "formats/receiver_needs.h"
 
 #include <nlohmann/json.hpp>
 
 namespace driftless {
+namespace {
+
+// One that holds some of the tensors has another digest than the version.
+bool wants_parts(const ReceiverReport& report) {
+  if (report.proof.empty() || report.proof == kAnchorWanted) return false;
+  const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
+  return needs.ok() && std::ranges::any_of(needs->tensors, [](const TensorNeed& need) {
+           return need.kind != TensorNeed::Kind::kAll;
+         });
+}
+
+}  // namespace
 
 Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& config,
                                                                  JobProcess& process,
@@ -41,9 +54,7 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
 }
 
 Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
-  Stopwatch watch;
-  wait_behind();
-  step_ms_ += watch.lap_ms();
+  wait_behind(true);
   Result<PublishReport> report = publish_now(weights, true);
   if (report.ok() && behind_ && !behind_->ok()) behind_.reset();  // this one has its changes
   return report;
@@ -62,8 +73,11 @@ void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live,
   under_way_ = std::async(std::launch::async, [this, &live] { return publish_now(live, false); });
 }
 
-void PublisherSession::wait_behind() {
-  if (under_way_.valid()) behind_ = under_way_.get();
+void PublisherSession::wait_behind(bool in_step) {
+  if (!under_way_.valid()) return;
+  Stopwatch watch;
+  behind_ = under_way_.get();
+  if (in_step) step_ms_ += watch.lap_ms();
 }
 
 std::optional<Result<PublishReport>> PublisherSession::wait() {
@@ -109,15 +123,27 @@ bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
   });
 }
 
+// A rollout that still follows another run, of which the road was cleared, may have the number,
+// too.
+bool PublisherSession::patched(std::uint64_t version, std::size_t rollouts) {
+  const Result<std::vector<ReceiverReport>> reports = listen();
+  if (!reports.ok() || reports->size() < rollouts) return false;
+  const std::string digest = to_hex(newest().digest);
+  return std::ranges::all_of(*reports, [&](const ReceiverReport& report) {
+    return report.version == version && (report.proof.starts_with(digest) || wants_parts(report));
+  });
+}
+
 // Before, an engine would load the version before, or parts of two, and get the label of this one.
 Status PublisherSession::wait_patched(std::uint64_t version, std::size_t rollouts) {
   Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(200));
   const Deadline deadline = Deadline::after(config_.notify.timeout);
-  while (needed(version, std::max<std::size_t>(rollouts, 1))) {
+  while (!patched(version, std::max<std::size_t>(rollouts, 1))) {
     if (backoff.sleep(deadline)) continue;
     return error(StatusCode::kIncomplete, "is not told to load its checkpoint: not every rollout, ",
                  "or none, has reported that it patched version ", version,
-                 " into one within notify.timeout (", config_.notify.timeout.count(),
+                 " into one, with the trainer's digest, within notify.timeout (",
+                 config_.notify.timeout.count(),
                  " ms); start the rollout that patches it, or use action: pull_weights");
   }
   return {};

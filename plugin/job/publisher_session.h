@@ -34,16 +34,17 @@ class PublisherSession {
   // Waits for the version of publish_behind(); how it went, once. Nothing: there was none.
   [[nodiscard]] std::optional<Result<PublishReport>> wait();
   // Waits for it, too, and leaves wait() to say how it went. Before publisher() and road() are
-  // used.
-  void wait_behind();
+  // used. `in_step`: it holds up the trainer's step.
+  void wait_behind(bool in_step = false);
   [[nodiscard]] bool under_way() const { return under_way_.valid(); }
   [[nodiscard]] Status capture(std::span<const Publisher::NewTensor> values,
                                void* stream = nullptr);
   void doubt();  // Publisher::doubt()
   // [leader] Tells the engines that a version is there, and waits for them; returns what failed.
-  // Those that load a checkpoint are told when every rollout, and one at least, has patched its. A
-  // version that all engines acknowledged is removed if notify.cleanup says so and no rollout needs
-  // it; `rollouts` have to be heard of first. Nothing without engines.
+  // Those that load a checkpoint are told when every rollout, and one at least, has patched its,
+  // and has the version's digest. A version that all engines acknowledged is removed if
+  // notify.cleanup says so and no rollout needs it; `rollouts` have to be heard of first. Nothing
+  // without engines.
   [[nodiscard]] std::vector<Status> tell_engines(std::uint64_t version, std::size_t rollouts = 0);
   // [leader] Of the engines; null without.
   [[nodiscard]] const NotifiedEngines* engines() const { return engines_.get(); }
@@ -69,6 +70,7 @@ class PublisherSession {
   [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group, WeightSource* live);
   [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step);
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
+  [[nodiscard]] bool patched(std::uint64_t version, std::size_t rollouts);
   [[nodiscard]] Status wait_patched(std::uint64_t version, std::size_t rollouts);
 
   Config config_;

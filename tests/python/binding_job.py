@@ -68,6 +68,7 @@ def roll_out(driftless, job, made):
             assert binding.same(target, made[receiver.version])
         end = end or receiver.end()
     assert end.digest == receiver.digest
+    assert receiver.end().version == end.version  # whoever asks again hears it again
     receiver.leave()
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of Python processes under a real mpirun, bystanders among them."""
+"""Jobs of Python processes under a real mpirun, bystanders among them; and how processes end."""
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -122,3 +123,69 @@ def test_a_second_job_is_refused_not_fatal(work):
     result = mpirun([(2, [sys.executable, program, config])])
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("cannot begin again: a process joins one job") == 2
+
+
+ENDS = """
+import os, sys, threading, time
+sys.path[:0] = {path!r}
+import numpy, binding
+driftless = binding.driftless()
+config = driftless.Config.parse({config!r})
+first = binding.weights(numpy.random.default_rng(1))
+trainer = driftless.Job(config, "trainer", launched=False)
+rollout = driftless.Job(config, "rollout", launched=False)
+publisher = driftless.Publisher(trainer, binding.Source(driftless, first))
+pause = lambda sleep=time.sleep: sleep(0.5)
+receiver = driftless.Receiver(rollout, driftless.OwnedTarget(), id="x", pause=pause)
+"""
+STAGES_ON = """
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
+sys.slow = Slow()  # Python takes its time to end
+threading.Thread(target=receiver.stage, args=(60,), daemon=True).start()
+time.sleep(0.3)
+"""
+CALLS_BACK = STAGES_ON.partition("threading")[0] + """
+publisher.publish_anchor()
+assert receiver.stage(10)
+threading.Thread(target=receiver.commit, daemon=True).start()
+time.sleep(0.2)
+"""
+FORKS = """
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    late = driftless.Receiver(rollout, driftless.OwnedTarget(), id="late", timeout_s=10)
+    publisher.publish(binding.Source(driftless, first))
+    publisher.close()
+else:
+    for call in (lambda: publisher.publish(None), lambda: receiver.stage(0)):
+        try:
+            call()
+        except driftless.errors.InvalidArgumentError as refused:
+            assert "forked" in str(refused)
+        else:
+            os._exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "then"),
+    [
+        ("shared_fs", STAGES_ON),
+        ("shared_fs", CALLS_BACK),
+        ("shared_fs", FORKS),
+        ("host_shm", FORKS),
+    ],
+    ids=["stages_on", "calls_back", "forks", "forks_host_shm"],
+)
+def test_a_process_ends_well(work, kind, then):
+    """With a thread that Python does not wait for, or beside one that was forked from it."""
+    place = {"shared_fs": f"dir: {work}/road", "host_shm": f"host_shm: {{dir: {work}, name: x}}"}
+    config = f"road: {{kind: {kind}, {place[kind]}}}"
+    script = (ENDS + then).replace("{path!r}", repr(sys.path)).replace("{config!r}", repr(config))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -291,6 +291,46 @@ def test_one_call_at_a_time(work, rng, first):
     assert len(refusals) == 2 and "the publisher is in use" in refusals[0]
 
 
+def test_nobody_leaves_while_a_publisher_is_opened(work, first):
+    job = driftless.Job(binding.config(driftless, work / "road"), "trainer", launched=False)
+
+    class Leaving(binding.Source):
+        def visit(self):
+            job.leave()
+            yield from super().visit()
+
+    with pytest.raises(driftless.errors.BusyError, match="the job"):
+        driftless.Publisher(job, Leaving(driftless, first))
+    assert not job.closed
+    driftless.Publisher(job, binding.Source(driftless, first)).declare_end()
+    job.leave()
+    assert job.closed
+
+
+def test_a_target_that_a_busy_job_did_not_take_is_free(work, first):
+    pair = binding.Pair(driftless, work / "road", first)
+    waits = driftless.Job(binding.config(driftless, work / "none"), "rollout", launched=False)
+
+    def wait():
+        with pytest.raises(TimeoutError):
+            driftless.Receiver(waits, driftless.OwnedTarget(), timeout_s=1)
+
+    opening = threading.Thread(target=wait)
+    opening.start()
+    time.sleep(0.3)
+    target = pair.memory(first)
+    with pytest.raises(driftless.errors.BusyError, match="the job"):
+        driftless.Receiver(waits, target)
+    # Whatever lies where that one lay is none of the target's business.
+    other = driftless.Receiver(pair.rollout, driftless.OwnedTarget(), id="other")
+    staging = threading.Thread(target=lambda: other.stage(1))
+    staging.start()
+    time.sleep(0.3)
+    assert target.sweep()
+    staging.join()
+    opening.join()
+
+
 def test_the_gil_is_free_while_waiting(work, first):
     pair = binding.Pair(driftless, work / "road", first)
     waiting = threading.Thread(target=lambda: pair.receiver.stage(1.5))

@@ -48,6 +48,37 @@ def test_a_replica_that_vllm_does_not_answer_for_raises():
         assert replica(**parallel).driftless_status("n")["ok"]
 
 
+@pytest.fixture
+def followed(work, rng):
+    """A run whose base is there whole, and a rank that follows it and holds nothing yet."""
+    config = binding.config(driftless, work / "road")
+    with driftless.Job(config, "trainer", launched=False) as job:
+        publisher = driftless.Publisher(job, binding.Source(driftless, binding.weights(rng)))
+        publisher.publish_anchor()
+        rank = RankReceiver(0, lambda chunk_bytes: driftless.OwnedTarget())
+        assert rank.open(f"road: {{kind: shared_fs, dir: {work}/road}}")["ok"]
+        yield rank
+        rank.close()
+
+
+def test_a_rank_that_held_nothing_has_committed_the_base(followed):
+    followed.stage()
+    assert followed.wait(30)["staged_version"] == 0
+    answer = followed.commit(0)
+    assert answer["ok"] and answer["state"] == "committed" and answer["digest"]
+
+
+def test_a_rank_without_a_thread_to_stage_on_stages_later(followed, monkeypatch):
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("threading.Thread.start", refused)
+        answer = followed.stage()
+    assert not answer["ok"] and answer["state"] == "failed"
+    assert followed.stage()["ok"] and followed.wait(30)["staged_version"] == 0
+
+
 class Llm:
     """vLLM's `LLM` with two ranks that follow a run. `fate(rank, what)`: "refused" or "torn"."""
 

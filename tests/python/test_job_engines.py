@@ -180,6 +180,32 @@ def test_an_engine_loads_its_checkpoint_once_the_rollout_has_patched_it(work, rn
         assert found == read_checkpoint(work / f"run/step_{version:06d}"), version
 
 
+def test_an_engine_does_not_load_what_a_rollout_of_another_run_patched(work, rng, engine):
+    """The directory was emptied for a new run, and the rollout of the old one is still there."""
+    need("engines")
+    make_run(work / "old", rng, 1)
+    make_run(work / "new", rng, 1)
+    shutil.copytree(work / "old/step_000000", work / "host")
+    job = Job(work, "hf_delta")
+    job.settings += [
+        "--set", "receiver.target=checkpoint", "--set", f"receiver.checkpoint_dir={work / 'host'}",
+    ]  # fmt: skip
+    rollout = start([COMMAND, *map(str, job.rollout("--verbose"))])
+    replay = job.trainer("--replay", work / "old", "--interval-ms", 600_000)
+    trainer = start([COMMAND, *map(str, replay)])
+    assert "version 1," in rollout.stdout.readline()
+    trainer.kill()
+    finish(trainer)
+    for path in job.dir.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    engine_settings = with_engine(Job(work, "hf_delta"), engine, work, "update_weights_from_disk")
+    job.settings += [*engine_settings.settings, "--set", "notify.timeout=3s"]
+    trained = run(*job.trainer("--replay", work / "new", "--set", "deadlines.connect=5s"))
+    assert rollout.poll() is None
+    assert engine.calls == [] and trained.returncode == 1
+    assert "not told to load its checkpoint" in trained.stderr
+
+
 @pytest.mark.parametrize(
     "removes", [["notify.cleanup=true"], ["keep_versions=1", "anchors.every=1"]]
 )

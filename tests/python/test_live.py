@@ -3,6 +3,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,22 @@ def test_a_failure_is_no_news_once_a_version_has_its_changes(failing):
         assert publisher.publish(trainer.source).changed_units > 0
 
 
+def test_a_failure_behind_is_not_told_for_another(failing, work):
+    trainer, new_job, _ = failing
+    with pytest.raises(KeyError, match="mine"), new_job() as job:
+        publisher, broken = breakable(trainer, job)
+        trainer.step(publisher)
+        broken.append("the disk is full")
+        publisher.publish(trainer.source, wait=False)
+        while broken:
+            time.sleep(0.01)
+        (work / "road").rename(work / "gone")
+        (work / "road").write_text("no directory")
+        with pytest.raises(driftless.Error, match="road"):
+            publisher.publish(trainer.source)
+        raise KeyError("mine")
+
+
 def test_another_exception_is_not_replaced(failing):
     _, new_job, fail = failing
     with pytest.raises(KeyError, match="mine"), new_job() as job, fail(job):
@@ -231,7 +248,7 @@ def test_another_exception_is_not_replaced(failing):
 
 
 LEAVES = """
-import os, sys, time
+import os, signal, sys, time
 sys.path[:0] = {path!r}
 import test_live
 driftless = test_live.driftless
@@ -243,9 +260,12 @@ publisher = driftless.Publisher(
 )
 trainer.step(publisher)
 publisher.publish(trainer.source, wait=False)
-child = os.fork()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
+with job:
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        signal.alarm(30)  # what the child waits for would never come
 """
 
 

@@ -211,7 +211,11 @@ class RankReceiver:
         self._thread = threading.Thread(
             target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # the process may have no more threads: nothing stages
+            self._thread, self._state = None, "failed"
+            raise
 
     def _follow_moves(self, receiver: driftless.Receiver) -> None:
         """What the engine did to its tensors since the last time. Here it does not use them."""
@@ -271,7 +275,7 @@ class RankReceiver:
             raise driftless.errors.InvalidArgumentError(
                 f"rank {self.rank} has version {self._staged} staged, not {version}: stage again"
             )
-        before = self._version
+        before, was = self._version, self._held()
         try:
             with no_grad():
                 report = receiver.commit()
@@ -280,11 +284,15 @@ class RankReceiver:
             # A commit that holds may fail afterwards: the version tells.
             self._staged = None
             self._look(receiver)
-            held = self._version != before
+            held = self._held() != was
             self._state, self._before = ("committed", before) if held else ("failed", None)
         self._error = None
         for name in ("fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"):
             self._timings[name] = getattr(report, name)
+
+    def _held(self) -> tuple[int, str, str]:
+        """What the weights are: the number alone says not whether they are a version at all."""
+        return self._version, self._run, self._digest
 
     def _written(self, receiver: driftless.Receiver | None) -> None:
         """For targets that are not the engine's own memory: the engine takes what they hold. What

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/metrics.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <future>
 #include <nlohmann/json.hpp>
 
 #include "support/temp_dir.h"
@@ -83,6 +86,26 @@ TEST(Metrics, AFullDiskIsToldOnceAndStopsNothing) {
   EXPECT_EQ(first.code(), StatusCode::kNoSpace);
   EXPECT_NE(first.message().find("the job goes on"), std::string_view::npos);
   EXPECT_TRUE((*writer)->write(metrics_of(published(2), 0)).ok());
+}
+
+TEST(Metrics, NobodyWaitsForTheReaderOfAPipe) {
+  const testing::TempDir dir;
+  const std::string path = dir.file("pipe");
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const auto read = [&] { return Descriptor(::open(path.c_str(), O_RDONLY | O_NONBLOCK)); };
+  auto late = std::async(std::launch::async, [&] {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    return read();
+  });
+  ASSERT_FALSE(MetricsWriter::open(path, "trainer", 0).ok());
+  const Descriptor reader = late.get();
+  auto writer = MetricsWriter::open(path, "trainer", 0);
+  ASSERT_TRUE(writer.ok()) << writer.status().to_string();
+  Status lost;
+  for (std::uint64_t version = 1; version < 10000 && lost.ok(); ++version) {
+    lost = (*writer)->write(metrics_of(published(version), 0));
+  }
+  EXPECT_NE(lost.message().find("the job goes on"), std::string_view::npos) << lost.to_string();
 }
 
 TEST(Metrics, APathThatCannotBeIsAnErrorAtTheStart) {
