@@ -74,7 +74,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   [[nodiscard]] std::optional<PublishReport> publish(const py::object& object, bool wait) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
-    settle(made);
+    finish_behind(made);
     const std::shared_ptr<WeightSource> source = make_source(object, failure_, live_.get(), wait);
     if (wait) return native_call([&] { return made.publish(*source); });
     LiveSource& weights = live();
@@ -98,7 +98,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   void capture(const py::iterable& pairs) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
-    settle(made);
+    finish_behind(made);
     const LiveSource& weights = live();
     std::vector<TensorRef> refs;
     std::vector<Publisher::NewTensor> values;
@@ -139,7 +139,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
 
  private:
   // What Python raised in a version behind is not what fails now; wait() has its text still.
-  void settle(PublisherSession& made) {
+  void finish_behind(PublisherSession& made) {
     without_gil([&] { made.wait_behind(true); });
     failure_.forget();
   }

@@ -313,11 +313,11 @@ def test_a_target_that_a_busy_job_did_not_take_is_free(work, first):
 
     def wait():
         with pytest.raises(TimeoutError):
-            driftless.Receiver(waits, driftless.OwnedTarget(), timeout_s=1)
+            driftless.Receiver(waits, driftless.OwnedTarget(), timeout_s=4)
 
     opening = threading.Thread(target=wait)
     opening.start()
-    time.sleep(0.3)
+    time.sleep(0.5)
     target = pair.memory(first)
     with pytest.raises(driftless.errors.BusyError, match="the job"):
         driftless.Receiver(waits, target)
