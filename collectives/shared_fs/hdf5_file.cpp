@@ -157,9 +157,9 @@ Status Hdf5VersionFile::close() {
   return file->sync();
 }
 
-void Hdf5VersionFile::discard() {
+void Hdf5VersionFile::discard(bool ours) {
   if (!is_open()) return;
-  (void)::truncate(path_.c_str(), 0);
+  if (ours) (void)::truncate(path_.c_str(), 0);
   const Hdf5Scope scope;
   if (H5Fflush(file_.get(), H5F_SCOPE_GLOBAL) >= 0) {
     (void)file_.close();

@@ -79,22 +79,27 @@ Hdf5Rounds::Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<H
 
 Hdf5Rounds::~Hdf5Rounds() {
   if (mpi_rma::mpi_runs()) {
-    file_.discard();
+    file_.discard(true);
   } else {
     file_.leave();
   }
 }
 
-void Hdf5Rounds::set_next(std::shared_ptr<Hdf5Attempt> next) {
+Status Hdf5Rounds::set_next(std::shared_ptr<Hdf5Attempt> next, const Deadline& deadline) {
   std::shared_ptr<Hdf5Attempt> replaced;
   {
-    const std::lock_guard<std::mutex> lock(monitor_->mutex);
+    std::unique_lock<std::mutex> lock(monitor_->mutex);
+    if (!monitor_->changed.wait_until(lock, deadline.at(), [this] { return !writing_; })) {
+      return deadline.check(
+          concat(next->directory(), ": the publication before is still being written"));
+    }
     replaced = std::exchange(next_, std::move(next));
     monitor_->changed.notify_all();
   }
   if (replaced != nullptr) {
     replaced->end(error(StatusCode::kIncomplete, replaced->directory(), ": was begun anew"));
   }
+  return {};
 }
 
 bool Hdf5Rounds::has_work_locked() const {
@@ -219,21 +224,20 @@ Hdf5Rounds::Progress Hdf5Rounds::on_confirmed() {
 }
 
 Result<std::vector<std::uint64_t>> Hdf5Rounds::make_datasets() {
-  set_writing(true);
   Status status;
-  if (!file_.is_open()) status = file_.create(path());
+  if (!begin_writing()) status = begun_anew();
+  if (status.ok() && !file_.is_open()) status = file_.create(path());
   Result<std::vector<std::uint64_t>> places = std::vector<std::uint64_t>();
   if (status.ok()) places = file_.place(announced_);
-  set_writing(false);
+  end_writing();
   return status.ok() ? places : status;
 }
 
 Hdf5Rounds::Progress Hdf5Rounds::on_placed() {
   const std::uint64_t place = exchange_->my_place();
   if (part_ != nullptr && place != kHdf5Nowhere) {
-    set_writing(true);
-    const Status written = write_part(place);
-    set_writing(false);
+    const Status written = begin_writing() ? write_part(place) : begun_anew();
+    end_writing();
     if (!written.ok()) active_->fail(written);  // said in the next round
   }
   if (part_ != nullptr) active_->pop_front();
@@ -253,12 +257,12 @@ Status Hdf5Rounds::write_part(std::uint64_t place) {
 
 // The bytes of this rank are on stable storage; on the leader there is a file even without any.
 Status Hdf5Rounds::sync_bytes() {
-  set_writing(true);
   Status status;
-  if (leads() && !file_.is_open()) status = file_.create(path());
+  if (!begin_writing()) status = begun_anew();
+  if (status.ok() && leads() && !file_.is_open()) status = file_.create(path());
   if (status.ok() && bytes_ != nullptr) status = bytes_->sync();
   bytes_.reset();
-  set_writing(false);
+  end_writing();
   return status;
 }
 
@@ -266,9 +270,8 @@ Hdf5Rounds::Progress Hdf5Rounds::on_flushed() {
   if (const Status failure = first_failure(); !failure.ok()) return finish_failed(failure);
   Status closed;
   if (leads()) {
-    set_writing(true);
-    closed = file_.close();
-    set_writing(false);
+    closed = begin_writing() ? file_.close() : begun_anew();
+    end_writing();
   }
   return say(closed, Phase::kClosed);
 }
@@ -280,10 +283,9 @@ Hdf5Rounds::Progress Hdf5Rounds::on_closed() {
 }
 
 Hdf5Rounds::Progress Hdf5Rounds::finish_failed(const Status& why) {
-  set_writing(true);
-  file_.discard();
+  file_.discard(begin_writing());
   if (leads()) remove_file();
-  set_writing(false);
+  end_writing();
   end_active(why);
   return Progress::kMoved;
 }
@@ -295,16 +297,30 @@ Hdf5Rounds::Progress Hdf5Rounds::give_up(const Status& why) {
   return Progress::kMoved;
 }
 
-// Where the same directory was begun anew, what lies there belongs to the next attempt.
 void Hdf5Rounds::remove_file() {
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
-  if (next_ != nullptr && next_->directory() == active_->directory()) return;
+  if (begun_anew_locked()) return;
   (void)posix_file_system().remove_file(join_path(active_->directory(), kHdf5FileName));
 }
 
-void Hdf5Rounds::set_writing(bool writing) {
+// What lies there belongs to the next attempt then.
+bool Hdf5Rounds::begun_anew_locked() const {
+  return next_ != nullptr && next_->directory() == active_->directory();
+}
+
+Status Hdf5Rounds::begun_anew() const {
+  return error(StatusCode::kIncomplete, active_->directory(), ": was begun anew");
+}
+
+bool Hdf5Rounds::begin_writing() {
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
-  writing_ = writing;
+  writing_ = true;
+  return !begun_anew_locked();
+}
+
+void Hdf5Rounds::end_writing() {
+  const std::lock_guard<std::mutex> lock(monitor_->mutex);
+  writing_ = false;
   monitor_->changed.notify_all();
 }
 

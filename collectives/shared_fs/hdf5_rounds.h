@@ -139,10 +139,10 @@ class Hdf5VersionFile {
   [[nodiscard]] Result<std::vector<std::uint64_t>> place(const std::vector<Hdf5Message>& announced);
   // Once all ranks have written and synced their bytes: closed, and synced.
   [[nodiscard]] Status close();
-  // Closes a file that is not wanted, and removes its content first: room for what HDF5 writes even
-  // then. Left open if HDF5 cannot write what it must (a close that failed would end the process in
-  // H5close()). Nothing where it is not open.
-  void discard();
+  // Closes a file that is not wanted. `ours`: nothing else lies at its path, and its content is
+  // removed first: room for what HDF5 writes even then. Left open if HDF5 cannot write what it must
+  // (a close that failed would end the process in H5close()). Nothing where it is not open.
+  void discard(bool ours);
   // Left open: MPI is over, or failed.
   void leave();
 
@@ -208,8 +208,9 @@ class Hdf5Rounds {
 
   [[nodiscard]] unsigned rank() const { return exchange_->rank(); }
 
-  // The attempt that is to follow; one that waits already is over, failed.
-  void set_next(std::shared_ptr<Hdf5Attempt> next);
+  // The attempt that is to follow; one that waits already is over, failed. From here on, what lies
+  // in its directory is its own: waits until the attempt before writes nothing there.
+  [[nodiscard]] Status set_next(std::shared_ptr<Hdf5Attempt> next, const Deadline& deadline);
 
   enum class Progress : unsigned char {
     kNothing,  // nothing to say until an attempt changes
@@ -222,8 +223,6 @@ class Hdf5Rounds {
   [[nodiscard]] bool has_work_locked() const;
   // Whether an attempt is being written or waits. The caller holds the monitor's lock.
   [[nodiscard]] bool idle_locked() const { return active_ == nullptr && next_ == nullptr; }
-  // Whether advance() makes, writes or syncs the file. The caller holds the monitor's lock.
-  [[nodiscard]] bool writing_locked() const { return writing_; }
 
  private:
   enum class Phase : unsigned char {
@@ -253,7 +252,12 @@ class Hdf5Rounds {
   [[nodiscard]] Result<std::vector<std::uint64_t>> make_datasets();
   [[nodiscard]] Status write_part(std::uint64_t place);
   [[nodiscard]] Status sync_bytes();
-  void set_writing(bool writing);
+  // The file is made, written or synced until end_writing(). Whether it is still ours: not where
+  // the same directory was begun anew.
+  [[nodiscard]] bool begin_writing();
+  void end_writing();
+  [[nodiscard]] bool begun_anew_locked() const;
+  [[nodiscard]] Status begun_anew() const;
   void end_active(const Status& how);
   void remove_file();
 

@@ -43,7 +43,6 @@ class Hdf5Sink final : public PartSink {
   Status begin(const std::string& directory, const Deadline& deadline) override {
     leave("another publication was begun");
     run_ready_rounds();
-    DRIFTLESS_RETURN_IF_ERROR(wait_until_written(directory, deadline));
     const bool leads = rounds_.rank() == 0;
     Hash128 id = random_hash128();
     if (!leads) {
@@ -51,11 +50,12 @@ class Hdf5Sink final : public PartSink {
     }
     const std::size_t queued =
         threaded_ ? options_.queued_parts : std::numeric_limits<std::size_t>::max();
-    current_ = std::make_shared<Hdf5Attempt>(monitor_, directory, id, rounds_.rank(),
-                                             Hdf5Attempt::Limits{options_.max_part_bytes, queued},
-                                             deadline);
+    auto attempt = std::make_shared<Hdf5Attempt>(
+        monitor_, directory, id, rounds_.rank(),
+        Hdf5Attempt::Limits{options_.max_part_bytes, queued}, deadline);
     // Before the id is written: from here on, the rounds leave what lies in the directory alone.
-    rounds_.set_next(current_);
+    DRIFTLESS_RETURN_IF_ERROR(rounds_.set_next(attempt, deadline));
+    current_ = std::move(attempt);
     if (!leads) return {};
     const Status written = write_hdf5_attempt_id(directory, id);
     if (!written.ok()) current_->fail(written);
@@ -144,17 +144,6 @@ class Hdf5Sink final : public PartSink {
                      rounds_.rank(), " waited: is this directory the same on all publisher ranks?");
       }
     }
-  }
-
-  [[nodiscard]] Status wait_until_written(const std::string& directory,
-                                          const Deadline& deadline) const {
-    if (!threaded_) return {};
-    std::unique_lock<std::mutex> lock(monitor_->mutex);
-    if (monitor_->changed.wait_until(lock, deadline.at(),
-                                     [this] { return !rounds_.writing_locked(); })) {
-      return {};
-    }
-    return deadline.check(concat(directory, ": the publication before is still being written"));
   }
 
   const Hdf5Options options_;

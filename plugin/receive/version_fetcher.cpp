@@ -91,8 +91,9 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
     if (state.valid) {
       Status status = road_->wait_beyond(state.id.version, deadline);
       if (status.ok()) return true;
-      if (status.code() == StatusCode::kDeadlineExceeded) return false;
-      return status;
+      if (status.code() != StatusCode::kDeadlineExceeded) return status;
+      DRIFTLESS_RETURN_IF_ERROR(check_run(state));
+      return false;
     }
     // Without a version even an anchor of version 0 is news, and wait_beyond() waits for versions.
     const Result<std::vector<PublicationId>> listed = road_->list(deadline);
@@ -102,6 +103,27 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
     if (listed.ok() && !listed->empty()) return true;
     if (!backoff.sleep(deadline)) return false;
   }
+}
+
+// Numbers alone do not tell of a run in the place of this one before it has counted further.
+Status VersionFetcher::check_run(const TargetState& state) {
+  if (!next_look_.expired()) return {};
+  next_look_ = Deadline::after(options_.fetch_deadline);
+  const Deadline deadline = Deadline::after(options_.report_deadline);
+  const Result<std::vector<PublicationId>> listed = road_->list(deadline);
+  if (!listed.ok() || listed->empty() || is_newer(state, listed->back())) return {};
+  const PublicationId& newest = listed->back();
+  const Result<std::string> text = road_->fetch_manifest(newest, deadline);
+  if (!text.ok()) return {};
+  const Result<Manifest> manifest = parse_manifest(*text, to_string(newest));
+  if (!manifest.ok() || manifest->id.run == run_) return {};
+  return wrong_run(to_string(newest), manifest->id.run);
+}
+
+Status VersionFetcher::wrong_run(const std::string& what, const Hash128& found) const {
+  return error(StatusCode::kWrongRun, what, ": belongs to run ", to_hex(found),
+               ", but this receiver follows run ", to_hex(run_),
+               "; restart it to follow the other run");
 }
 
 Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state, FetchMode mode,
@@ -230,11 +252,7 @@ Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const Publicati
   if (manifest.id.version != id.version) {
     return error(StatusCode::kCorrupt, what, ": its manifest is of version ", manifest.id.version);
   }
-  if (manifest.id.run != run_) {
-    return error(StatusCode::kWrongRun, what, ": belongs to run ", to_hex(manifest.id.run),
-                 ", but this receiver follows run ", to_hex(run_),
-                 "; restart it to follow the other run");
-  }
+  if (manifest.id.run != run_) return wrong_run(what, manifest.id.run);
   if (id.kind == PublicationKind::kAnchor && manifest.encoding != Encoding::kFull) {
     return error(StatusCode::kCorrupt, what, ": is not a full version, as an anchor must be");
   }

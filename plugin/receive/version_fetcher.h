@@ -43,9 +43,14 @@ class VersionFetcher {
   // Of the options: fold_bytes (of the parts of a chain; one version always. Mapped parts are
   // copied as far as this goes), fetch_deadline (of one fetch()), threads, before_read.
   VersionFetcher(ReceiveRoad& road, const Hash128& run, ReceiverOptions options)
-      : road_(&road), run_(run), options_(std::move(options)) {}
+      : road_(&road),
+        run_(run),
+        options_(std::move(options)),
+        next_look_(Deadline::after(options_.fetch_deadline)) {}
 
   // Returns once there may be something for a target in this state; false: the deadline passed.
+  // kWrongRun: the road was cleared for another run, which has not counted past this state; looked
+  // for once in a fetch_deadline.
   [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);
   // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
   // tried again until the deadline of the options; then the last failure is returned. A version
@@ -66,6 +71,8 @@ class VersionFetcher {
     Manifest manifest;
     std::uint64_t manifest_bytes = 0;
   };
+  [[nodiscard]] Status check_run(const TargetState& state);
+  [[nodiscard]] Status wrong_run(const std::string& what, const Hash128& found) const;
   [[nodiscard]] Result<Candidate> fetch_manifest(const PublicationId& id, const Deadline& deadline);
   [[nodiscard]] Result<std::vector<Candidate>> choose(const TargetState& state, FetchMode mode,
                                                       const Deadline& deadline);
@@ -96,6 +103,7 @@ class VersionFetcher {
   ReceiveRoad* road_;
   Hash128 run_;
   ReceiverOptions options_;
+  Deadline next_look_;  // at whose run the road carries
 };
 
 }  // namespace driftless

@@ -356,6 +356,27 @@ TEST_F(Hdf5SinkTest, ALateRankLearnsThatTheOthersGaveUp) {
   publish_well(2);
 }
 
+// The leader's thread may hear of the last attempt's end when the next one's id lies there already.
+TEST_F(Hdf5SinkTest, TheNextAttemptIsLeftAlone) {
+  if (ranks() == 1) GTEST_SKIP() << "needs two ranks";
+  for (unsigned round = 0; round < 60; ++round) {
+    ASSERT_TRUE(begin(path_, soon()).ok());
+    ASSERT_TRUE(add(0).ok());
+    if (last()) {
+      std::this_thread::sleep_for(milliseconds(10 + round % 7));
+      EXPECT_FALSE(sink_->flush(Deadline::after(milliseconds(1'500))).ok());
+    } else {
+      EXPECT_FALSE(sink_->flush(Deadline::after(milliseconds(4))).ok());
+      EXPECT_TRUE(sink_->abort().ok());
+    }
+    barrier();
+    ASSERT_TRUE(begin(path_, Deadline::after(milliseconds(5'000))).ok()) << "round " << round;
+    EXPECT_TRUE(sink_->abort().ok());
+    barrier();
+  }
+  publish_well(2);
+}
+
 TEST_F(Hdf5SinkTest, PartsWaitForRoomUntilTheDeadline) {
   if (ranks() == 1 || !threaded()) GTEST_SKIP() << "needs two ranks and threads";
   ASSERT_TRUE(begin(path_, Deadline::after(milliseconds(500))).ok());

@@ -2,6 +2,7 @@
 """Publisher and receiver by the Python package, over a directory, in one process."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -348,6 +349,7 @@ def test_the_gil_is_free_while_waiting(work, first):
 
 
 WAITING = """
+import shutil
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in a background job
 import sys, numpy, driftless
@@ -457,3 +459,25 @@ def test_a_trainer_that_lost_its_directory_ends_nobody(work, rng, first):
         other.publish(binding.Source(driftless, binding.step(rng, second)))
         other.declare_end()
     assert pair.receiver.end().version == 2
+
+
+@pytest.mark.parametrize("versions", [1, 2])
+def test_a_run_in_the_place_of_another_is_told(work, rng, first, versions):
+    """The directory was cleared: its numbers are no news to who holds as many of the old run."""
+    pair = binding.Pair(driftless, work / "road", first, "deadlines.fetch=200ms")
+    second = binding.step(rng, first)
+    for tensors in (second, binding.step(rng, second)):
+        publish(pair, tensors)
+        assert pair.receiver.stage(5.0) and pair.receiver.commit()
+    assert not pair.receiver.stage(0.5), "its own run may rest"
+    pair.trainer.leave()
+    shutil.rmtree(work / "road")
+    with driftless.Job(pair.config, "trainer", launched=False) as job:
+        other = driftless.Publisher(job, binding.Source(driftless, second))
+        for _ in range(versions):
+            second = binding.step(rng, second)
+            other.publish(binding.Source(driftless, second))
+        other.declare_end()
+        with pytest.raises(driftless.errors.WrongRunError, match="restart it to follow the other"):
+            for _ in range(20):
+                assert not pair.receiver.stage(0.5)
