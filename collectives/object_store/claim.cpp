@@ -10,6 +10,9 @@
 namespace driftless::object_store {
 namespace {
 
+// One that starts at the same time removes the probes that it finds.
+constexpr unsigned kMostProbes = 5;
+
 struct Publisher {
   std::string session, process;
 };
@@ -69,6 +72,14 @@ Result<bool> Claim::probe_replace(const std::string& key, const Deadline& deadli
 }
 
 Status Claim::probe(const Deadline& deadline) {
+  Backoff backoff(kFirstRetry, kLongestRetry);
+  for (unsigned left = kMostProbes;; --left) {
+    Status probed = probe_once(deadline);
+    if (probed.code() != StatusCode::kBusy || left == 1 || !backoff.sleep(deadline)) return probed;
+  }
+}
+
+Status Claim::probe_once(const Deadline& deadline) {
   const std::string key = concat(kProbePrefix, session_);
   // Nobody else has this name: if it is taken, the answer to the first request was lost.
   const Status first = store_->put(key, bytes_of("1"), true, deadline);

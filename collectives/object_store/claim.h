@@ -43,6 +43,7 @@ class Claim {
   [[nodiscard]] std::string_view named_session() const { return taken_ ? session_ : kNobody; }
 
  private:
+  [[nodiscard]] Status probe_once(const Deadline& deadline);
   [[nodiscard]] Result<bool> probe_replace(const std::string& key, const Deadline& deadline);
 
   const std::shared_ptr<ObjectStore> store_;

@@ -27,6 +27,7 @@ ANSWERS = {
     "skewed": (403, "RequestTimeTooSkewed"),
 }
 FAULTS = (*ANSWERS, "cut", "cut_after", "truncate", "short", "stale")
+ANSWERS["404"] = (404, "NoSuchKey")  # no fault of a store: another has removed it
 
 
 @dataclass

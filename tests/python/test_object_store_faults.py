@@ -158,6 +158,23 @@ def test_a_publisher_that_is_taken_over_is_fenced(job, rng):
     assert held(job, job.work / "a") == (4, history[4])
 
 
+def test_a_probe_that_another_publisher_removes_is_made_again(job, rng):
+    if servers.needs_single_writer(job.name):
+        pytest.skip(f"{job.name} has no conditions at all")
+    removed = []
+
+    def fault(request):
+        if request.method == "GET" and "/attempts/probe-" in request.path and len(removed) < 2:
+            removed.append(request.path)
+            return "404"
+        return None
+
+    job.proxy.fault = fault
+    history = make_run(job.work / "run", rng, 2)
+    job.ok(*job.line("trainer", "--replay", job.work / "run"))
+    assert len(removed) == 2 and held(job, job.work / "a") == (2, history[2])
+
+
 def test_a_store_that_ignores_if_match_alone(job, rng):
     """It reserves nothing; publishers are fenced by the versions' names all the same."""
     if servers.needs_single_writer(job.name):
