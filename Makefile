@@ -4,10 +4,8 @@ PYTHON ?= /usr/bin/python3
 # Tests wait more than they compute: twice as many at once as there are jobs.
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
 CTEST = ctest --test-dir build -j$(TEST_JOBS) --output-on-failure --no-tests=error
-# One worker takes the tests of one file after each other: they share what is slow to make. Many wait for
-# servers and for files.
-PYTEST_JOBS ?= $(shell expr $(JOBS) \* 3)
-PYTEST = $(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadfile
+# One worker takes the tests of one file after each other: they share what is slow to make.
+PYTEST = $(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadfile
 ENGINES = $(PYTHON) -m pytest -q -rs tests/engines
 SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
 

@@ -303,7 +303,7 @@ def test_a_process_of_an_mpirun_job_that_is_killed(work, rng, road, role):
     need_mpirun()
     history = make_run(work / "run", rng, 8)
     job = Job(work, road)
-    trainer = [COMMAND, *map(str, job.trainer("--replay", work / "run", "--interval-ms", 100))]
+    trainer = [COMMAND, *map(str, job.trainer("--replay", work / "run", "--interval-ms", 500))]
     rollout = [COMMAND, *map(str, job.rollout("--save", job.save, "--json", "--verbose"))]
     parts = [["-n", "1", *trainer], ["-n", "1", *trainer], ["-n", "1", *rollout]]
     watched = {"trainer": 1, "rollout": 2}[role]
