@@ -303,7 +303,7 @@ void Hdf5Rounds::remove_file() {
   (void)posix_file_system().remove_file(join_path(active_->directory(), kHdf5FileName));
 }
 
-// What lies there belongs to the next attempt then.
+// Whether the same directory was begun anew: what lies there then belongs to the next attempt.
 bool Hdf5Rounds::begun_anew_locked() const {
   return next_ != nullptr && next_->directory() == active_->directory();
 }

@@ -131,7 +131,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     });
   }
 
-  // As of the last call, too.
+  // What each of them took, as of the last call: another thread may be at work.
   [[nodiscard]] const std::vector<EngineTally>& engines() {
     static_cast<void>(session());
     return engines_;

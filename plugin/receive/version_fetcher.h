@@ -103,7 +103,7 @@ class VersionFetcher {
   ReceiveRoad* road_;
   Hash128 run_;
   ReceiverOptions options_;
-  Deadline next_look_;  // at whose run the road carries
+  Deadline next_look_;  // when check_run() looks at the road again
 };
 
 }  // namespace driftless

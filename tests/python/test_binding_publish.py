@@ -349,7 +349,6 @@ def test_the_gil_is_free_while_waiting(work, first):
 
 
 WAITING = """
-import shutil
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in a background job
 import sys, numpy, driftless

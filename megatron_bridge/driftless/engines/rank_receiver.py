@@ -291,7 +291,7 @@ class RankReceiver:
             self._timings[name] = getattr(report, name)
 
     def _held(self) -> tuple[int, str, str]:
-        """What the weights are: the number alone says not whether they are a version at all."""
+        """What the weights are. The number alone does not say whether they are a version."""
         return self._version, self._run, self._digest
 
     def _written(self, receiver: driftless.Receiver | None) -> None:
