@@ -132,3 +132,14 @@ def test_a_setting_that_changes_what_is_computed_is_noted(answers, case):
 def test_megatron_lm_refuses_at_its_arguments(answers, case):
     wanted, found = LINES[case][1], answers["lines"][case]
     assert found is None if wanted is None else wanted in str(found), found
+
+
+def test_a_session_waits_for_its_version_and_not_for_a_number(work):
+    """Reports that others left, of the same and of a later number, count for nobody."""
+    line = [venv_python(), HERE / "session_wait.py", work]
+    result = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr[-4000:]
+    note, vain, until = result.stdout.splitlines()
+    assert "not every rollout holds version 1 of this run" in note
+    assert f"same: version 1, digest {'0' * 32}" in note and "later: version 7" in note
+    assert (vain, until) == ("WAITED in vain", "WAITED until ['one']")
