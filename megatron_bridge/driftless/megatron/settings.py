@@ -71,8 +71,9 @@ def check(settings: Settings, hf_config: Mapping[str, Any] | None = None) -> lis
         tied = bool(values.get("share_embeddings_and_output_weights"))
         hf_config = hf_config_of(SimpleNamespace(**values), tied, 1)
     family = family_of(hf_config)
-    _check_only(values, family)
-    _check_rows(values, family)
+    _check_only("only", values, family)
+    _check_only("config_only", hf_config, family)
+    _check_rows(values, hf_config, family)
     _check_sizes(values, family)
     _check_compared(values, family, hf_config)
     return [
@@ -116,12 +117,12 @@ def _refuse(name: str, value: Any, family: Family, handled: str) -> None:
     )
 
 
-def _check_only(values: Mapping[str, Any], family: Family) -> None:
-    for name, handled in _table()["only"].items():
+def _check_only(section: str, values: Mapping[str, Any], family: Family) -> None:
+    for name, handled in _table()[section].items():
         if name not in values:
             continue
         value = values[name]
-        unset = value is None and (False in handled or "None" in handled)
+        unset = value is None and (section == "config_only" or {False, "None"} & {*handled})
         if not unset and value not in handled:
             _refuse(name, value, family, " or ".join(map(str, handled)))
 
@@ -131,11 +132,14 @@ def _has_row(family: Family, endings: list[str]) -> bool:
     return any(name.endswith(f".{ending}") for name in names for ending in endings)
 
 
-def _check_rows(values: Mapping[str, Any], family: Family) -> None:
+def _check_rows(values: Mapping[str, Any], hf_config: Mapping[str, Any], family: Family) -> None:
     for name, endings in _table()["rows"].items():
         there = _has_row(family, endings)
         if name in values and bool(values[name]) != there:
             _refuse(name, values[name], family, str(there))
+    for name, endings in _table()["config_rows"].items():
+        if hf_config.get(name) and not _has_row(family, endings):
+            _refuse(name, hf_config[name], family, "False")
 
 
 def _check_sizes(values: Mapping[str, Any], family: Family) -> None:

@@ -46,13 +46,27 @@ def of_model(job, changed, hf):
         return [str(failure), []]
 
 
-def of_bridge(job, changed, work):
+@dataclasses.dataclass
+class Later(TransformerConfig):
+    """Of a release with a setting that the list does not know."""
+
+    rows_reversed: bool = False
+
+
+def of_later(reversed_rows):
+    made = configured({"family": "qwen3"}, {})
+    same = {f.name: getattr(made, f.name) for f in dataclasses.fields(TransformerConfig)}
+    later = settings.of_config(Later(**same, rows_reversed=reversed_rows))
+    return settings.check(later, tiny_config.hf_config({"family": "qwen3"}))
+
+
+def of_bridge(job, changed, hf, work):
     """The same as Megatron-Bridge's callback, given its configuration."""
     flags = SimpleNamespace(update_weight_mode="delta", update_weight_transport="disk",
                             update_weight_disk_dir=f"{work}/road")  # fmt: skip
     config = SimpleNamespace(model=configured(job, changed))
     try:
-        driftless.megatron.WeightUpdates(flags, tiny_config.hf_config(job), config)
+        driftless.megatron.WeightUpdates(flags, tiny_config.hf_config(job) | hf, config)
     except driftless.Error as failure:
         return str(failure)
     return None
@@ -80,8 +94,9 @@ def main():
     fields = {f.name for c in (TransformerConfig, MLATransformerConfig) for f in dataclasses.fields(c)}
     found = {
         "unlisted": sorted(fields - settings.listed()),
+        "later": [of_later(False), of_later(True)],
         "models": [of_model(*case) for case in given["models"]],
-        "bridge": [of_bridge(job, changed, given["work"]) for job, changed, _ in given["models"]],
+        "bridge": [of_bridge(*case, given["work"]) for case in given["models"]],
     }
     cpu_shim.stub_triton()
     import megatron.training.training  # noqa: F401

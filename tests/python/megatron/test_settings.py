@@ -5,8 +5,9 @@ is built, wherever they come from; what else a rollout would compute otherwise i
 import json
 import subprocess
 
+import jobs
 import pytest
-from megatron_jobs import HERE, environment, venv_python
+from megatron_jobs import HERE, Job, environment, shown, venv_python
 from test_megatron_lm import ARGUMENTS, EXPERTS
 
 import tiny_config
@@ -37,6 +38,8 @@ REFUSED = {
     "dense layers": ("qwen3_moe", {"moe_layer_freq": [1, 0, 1, 1]}, {}, "moe_layer_freq"),
     "mtp": ("qwen3", {"mtp_num_layers": 1}, {}, "mtp_num_layers"),
     "latent ranks": ("deepseek_v3", {"qk_head_dim": 20, "v_head_dim": 24}, {}, "qk_head_dim"),
+    "rows of the rotary part": ("deepseek_v3", {}, {"rope_interleave": False}, "rope_interleave"),
+    "biases of config.json": ("llama", {}, {"attention_bias": True}, "attention_bias"),
     "fused down": ("deepseek_v3", {"mla_down_proj_fusion": True}, {}, "mla_down_proj_fusion"),
 }  # fmt: skip
 # The same, and words of the note.
@@ -108,6 +111,12 @@ def test_every_field_of_the_installed_megatron_core_is_in_the_list(answers):
     assert answers["unlisted"] == [], "say in settings.toml what they do to the weights"
 
 
+def test_a_field_that_the_list_does_not_know_is_noted_if_it_is_not_its_default(answers):
+    default, other = answers["later"]
+    assert default == []
+    assert len(other) == 1 and other[0].startswith("rows_reversed=True: ")
+
+
 @pytest.mark.parametrize("family", tiny_config.FAMILIES)
 def test_a_family_as_it_is_is_neither_refused_nor_noted(answers, family):
     assert answers["models"][family] == [None, []]
@@ -132,6 +141,16 @@ def test_a_setting_that_changes_what_is_computed_is_noted(answers, case):
 def test_megatron_lm_refuses_at_its_arguments(answers, case):
     wanted, found = LINES[case][1], answers["lines"][case]
     assert found is None if wanted is None else wanted in str(found), found
+
+
+def test_a_session_refuses_a_model_with_such_a_setting(work):
+    """If nothing was checked before it was built."""
+    job = Job(work, steps=1, settings={"layernorm_zero_centered_gamma": True})
+    job.over_disk(rollouts=())
+    result = jobs.finish(job.start(trainers=1), 120)
+    assert result.returncode != 0
+    assert "layernorm_zero_centered_gamma (--apply-layernorm-1p) is True" in shown(result)
+    assert not list(work.glob("road/*")), "nothing was published"
 
 
 def test_a_session_waits_for_its_version_and_not_for_a_number(work):
