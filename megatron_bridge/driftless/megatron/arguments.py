@@ -27,7 +27,11 @@ SNAPSHOTS = ("none", "host", "pinned", "device")
 # Flags that act on the receiving side: their names in parsed arguments, and the keys for them there.
 _RECEIVING = (
     ("update_weight_delta_chunk_bytes", "--update-weight-delta-chunk-bytes", "receiver.chunk_size"),
-    ("update_weight_delta_read_workers", "--update-weight-delta-read-workers", "agent.read_workers"),
+    (
+        "update_weight_delta_read_workers",
+        "--update-weight-delta-read-workers",
+        "agent.read_workers",
+    ),
     ("custom_delta_pre_read_path", "--custom-delta-pre-read-path", "road.before_read"),
     (
         "update_weight_local_checkpoint_dir",

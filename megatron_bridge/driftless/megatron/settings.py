@@ -216,13 +216,18 @@ def _computed_otherwise(values: Mapping[str, Any], hf_config: Mapping[str, Any])
     return notes
 
 
+def _same(value: Any, default: Any) -> bool:
+    """Without asking an object of a kind that we do not know, which may not answer yes or no."""
+    plain = isinstance(value, (int, float, str))
+    return bool(value == default) if plain else repr(value) == repr(default)
+
+
 def _not_default(settings: Settings) -> list[str]:
     known = listed()
     notes, strange = [], []
     for name, default in settings.defaults.items():
         value = settings.values.get(name, default)
-        same = value is default or value == default
-        if same or name.startswith("_"):
+        if _same(value, default) or name.startswith("_"):
             continue
         if name in _table()["computed"]["names"]:
             notes.append(

@@ -91,7 +91,9 @@ def parse(line):
 
 def main():
     given = json.loads(Path(sys.argv[1]).read_text())
-    fields = {f.name for c in (TransformerConfig, MLATransformerConfig) for f in dataclasses.fields(c)}
+    fields = {
+        f.name for c in (TransformerConfig, MLATransformerConfig) for f in dataclasses.fields(c)
+    }
     found = {
         "unlisted": sorted(fields - settings.listed()),
         "later": [of_later(False), of_later(True)],

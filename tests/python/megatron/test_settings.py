@@ -51,7 +51,9 @@ NOTED = {
     "window": ("llama", {"window_size": [128, 0]}, {}, "window_size"),
     "mtp that is not trained": ("glm4_moe", {}, {"num_nextn_predict_layers": 1}, "multi-token"),
 }
-ON = "--update-weight-mode delta --update-weight-transport disk --update-weight-disk-dir {work}/road"
+ON = (
+    "--update-weight-mode delta --update-weight-transport disk --update-weight-disk-dir {work}/road"
+)
 HF = " --update-weight-hf-checkpoint {work}/"
 # Lines of Megatron-LM, and what they are refused with: when, and words.
 LINES = {
