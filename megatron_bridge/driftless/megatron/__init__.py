@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .arguments import Options, add_arguments, before_read, load_config, options_from
+from .checks import check_arguments
 from .errors import MapError, SyncError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "add_arguments",
     "attach",
     "before_read",
+    "check_arguments",
     "load_config",
     "options_from",
     "torch_environment",

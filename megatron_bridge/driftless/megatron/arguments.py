@@ -7,6 +7,7 @@ Flags are off by default. `--update-weight-config` is read first; a flag that is
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import os
@@ -23,11 +24,28 @@ DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
 SNAPSHOTS = ("none", "host", "pinned", "device")
 
+# Flags that act on the receiving side: their names in parsed arguments, and the keys for them there.
+_RECEIVING = (
+    ("update_weight_delta_chunk_bytes", "--update-weight-delta-chunk-bytes", "receiver.chunk_size"),
+    (
+        "update_weight_delta_read_workers",
+        "--update-weight-delta-read-workers",
+        "agent.read_workers",
+    ),
+    ("custom_delta_pre_read_path", "--custom-delta-pre-read-path", "road.before_read"),
+    (
+        "update_weight_local_checkpoint_dir",
+        "--update-weight-local-checkpoint-dir",
+        "receiver.checkpoint_dir",
+    ),
+)
+
 Hook = Callable[..., Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds the flags to a parser, and returns it: also an `extra_args_provider` of Megatron-LM."""
+    """Adds the flags to a parser, and returns it: also an `extra_args_provider` of Megatron-LM. What
+    is wrong with them is raised when the parser has parsed them."""
     group = parser.add_argument_group("weight updates (driftless)")
     add = group.add_argument
     add(
@@ -158,7 +176,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         )
     except argparse.ArgumentError:
         pass  # the training script has it
+    _check_when_parsed(parser)
     return parser  # fmt: skip
+
+
+def _check_when_parsed(parser: argparse.ArgumentParser) -> None:
+    """Whatever is known to be wrong by then, in a trainer or a rollout."""
+    inner = parser.parse_known_args
+
+    @functools.wraps(inner)
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        found = inner(*args, **kwargs)
+        options = options_from(found[0])
+        if options is not None:
+            before_read(options, load_config(options))
+        return found
+
+    parser.parse_known_args = parse  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -175,6 +209,7 @@ class Options:
     wait: bool = False
     snapshot: str | None = None  # None: none, if it can be
     colocate: bool = False  # judged by load_config(): the mode may be in the file
+    receiving: tuple[tuple[str, str], ...] = ()  # flags that act on a rollout, with the keys there
     notes: tuple[str, ...] = field(default=())
 
 
@@ -201,6 +236,7 @@ def options_from(args: Any) -> Options | None:
         wait=bool(flag("update_weight_wait")),
         snapshot=flag("update_weight_snapshot"),
         colocate=bool(flag("colocate")),
+        receiving=tuple((text, key) for name, text, key in _RECEIVING if flag(name) is not None),
     )
 
 
@@ -234,12 +270,16 @@ def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
 
 
 def _refuse_unused(flag: Callable[[str], Any]) -> None:
-    for name in ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum"):
-        if flag(f"update_weight_{name}") is not None:
-            raise MapError(
-                f"--update-weight-{name.replace('_', '-')} has no effect without "
-                "--update-weight-mode or --update-weight-config"
-            )
+    names = ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum", "buffer_size",
+             "disk_keep_files", "hf_checkpoint", "snapshot", "wait", "strict")  # fmt: skip
+    given = [f"--update-weight-{n.replace('_', '-')}" for n in names if flag(f"update_weight_{n}")]
+    given += [text for name, text, _ in _RECEIVING if flag(name) is not None]
+    if flag("custom_delta_pre_push_path") is not None:
+        given.append("--custom-delta-pre-push-path")
+    if given:
+        raise MapError(
+            f"{given[0]} has no effect without --update-weight-mode or --update-weight-config"
+        )
 
 
 def _refuse_colocated(mode: str | None) -> None:
@@ -301,6 +341,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     return [f"{key}={value}" for key, value in settings.items() if value is not None]
 
 
+@functools.cache  # flags are looked at more than once, and a file is run once
 def _load(path: str | None, flag: str) -> Hook | None:
     """`package.module.function`, or `file.py:function`."""
     if path is None:

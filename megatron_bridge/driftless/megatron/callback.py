@@ -10,14 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 from .arguments import Options, options_from
+from .checks import check_arguments
 from .session import Session
 
 
 class WeightUpdates:
     """Publishes after every training step. `options` are parsed arguments with our flags (a
-    namespace is enough: `argparse.Namespace(update_weight_mode="delta", ...)`), or `Options`."""
+    namespace is enough: `argparse.Namespace(update_weight_mode="delta", ...)`), or `Options`.
+    `config`: what pretrain() is given, so that a setting that no map handles is refused here, before
+    a model is built; without it, when training starts."""
 
-    def __init__(self, options: Any, hf_config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, options: Any, hf_config: dict[str, Any] | None = None, config: Any = None
+    ) -> None:
+        check_arguments(options, config, hf_config)
         self._given = options
         self._options = options if isinstance(options, Options) else options_from(options)
         self._hf_config = hf_config

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m driftless.megatron SCRIPT ARGS...`: an unchanged Megatron-LM script with our flags.
 
-Two functions of `megatron.training` are wrapped before the script imports them: the one that parses
-arguments learns the flags, and the one that makes model and optimizer attaches the hook.
+Three functions of `megatron.training` are wrapped before the script imports them: the one that
+parses arguments learns the flags, the one that validates them refuses what is wrong with ours, and
+the one that makes model and optimizer attaches the hook.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .arguments import add_arguments
+from .checks import check_arguments
 from .errors import SyncError
 from .session import Session, torch_environment
 
@@ -47,6 +49,31 @@ def _wrap_parser(module: Any, name: str) -> bool:
     return True
 
 
+def _wrap_validation(module: Any, name: str) -> None:
+    """Arguments are complete once they are validated, and no model is built yet."""
+    inner = getattr(module, name, None)
+    if inner is None:
+        return
+
+    @functools.wraps(inner)
+    def wrapped(args: Any, *more: Any, **kwargs: Any) -> Any:
+        result = inner(args, *more, **kwargs)
+        check_arguments(args if result is None else result)
+        return result
+
+    setattr(module, name, wrapped)
+
+
+def _replace_taken(module: Any, name: str) -> None:
+    """In modules that have taken the name of a function that is wrapped now."""
+    wrapped = getattr(module, name, None)
+    for other in list(sys.modules.values()):
+        if not getattr(other, "__name__", "").startswith("megatron.") or wrapped is None:
+            continue
+        if getattr(other, name, None) is inspect.unwrap(wrapped):
+            setattr(other, name, wrapped)
+
+
 def install() -> None:
     """Wraps what has to be wrapped; to be called before the script imports Megatron's training."""
     import megatron.training.arguments as arguments
@@ -58,13 +85,9 @@ def install() -> None:
             "this Megatron-LM's parse_args() takes no extra_args_provider; call "
             "driftless.megatron.add_arguments() and attach() from the training script"
         )
-    # Modules that have taken the name already.
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__name__", "")
-        if name.startswith("megatron.") and getattr(module, "parse_args", None) is not None:
-            inner = inspect.unwrap(arguments.parse_args)
-            if module.parse_args is inner:
-                module.parse_args = arguments.parse_args  # type: ignore[attr-defined]
+    _wrap_validation(arguments, "validate_args")
+    for name in ("parse_args", "validate_args"):
+        _replace_taken(arguments, name)
     setup = training.setup_model_and_optimizer
 
     @functools.wraps(setup)

@@ -16,7 +16,12 @@ from .errors import MapError
 
 def config_of(model: Any, args: Any) -> dict[str, Any]:
     """The configuration of a GPTModel (one model chunk, unwrapped)."""
-    config = model.config
+    tied = bool(model.share_embeddings_and_output_weights)
+    return hf_config_of(model.config, tied, _vocabulary(model, args))
+
+
+def hf_config_of(config: Any, tied: bool, vocab_size: int) -> dict[str, Any]:
+    """The same of a TransformerConfig, and what it does not say."""
     found: dict[str, Any] = {
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.hidden_size,
@@ -24,8 +29,8 @@ def config_of(model: Any, args: Any) -> dict[str, Any]:
         "num_key_value_heads": config.num_query_groups or config.num_attention_heads,
         "head_dim": config.kv_channels,
         "intermediate_size": config.ffn_hidden_size,
-        "vocab_size": _vocabulary(model, args),
-        "tie_word_embeddings": bool(model.share_embeddings_and_output_weights),
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": tied,
         "num_nextn_predict_layers": getattr(config, "mtp_num_layers", None) or 0,
     }
     bias = bool(getattr(config, "add_qkv_bias", False))
@@ -42,7 +47,7 @@ def config_of(model: Any, args: Any) -> dict[str, Any]:
 
 
 def _experts(config: Any, bias: bool, norm: bool) -> dict[str, Any]:
-    dense = [n for n, moe in enumerate(_moe_pattern(config)) if not moe]
+    dense = [n for n, moe in enumerate(moe_pattern(config)) if not moe]
     shared = getattr(config, "moe_shared_expert_intermediate_size", None) or 0
     inner = config.moe_ffn_hidden_size or config.ffn_hidden_size
     found: dict[str, Any] = {"moe_intermediate_size": inner}
@@ -71,7 +76,8 @@ def _experts(config: Any, bias: bool, norm: bool) -> dict[str, Any]:
     }
 
 
-def _moe_pattern(config: Any) -> list[bool]:
+def moe_pattern(config: Any) -> list[bool]:
+    """Which layers have experts."""
     freq = getattr(config, "moe_layer_freq", 1)
     if isinstance(freq, int):
         return [n % freq == 0 for n in range(config.num_layers)]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .checks import OPTIMIZER_WRITES_ELSEWHERE
 from .topology import RankFacts, Sizes
 
 COPY = "_copy_main_params_to_model_params"
@@ -61,17 +62,8 @@ def unknown(optimizer: Any) -> str | None:
 def _unusual(child: Any) -> str | None:
     """What makes an optimizer of a known class write parameters elsewhere, or in another way."""
     config, ddp = child.config, getattr(child, "ddp_config", None)
-    for holder, name in (
-        (config, "use_precision_aware_optimizer"),
-        (config, "optimizer_cpu_offload"),
-        (config, "optimizer_cuda_graph"),
-        (config, "reuse_grad_buf_for_mxfp8_param_ag"),
-        (ddp, "use_megatron_fsdp"),
-        (ddp, "use_custom_fsdp"),
-        (ddp, "fp8_param_gather"),
-        (ddp, "fp4_param_gather"),
-    ):
-        if getattr(holder, name, False):
+    for name in OPTIMIZER_WRITES_ELSEWHERE:
+        if getattr(config, name, False) or getattr(ddp, name, False):
             return f"{name} is set"
     for parameter, main in _pairs(child):
         if parameter.dtype not in (torch.bfloat16, torch.float16):

@@ -26,12 +26,12 @@ import driftless
 
 from ..torch import PublisherGroup
 from . import base as base_checkpoint
-from . import binding, optimizers, topology
+from . import binding, optimizers, settings, topology
 from .arguments import Options, load_config
+from .checks import check_options, hf_config_of, whole_tensors
 from .errors import MapError, SyncError
 from .every_rank import EveryRank
 from .maps import family_of
-from .map_command import read_config
 from .model_config import config_of
 from .plan import StagePlan
 from .report import Reporter, VersionReport
@@ -79,6 +79,7 @@ class Session:
 
     def _read_config(self) -> Any:
         """Weights on a GPU are compared there, by this rank's; where the snapshot lies may be set."""
+        check_options(self.options)
         config = load_config(self.options)
         self._asked = config.settings()["snapshot"]
         device = next(binding.unwrap(self.model[0]).parameters()).device
@@ -131,19 +132,16 @@ class Session:
     def _why_gather(self) -> str | None:
         if self._asked in ("pinned", "device") or self.options.snapshot == "host":
             return "that snapshot was asked for"
-        layout = self.settings["road.layout"]
-        if self.settings["road.kind"] == "shared_fs" and layout in ("flush", "hf_delta"):
-            return f"files of road.layout {layout} have whole tensors; frames and hdf5 need not"
-        return optimizers.unknown(self._optimizer)
+        return whole_tensors(self.settings) or optimizers.unknown(self._optimizer)
 
     def _plan(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> StagePlan:
-        directory = self.options.hf_checkpoint
-        if hf_config is None:
-            first = binding.unwrap(self.model[0])
-            hf_config = read_config(directory) if directory else config_of(first, self._args)
-        self.hf_config = hf_config
-        family = family_of(hf_config)
-        if getattr(binding.unwrap(self.model[0]).config, "qk_clip", False):
+        first = binding.unwrap(self.model[0])
+        self.hf_config = hf_config_of(self.options, hf_config) or config_of(first, self._args)
+        family = family_of(self.hf_config)
+        notes = settings.check(settings.of_model(first), self.hf_config)
+        for note in notes if self.leads else ():
+            self.report.note(note)
+        if getattr(first.config, "qk_clip", False):
             self.report.note(
                 "qk_clip edits weights after the optimizer's step: a version may hold "
                 "them as they were before it, and the next one brings them"
@@ -384,21 +382,35 @@ class Session:
         atexit.register(exit_with_failure)
 
     def _wait_for_rollouts(self) -> None:
-        """[leader] Until those of this job have the last version, or do not get on any more."""
+        """[leader] Until as many as this job has hold the last version, or none gets on any more."""
         patience = self.config.connect_s
         best: list[int] = []
-        now: list[tuple[str, int]] = []
+        now: list[driftless.ReceiverReport] = []
         until = time.monotonic() + patience
         while time.monotonic() < until:
-            now = sorted((r.id, r.version) for r in self._publisher.receivers())
-            if sum(version >= self.version for _, version in now) >= self._job.rollouts:
+            now = self._publisher.receivers()
+            if sum(map(self._holds_last, now)) >= self._job.rollouts:
                 return
             # Only what never was before counts: not a rollout that comes and goes, or starts over.
-            versions = sorted((version for _, version in now), reverse=True)[: self._job.rollouts]
+            versions = sorted((r.version for r in now), reverse=True)[: self._job.rollouts]
             if versions > best:
                 best, until = versions, time.monotonic() + patience
             time.sleep(0.01)
-        self.report.note(f"not every rollout is at version {self.version}: {now}")
+        said = ", ".join(
+            f"{r.id}: version {r.version}, digest {r.digest or '-'}"
+            for r in sorted(now, key=lambda r: r.id)
+        )
+        self.report.note(
+            f"not every rollout holds version {self.version} of this run, digest "
+            f"{self._publisher.digest}: {said or 'none has reported'}"
+        )
+
+    def _holds_last(self, said: driftless.ReceiverReport) -> bool:
+        """A number says nothing: a receiver of an earlier run may have it, too. One that holds some
+        of the tensors has a digest of its own."""
+        if said.version != self.version:
+            return False
+        return said.digest == self._publisher.digest or (said.partial and bool(said.digest))
 
     # --- all together ----------------------------------------------------------------------------
 

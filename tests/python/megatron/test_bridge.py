@@ -82,7 +82,7 @@ def module_for(python):
     return folder / "python"
 
 
-def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch):
+def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch, work):
     """By the names and the context that Megatron-Bridge gives its callbacks: also where that cannot
     be installed."""
     import sys
@@ -109,7 +109,9 @@ def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch):
     monkeypatch.delitem(sys.modules, "driftless.megatron.callback", raising=False)
     from driftless.megatron.callback import WeightUpdates
 
-    flags = types.SimpleNamespace(update_weight_mode="delta", update_weight_transport="mpi_rma")
+    flags = types.SimpleNamespace(
+        update_weight_mode="delta", update_weight_disk_dir=str(work / "road")
+    )
     callback = WeightUpdates(flags)
     context = types.SimpleNamespace(model=["chunk"], optimizer="its own", skipped_iter=None)
     callback.on_train_start(context)

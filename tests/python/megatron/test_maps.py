@@ -252,6 +252,13 @@ def test_flags_win_over_the_file_and_the_file_over_nothing(work):
         ),
         (DISK, ["--update-weight-disk-dir"]),
         (("--update-weight-disk-dir", "/d"), ["no effect", "--update-weight-mode"]),
+        (("--update-weight-strict",), ["--update-weight-strict", "no effect"]),
+        (("--update-weight-delta-read-workers", "2"), ["read-workers", "no effect"]),
+        (("--custom-delta-pre-push-path", "os.path.join"), ["pre-push-path", "no effect"]),
+        (
+            ("--update-weight-mode", "delta", "--custom-delta-pre-read-path", "os.path.join"),
+            ["--custom-delta-pre-read-path", "transport disk"],
+        ),
         (
             (*DISK, "--update-weight-disk-dir", "/d", "--update-weights-interval", "0"),
             ["at least 1"],
@@ -285,9 +292,10 @@ def test_flags_win_over_the_file_and_the_file_over_nothing(work):
         ),
     ],
 )
-def test_flags_that_cannot_be_together_are_refused(flags, words):
+def test_flags_that_cannot_be_together_are_refused_when_they_are_parsed(flags, words):
+    parser = megatron.add_arguments(argparse.ArgumentParser())
     with pytest.raises(megatron.MapError) as raised:
-        options(*flags)
+        parser.parse_args(flags)
     for word in words:
         assert word in str(raised.value)
 
@@ -347,3 +355,56 @@ def test_colocate_is_judged_by_the_mode_that_holds(work):
                     "--update-weight-disk-dir", "/d",
                     "--sglang-custom-pull-weights-pre-read-hook", "os.path.join")  # fmt: skip
     assert found.pre_push is found.pre_read is not None
+
+
+def parsed(*flags):
+    return megatron.add_arguments(argparse.ArgumentParser()).parse_args(flags)
+
+
+@pytest.mark.parametrize(
+    "flag, value, key",
+    [
+        ("--update-weight-delta-chunk-bytes", "65536", "receiver.chunk_size"),
+        ("--vllm-update-weight-delta-read-workers", "2", "agent.read_workers"),
+        ("--custom-delta-pre-read-path", "os.path.join", "road.before_read"),
+        ("--update-weight-local-checkpoint-dir", "/host/model", "receiver.checkpoint_dir"),
+    ],
+)
+def test_a_flag_that_acts_on_rollouts_is_refused_by_a_trainer_with_the_key_to_set(
+    work, flag, value, key
+):
+    args = parsed(*DISK, "--update-weight-disk-dir", f"{work}/road", flag, value)
+    assert megatron.options_from(args) is not None  # a rollout takes it
+    with pytest.raises(megatron.MapError, match=f"acts on rollouts.*set {key}"):
+        megatron.check_arguments(args)
+
+
+def test_engines_that_are_told_make_the_local_checkpoint_a_trainers_flag(work):
+    (work / "c.yaml").write_text(
+        f"road: {{ kind: shared_fs, dir: {work}/road, layout: hf_delta }}\n"
+        "engines: [{ url: 'http://127.0.0.1:1' }]\n"
+    )
+    megatron.check_arguments(
+        parsed("--update-weight-config", f"{work}/c.yaml",
+               "--update-weight-local-checkpoint-dir", "/host/model")  # fmt: skip
+    )
+
+
+def test_what_a_trainer_lacks_is_said_before_a_model_is_built(work):
+    (work / "file").touch()
+    (work / "model").mkdir()
+    on = (*DISK, "--update-weight-disk-dir")
+    for words, *flags in (
+        ("not mounted", *on, f"{work}/none/road"),
+        ("write to", *on, f"{work}/file"),
+        ("model.config.json", *on, f"{work}/road", "--update-weight-hf-checkpoint", f"{work}/model"),
+        ("no such directory", *on, f"{work}/road", "--update-weight-hf-checkpoint", f"{work}/none"),
+        ("MPI launcher", "--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma"),
+        ("flush have whole", *on, f"{work}/road", "--update-weight-snapshot", "none"),
+    ):
+        args = parsed(*flags)
+        with pytest.raises(megatron.MapError, match=words):
+            megatron.check_arguments(args)
+    megatron.check_arguments(parsed(*on, f"{work}/road"))
+    megatron.check_arguments(parsed())
+    assert not (work / "road").exists(), "the check makes nothing"

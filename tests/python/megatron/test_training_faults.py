@@ -122,9 +122,11 @@ def test_a_failing_update_is_told_every_time_and_does_not_alter_training(work):
     (work / "push.py").write_text(PUSH.format(log=str(work / "pushes")))
     job = Job(work, tp=2, pp=2, steps=4, break_at=[3])
     (work / "read.py").write_text(READ.format(log=str(work / "reads")))
-    job.over_disk("--custom-delta-pre-push-path", f"{work}/push.py:fail_second",
-                  "--custom-delta-pre-read-path", f"{work}/read.py:look", rollouts=())  # fmt: skip
-    rollouts = job.start_disk_rollouts("disk0")
+    job.over_disk("--custom-delta-pre-push-path", f"{work}/push.py:fail_second", rollouts=())
+    flags = job.job["sessions"][0]["flags"]
+    rollouts = job.start_disk_rollouts(
+        "disk0", flags=[*flags, "--custom-delta-pre-read-path", f"{work}/read.py:look"]
+    )
     result = job.run()
     ended(*rollouts)
     # The second step's hook fails, so nothing of it is published; the third step's version fails on

@@ -129,6 +129,8 @@ class Run:
             for child in self.trainer.optimizer.chained_optimizers:
                 child.__class__ = type("Foreign", (type(child),), {})
         self.trainer.config.qk_clip = bool(job.get("clip"))
+        for name, value in job.get("settings", {}).items():
+            setattr(self.trainer.config, name, value)
         self.restore()
         self.sessions = []
         for wanted in job["sessions"]:

@@ -156,6 +156,7 @@ TEST(ReportProof, IsReadAsItWasWritten) {
   EXPECT_EQ(all.commit_ms, 0.25);
   EXPECT_FALSE(parse_proof(digest + " unproven=3").timed);
   EXPECT_EQ(parse_proof(digest).unproven, 0U);
+  EXPECT_EQ(parse_proof(kAnchorWanted).digest, "") << "it holds nothing that it can go on from";
   EXPECT_EQ(parse_proof(digest + " unproven=-7").unproven, 0U);
 }
 

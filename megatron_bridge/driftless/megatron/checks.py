@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be wrong with a trainer's flags and its model's settings, found before a model is built.
+
+The three ways in call it as early as they can (launch.py, callback.py, a script by itself), and
+every session calls it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import driftless
+
+from . import settings as model_settings
+from .arguments import Options, load_config, options_from
+from .errors import MapError
+from .map_command import read_config
+from .maps import family_of
+
+# Roads whose trainers may agree by torch.distributed, without MPI.
+_WITHOUT_MPI = ("shared_fs", "object_store")
+# What makes an optimizer write parameters elsewhere, or in another way: attributes of Megatron's
+# arguments and of the configurations that it makes of them.
+OPTIMIZER_WRITES_ELSEWHERE = (
+    "use_precision_aware_optimizer",
+    "optimizer_cpu_offload",
+    "optimizer_cuda_graph",
+    "reuse_grad_buf_for_mxfp8_param_ag",
+    "use_megatron_fsdp",
+    "use_custom_fsdp",
+    "fp8_param_gather",
+    "fp4_param_gather",
+)
+
+
+def check_arguments(args: Any, config: Any = None, hf_config: dict[str, Any] | None = None) -> None:
+    """Raises what is wrong with a trainer's parsed arguments; nothing if weight updates are off.
+    `config`: the model's TransformerConfig, or Megatron-Bridge's configuration; without it the
+    arguments are Megatron-LM's, validated. `hf_config`: as for attach()."""
+    options = args if isinstance(args, Options) else options_from(args)
+    if options is None:
+        return
+    check_options(options)
+    known = hf_config_of(options, hf_config)
+    if load_config(options).settings()["snapshot"] == "none":
+        for name in OPTIMIZER_WRITES_ELSEWHERE:
+            if getattr(args, name, False):
+                raise MapError(f"no snapshot was asked for: {name} is set")
+    if config is not None:
+        model_settings.check(model_settings.of_config(getattr(config, "model", config)), known)
+    elif "megatron.training.arguments" in sys.modules and hasattr(args, "num_layers"):
+        model_settings.check(model_settings.of_arguments(args), known)
+
+
+def check_options(options: Options) -> None:
+    """Of the flags alone."""
+    config = load_config(options)
+    settings = config.settings()
+    _refuse_receiving(options, settings)
+    config.check_available()
+    _check_launcher(settings)
+    if settings["snapshot"] == "none" and whole_tensors(settings):
+        raise MapError(f"no snapshot was asked for: {whole_tensors(settings)}")
+    _check_directories(options, settings)
+
+
+def hf_config_of(options: Options, hf_config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The contents of the config.json that is given, of a model type that there is a map for; None:
+    none is given, and the model itself tells."""
+    directory = options.hf_checkpoint
+    if hf_config is None and directory:
+        try:
+            hf_config = read_config(directory)
+        except (OSError, json.JSONDecodeError) as failure:
+            raise MapError(f"--update-weight-hf-checkpoint {directory}: {failure}") from failure
+    if hf_config is not None:
+        family_of(hf_config)
+    return hf_config
+
+
+def whole_tensors(settings: dict[str, Any]) -> str | None:
+    """Why source ranks have to gather, because of the files; None: they have not."""
+    layout = settings["road.layout"]
+    if settings["road.kind"] == "shared_fs" and layout in ("flush", "hf_delta"):
+        return f"files of road.layout {layout} have whole tensors; frames and hdf5 need not"
+    return None
+
+
+def _refuse_receiving(options: Options, settings: dict[str, Any]) -> None:
+    told = any(key.startswith("engines[") for key in settings)
+    for flag, key in options.receiving:
+        if key == "receiver.checkpoint_dir" and told:  # engines are told of it
+            continue
+        raise MapError(
+            f"{flag} acts on rollouts, and a trainer has no way to give it to them: set {key} in "
+            "their configuration, or give them the flag"
+        )
+
+
+def _check_launcher(settings: dict[str, Any]) -> None:
+    road, layout = settings["road.kind"], settings["road.layout"]
+    joins_itself = road not in _WITHOUT_MPI or (road == "shared_fs" and layout == "hdf5")
+    if joins_itself and not driftless.launched_by_mpi():
+        what = "road.layout hdf5" if road == "shared_fs" else f"road.kind {road}"
+        raise MapError(
+            f"{what} joins its trainers by MPI, and no MPI launcher started this process: start it "
+            "by mpirun, or use --update-weight-transport disk"
+        )
+
+
+def _check_directories(options: Options, settings: dict[str, Any]) -> None:
+    given = options.hf_checkpoint
+    if given and not Path(given).is_dir():
+        raise MapError(f"--update-weight-hf-checkpoint {given}: there is no such directory")
+    if settings["road.kind"] != "shared_fs" or int(os.environ.get("RANK") or 0) != 0:
+        return  # of the others perhaps not all publish
+    road = Path(settings["road.dir"])
+    if not road.exists() and not road.parent.is_dir():
+        raise MapError(
+            f"road.dir (--update-weight-disk-dir) {road}: {road.parent} is not there: mistyped, or "
+            "not mounted?"
+        )
+    place = road if road.exists() else road.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise MapError(
+            f"road.dir (--update-weight-disk-dir) {road}: {place} is no directory that this process "
+            "can write to"
+        )
