@@ -276,7 +276,8 @@ class Agent {
     const std::optional<Digest> digest = version ? delivery_->digest(*version) : std::nullopt;
     if (digest) {
       report.version = *version;
-      report.proof = proof_with_times(to_hex(*digest), log_.stage_ms(), log_.commit_ms());
+      report.proof = proof_with_times(concat(to_hex(*digest), kProofRun, to_hex(delivery_->run())),
+                                      log_.stage_ms(), log_.commit_ms());
     }
     if (delivery_->wants_anchor()) {
       report.version = delivery_->version();
