@@ -128,6 +128,15 @@ Result<std::vector<ReceiverWatch::Receiver>> ReceiverWatch::look() {
   return alive;
 }
 
+void ReceiverWatch::clear() {
+  const auto names = fs_->list(directory_);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    if (name.ends_with(kSuffix))
+      const Status ignored = fs_->remove_file(join_path(directory_, name));
+  }
+}
+
 std::vector<PublicationId> prunable(const std::vector<PublicationId>& there, std::uint64_t version,
                                     const std::vector<ReceiverWatch::Receiver>& receivers) {
   std::optional<PublicationId> oldest_anchor;

@@ -34,6 +34,8 @@ class ReceiverWatch {
   };
   // Looks at all files; those alive.
   [[nodiscard]] Result<std::vector<Receiver>> look();
+  // Removes what there is, as far as it goes.
+  void clear();
   // The ids of those that removed their files since the first look.
   [[nodiscard]] std::vector<std::string> left() const { return {left_.begin(), left_.end()}; }
 

@@ -157,7 +157,7 @@ class Sender final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(use_number(0));
     // Nobody has reported to a run that is not announced yet. One that still follows the run before
     // may write meanwhile: its reports name that run.
-    const Status ignored = remove_tree(*fs_, path(kReceiversName));
+    watch_.clear();
     // Never in place of another's: who wakes up here may have lost the directory long ago.
     const std::string mine = path(hidden_run_name(lock_.session()));
     DRIFTLESS_RETURN_IF_ERROR(or_fenced(write_text(*fs_, mine, run_info)));

@@ -407,3 +407,19 @@ def test_a_killed_agent_leaves_a_whole_checkpoint(work, name):
     assert ended(agent, 60)["version"] == STEPS
     assert read_checkpoint(work / "local") == history[-1]
     assert finish(trainer).returncode == 0
+
+
+def test_an_agent_that_is_killed_is_named_by_the_trainer(work, name):
+    make_run(work / "run", np.random.default_rng(18), 6)
+    engine = Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("vllm", engine))
+    host.set(**{"deadlines.connect": "5s", "receiver.id": "agent-of-host-3"})
+    agent = host.start_agent()
+    trainer = host.start_trainer("--replay", work / "run", "--interval-ms", 400)
+    wait_for(lambda: engine.version == "2", "version 2 in the engine")
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    result = finish(trainer)
+    assert result.returncode == 1, result.stdout
+    assert "agent-of-host-3 is at version" in result.stderr
+    assert not json.loads(result.stdout.splitlines()[-1])["ok"]

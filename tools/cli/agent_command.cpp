@@ -258,6 +258,9 @@ class Agent {
     if (workers.size() < config_.agent.workers && reached_.size() < config_.agent.workers) {
       return std::nullopt;
     }
+    // Shared memory that nobody has read is no version that somebody holds.
+    const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
+    if (!files && workers.empty() && config_.agent.engines.empty()) return std::nullopt;
     for (const Worker& worker : workers) {
       if (!worker.version) return std::nullopt;
       least = std::min(least, *worker.version);
