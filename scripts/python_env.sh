@@ -45,12 +45,6 @@ case "$name" in
       xgrammar==0.2.7)
     ;;
 esac
-# As above: torch without CUDA comes from PyPI on aarch64 only.
-case "$name" in vllm | vllm_older | sglang)
-  [ "$(uname -m)" = aarch64 ] || [ -n "${DRIFTLESS_ENGINES:-}" ] ||
-    cannot "on $(uname -m) set DRIFTLESS_${name^^}_PYTHON to a Python that has it, or DRIFTLESS_ENGINES=1"
-  ;;
-esac
 "${python:-none}" --version > /dev/null 2>&1 || cannot "there is no ${python:-python3.12}"
 
 mkdir -p "$parent"
@@ -66,6 +60,16 @@ rm -rf "$venv"
 log=$parent/$name.log
 "$python" -m venv "$venv" > "$log" 2>&1 || cannot "python3 -m venv failed (python3-venv?): $log"
 pip=("$venv/bin/pip" install --disable-pip-version-check --quiet)
+# As above: PyPI has torch without CUDA for aarch64 only; elsewhere another index may offer one.
+offers_cpu_torch() {
+  "${pip[@]}" --dry-run --no-deps --report - "$(grep '^torch==' "$requirements")" 2>> "$log" |
+    grep -q '%2Bcpu'
+}
+case "$name" in vllm | vllm_older | sglang)
+  [ "$(uname -m)" = aarch64 ] || [ -n "${DRIFTLESS_ENGINES:-}" ] || offers_cpu_torch ||
+    cannot "on $(uname -m) set DRIFTLESS_${name^^}_PYTHON to a Python that has it, or DRIFTLESS_ENGINES=1"
+  ;;
+esac
 "${pip[@]}" -r "$requirements" >> "$log" 2>&1 ||
   cannot "$(grep -m1 -i error "$log" || echo "pip failed"): $log"
 for package in "${without_dependencies[@]}"; do

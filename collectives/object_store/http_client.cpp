@@ -5,6 +5,7 @@
 #include <cctype>
 #include <charconv>
 #include <cstring>
+#include <system_error>
 
 #include "core/curl_easy.h"
 
@@ -112,6 +113,7 @@ bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const std::str
   bool ok = true;
   set_curl_common(easy, ok);
   set_curl(easy, ok, CURLOPT_URL, request.url.c_str());
+  set_curl(easy, ok, CURLOPT_PATH_AS_IS, 1L);  // as it was signed
   set_curl(easy, ok, CURLOPT_HTTPHEADER, headers);
   set_curl(easy, ok, CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
   set_curl(easy, ok, CURLOPT_LOW_SPEED_TIME, kSlowSeconds);
@@ -142,6 +144,28 @@ bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const std::str
   return ok;
 }
 
+// "%2e" is '.'; what is not two digits stays.
+std::string percent_decode(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    unsigned char byte = 0;
+    const char* const digits = text.data() + i + 1;
+    const bool coded = text[i] == '%' && i + 2 < text.size() &&
+                       std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2;
+    out += coded ? static_cast<char>(byte) : text[i];
+    if (coded) i += 2;
+  }
+  return out;
+}
+
+// What the system says of a connection that failed: "Connection refused"; empty: nothing.
+std::string system_cause(CURL* easy) {
+  long number = 0;
+  (void)curl_easy_getinfo(easy, CURLINFO_OS_ERRNO, &number);
+  if (number == 0) return {};
+  return concat(": ", std::error_code(static_cast<int>(number), std::system_category()).message());
+}
+
 }  // namespace
 
 struct HttpClient::Handle {
@@ -152,6 +176,27 @@ HttpClient::HttpClient(std::string ca_file) : ca_file_(std::move(ca_file)) {}
 HttpClient::~HttpClient() = default;
 
 std::string_view without_query(std::string_view url) { return url.substr(0, url.find('?')); }
+
+Status check_dot_segments(std::string_view path, std::string_view what) {
+  const std::string decoded = percent_decode(path);
+  for (std::size_t begin = 0; begin <= decoded.size();) {
+    const std::size_t end = std::min(decoded.find('/', begin), decoded.size());
+    const std::string segment = decoded.substr(begin, end - begin);
+    if (segment == "." || segment == "..") {
+      return error(StatusCode::kInvalidArgument, what, ": '", segment,
+                   "' in a path leads elsewhere: write the path without it");
+    }
+    begin = end + 1;
+  }
+  return {};
+}
+
+Status check_segments(std::string_view path, std::string_view what) {
+  if (path.find("//") != std::string_view::npos) {
+    return error(StatusCode::kInvalidArgument, what, ": '//': a part of the path is empty");
+  }
+  return check_dot_segments(path, what);
+}
 
 std::string range_header(std::uint64_t offset, std::uint64_t size) {
   return concat("bytes=", offset, "-", offset + size - 1);
@@ -213,6 +258,7 @@ void HttpClient::give_back(std::unique_ptr<Handle> handle) {
 Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& deadline) {
   const std::string what = concat(request.method, " ", without_query(request.url));
   DRIFTLESS_RETURN_IF_ERROR(init_curl());
+  DRIFTLESS_RETURN_IF_ERROR(check_dot_segments(without_query(request.url), what));
   DRIFTLESS_RETURN_IF_ERROR(deadline.check(what));
   std::unique_ptr<Handle> handle = take();
   HttpReply reply;
@@ -228,6 +274,7 @@ Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& d
   }
   const CURLcode code = curl_easy_perform(easy);
   (void)curl_easy_getinfo(easy, CURLINFO_RESPONSE_CODE, &reply.status);
+  const std::string cause = code == CURLE_COULDNT_CONNECT ? system_cause(easy) : "";
   give_back(std::move(handle));
   if (code == CURLE_OK || transfer.enough) return reply;
   if (transfer.too_long) {
@@ -241,7 +288,7 @@ Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& d
     return error(StatusCode::kInvalidArgument, what, ": ", curl_easy_strerror(code),
                  "; road.ca_file names the certificates that are believed");
   }
-  return error(StatusCode::kIo, what, ": ", curl_easy_strerror(code));
+  return error(StatusCode::kIo, what, ": ", curl_easy_strerror(code), cause);
 }
 
 }  // namespace driftless::object_store

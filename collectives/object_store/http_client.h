@@ -47,8 +47,8 @@ class HttpClient {
   explicit HttpClient(std::string ca_file = {});
   ~HttpClient();
   // Any answer is ok. kIo: none came, or it broke off; kDeadlineExceeded; kInvalidArgument: the
-  // server's certificate is not believed. Messages name the method
-  // and the URL without its query, which may hold a signature.
+  // server's certificate is not believed, or the path has dot segments (it is sent as it is).
+  // Messages name the method and the URL without its query, which may hold a signature.
   [[nodiscard]] Result<HttpReply> call(const HttpRequest& request, const Deadline& deadline);
 
  private:
@@ -77,6 +77,19 @@ inline constexpr std::chrono::milliseconds kFirstRetry{50}, kLongestRetry{5000};
 [[nodiscard]] Result<std::uint64_t> content_length(const HttpReply& reply, std::string_view what);
 // The size of the whole object, as the answer to a ranged GET from its beginning tells.
 [[nodiscard]] Result<std::uint64_t> whole_size(const HttpReply& reply, std::string_view what);
+
+// What a request that was sent again and again ends with: the last failure that has a cause, if
+// only the deadline ended the last try.
+[[nodiscard]] inline Status gave_up(const Status& now, const Status& last) {
+  const bool over = now.code() == StatusCode::kDeadlineExceeded && !last.ok();
+  return (over ? last : now).with_context("gave up");
+}
+
+// kInvalidArgument, for `what`, if a segment of the path is "." or "..", percent-encoded or not: a
+// server or a proxy would go to another bucket or folder.
+[[nodiscard]] Status check_dot_segments(std::string_view path, std::string_view what);
+// The same, and none of them is empty. The path has no '/' at its ends.
+[[nodiscard]] Status check_segments(std::string_view path, std::string_view what);
 
 // The URL up to its query.
 [[nodiscard]] std::string_view without_query(std::string_view url);

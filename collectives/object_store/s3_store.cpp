@@ -212,6 +212,7 @@ Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
 Result<HttpReply> S3Store::send(const S3Call& call, const Deadline& deadline) {
   Backoff backoff(kFirstRetry, kLongestRetry);
   bool renewed = false;
+  Status last;  // failure that may pass
   for (;;) {
     Result<HttpReply> reply = send_once(call, deadline);
     Status status = reply.status();
@@ -226,9 +227,10 @@ Result<HttpReply> S3Store::send(const S3Call& call, const Deadline& deadline) {
       }
       if (!may_pass(reply->status) && !code_may_pass(code)) return status;
     } else if (status.code() != StatusCode::kIo) {
-      return status;
+      return last.ok() ? status : gave_up(status, last);
     }
-    if (!backoff.sleep(deadline)) return status.with_context("gave up");
+    last = status;
+    if (!backoff.sleep(deadline)) return gave_up(status, last);
   }
 }
 
@@ -401,6 +403,8 @@ Result<std::shared_ptr<ObjectStore>> make_s3_store(const S3Options& options) {
     return error(StatusCode::kInvalidArgument, "s3://", options.bucket, "/", options.prefix,
                  ": a bucket, a prefix without '/' at its ends and a region are needed");
   }
+  const std::string path = concat(options.bucket, "/", options.prefix);
+  DRIFTLESS_RETURN_IF_ERROR(check_segments(path, concat("road.url: s3://", path)));
   if (!options.endpoint.empty() && !options.endpoint.starts_with("http://") &&
       !options.endpoint.starts_with("https://")) {
     return error(StatusCode::kInvalidArgument, "road.endpoint: '", options.endpoint,

@@ -118,6 +118,8 @@ class WebStore final : public ObjectStore {
                    ": holds no links: set road.presign in the trainer's configuration, or run "
                    "`driftless presign`");
     }
+    const std::string what = concat("the links in ", path(std::string(kIndexKey)));
+    DRIFTLESS_RETURN_IF_ERROR(check_dot_segments(index.links->signed_by.base, what));
     // Who writes it says nothing of other hosts, and what came over https stays there.
     if (origin_of(index.links->signed_by.base) != origin_of(url_)) {
       return error(StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
@@ -167,6 +169,7 @@ class WebStore final : public ObjectStore {
   [[nodiscard]] Result<HttpReply> send(const HttpRequest& request, std::string_view why_refused,
                                        const Deadline& deadline) {
     Backoff backoff(kFirstRetry, kLongestRetry);
+    Status last;  // failure that may pass
     for (;;) {
       Result<HttpReply> reply = http_.call(request, deadline);
       Status status = reply.status();
@@ -184,9 +187,10 @@ class WebStore final : public ObjectStore {
         status = error(StatusCode::kIo, what);
         if (!may_pass(reply->status)) return status;
       } else if (status.code() != StatusCode::kIo) {
-        return status;
+        return last.ok() ? status : gave_up(status, last);
       }
-      if (!backoff.sleep(deadline)) return status.with_context("gave up");
+      last = status;
+      if (!backoff.sleep(deadline)) return gave_up(status, last);
     }
   }
 
@@ -205,6 +209,10 @@ Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url,
   if (without_query(url).find('@') != std::string_view::npos) {
     return error(StatusCode::kInvalidArgument, "road.url: http(s)://host/path without a user");
   }
+  std::string_view path = without_query(url);
+  path.remove_prefix(std::min(path.size(), path.find("://") + 3));
+  while (path.ends_with('/')) path.remove_suffix(1);
+  DRIFTLESS_RETURN_IF_ERROR(check_segments(path, concat("road.url: ", without_query(url))));
   return std::shared_ptr<ObjectStore>(std::make_shared<WebStore>(url, ca_file));
 }
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 
 class ObjectStore(Protocol):
@@ -161,7 +162,10 @@ def _open_hugging_face(rest: str) -> ObjectStore:
     bucket, _, prefix = rest.partition("/")
     if not user or not bucket:
         raise ValueError("road.url: expected hf://user/bucket/prefix")
-    return HuggingFaceBucket(f"{user}/{bucket}", prefix.strip("/"))
+    prefix = prefix.strip("/")
+    if {".", ".."} & set(unquote(f"{user}/{bucket}/{prefix}").split("/")) or "//" in prefix:
+        raise ValueError(f"road.url: hf://{user}/{bucket}/{prefix}: '.', '..' or an empty part in a path")
+    return HuggingFaceBucket(f"{user}/{bucket}", prefix)
 
 
 SCHEMES: dict[str, Callable[[str], ObjectStore]] = {"hf": _open_hugging_face}

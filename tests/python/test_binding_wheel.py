@@ -56,9 +56,8 @@ def wheel(tmp_path_factory):
     line += ["--disable-pip-version-check", "-w", out]
     line += ["--config-settings", "build-dir=build-wheel-test"]
     # The settings and the compiler of the build folder: what it compiled is not compiled again.
-    for name in ("DRIFTLESS_CUDA_ARCHITECTURES", "NCCL_ROOT"):
-        if setting(name):
-            line += ["--config-settings", f"cmake.define.{name}={setting(name)}"]
+    if architectures := setting("DRIFTLESS_CUDA_ARCHITECTURES"):
+        line += ["--config-settings", f"cmake.define.DRIFTLESS_CUDA_ARCHITECTURES={architectures}"]
     line += [REPOSITORY]
     environment = {**os.environ, "CXX": setting("CMAKE_CXX_COMPILER")}
     built = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=1800)
@@ -75,6 +74,20 @@ def test_contents(wheel):
     top = {name.split("/")[0] for name in names}
     assert all(name.startswith("driftless") for name in top), top
     assert not [name for name in names if "__pycache__" in name]
+
+
+def test_no_library_is_looked_for_in_the_current_or_the_build_directory(wheel, work):
+    """An empty element of a RUNPATH is the current directory."""
+    zipfile.ZipFile(wheel).extractall(work / "wheel")
+    files = [file for file in (work / "wheel").rglob("*") if file.is_file()]
+    elf = [file for file in files if file.read_bytes().startswith(b"\x7fELF")]
+    assert len(elf) >= 2
+    for file in elf:
+        said = subprocess.run(["readelf", "-d", file], capture_output=True, text=True).stdout
+        for paths in re.findall(r"(?:RUNPATH|RPATH)\).*\[(.*)\]", said):
+            for path in paths.split(":"):
+                assert path.startswith(("/", "$ORIGIN")), f"{file.name}: {paths!r}"
+                assert str(REPOSITORY) not in path, f"{file.name}: {paths!r}"
 
 
 def test_installed(wheel, work):

@@ -5,6 +5,7 @@ with little memory, and say nothing of their credentials."""
 
 import contextlib
 import http.server
+import json
 import os
 import subprocess
 import sys
@@ -150,11 +151,11 @@ ANSWERS = {
 }
 
 
-def ends(role, server, work, *more):
+def ends(role, server, work, *more, url="s3://road/p"):
     """Exit status, output, peak memory in MiB and seconds of a role against a server."""
     jobs.need("object_store")
     line = [COMMAND, role, "--config", REPOSITORY / "configs/object_store.yaml", "--threads", "1", *more]
-    settings = {"url": "s3://road/p", "endpoint": server.url, "single_writer": "true"}
+    settings = {"url": url, "endpoint": server.url, "single_writer": "true"}
     for key, value in settings.items():
         line += ["--set", f"road.{key}={value}"]
     for key in ("connect", "fetch", "publish"):
@@ -214,3 +215,54 @@ def test_no_redirection_is_followed(work, rng, status):
             assert os.WEXITSTATUS(code) != 0 and "s3cr3t" not in text, text
             assert len(server.heard) >= 3
         assert elsewhere.heard == []
+
+
+# --- names that lead elsewhere, and nobody there -------------------------------------------------
+
+LEADS_ELSEWHERE = (
+    "s3://road/../other/z", "s3://road/a/../../other", "s3://road/%2e%2e/other", "s3://road/%2E./z",
+    "s3://../z", "s3://road/./z", "s3://road/a//b", "s3://road/a%2f..%2f..%2fother",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer"])
+def test_a_url_that_leads_out_of_its_bucket_is_refused_before_a_request(work, rng, role):
+    make_run(work / "run", rng, 1)
+    more = {"rollout": ["--timeout", "5s"], "trainer": ["--replay", work / "run"]}[role]
+    with hostile(lambda handler: reply(handler, "")) as server:
+        urls = [*LEADS_ELSEWHERE]
+        if role == "rollout":
+            urls += [f"{server.url}/road/{path}" for path in ("../other", "%2e%2e/other", "a//b")]
+        for url in urls:
+            code, text, _, _ = ends(role, server, work, *more, url=url)
+            assert os.WEXITSTATUS(code) == 2 and "road.url" in text, (url, text)
+        assert server.heard == []
+
+
+def test_links_that_lead_out_of_their_folder_are_refused(work):
+    """Those of a hostile index.json, too."""
+
+    def index(handler):
+        base = f"{handler.server.url}/road/%2e%2e/other/"
+        links = {"base": base, "query": "X-Amz-Signature=", "expires": "2099-01-01T00:00:00Z"}
+        links["signatures"] = {"run.json": "0"}
+        reply(handler, json.dumps({"format": 1, "versions": [], "links": links}))
+
+    with hostile(index) as server:
+        url = f"{server.url}/road/p/index.json?X-Amz-Signature=1"
+        code, text, _, _ = ends("rollout", server, work, "--timeout", "5s", url=url)
+        assert os.WEXITSTATUS(code) == 2 and "'..'" in text, text
+        assert {path.partition("?")[0] for _, path, _ in server.heard} == {"/road/p/index.json"}
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer", "web rollout"])
+def test_a_dead_endpoint_is_named_with_its_cause(work, rng, role):
+    """Not a deadline alone."""
+    make_run(work / "run", rng, 1)
+    with hostile(lambda handler: reply(handler, "")) as server:
+        pass  # nobody listens any more
+    more = ["--replay", work / "run"] if role == "trainer" else ["--timeout", "5s"]
+    url = f"{server.url}/p" if role == "web rollout" else "s3://road/p"
+    code, text, _, _ = ends(role.split()[-1], server, work, *more, url=url)
+    assert os.WEXITSTATUS(code) != 0
+    assert "onnection refused" in text and server.url in text, text
