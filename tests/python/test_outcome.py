@@ -84,6 +84,33 @@ def test_all_rollouts_that_stay_hold_the_last_version(work, rng):
     assert read_checkpoint(work / "save/rollout_00") == history[6]
 
 
+@pytest.mark.parametrize("digest", ["the version's", "another"])
+def test_a_holder_that_cannot_prove_it_counts_and_is_named(work, rng, digest):
+    make_run(work / "run", rng, 2)
+    job = Files(work, **{"deadlines.connect": "3s"})
+    arguments = ["--replay", work / "run", "--rollouts", 1]
+    trainer = jobs.start([COMMAND, *map(str, job.trainer(*arguments))])
+    wait_for((job.dir / "run.json").exists, "the announcement")
+
+    def report(version, proof):
+        said = {"id": "engine", "version": version, "proof": proof, "needs": "", "beat": version}
+        (job.dir / ".receivers").mkdir(exist_ok=True)
+        (job.dir / ".receivers/new").write_text(json.dumps(said))
+        (job.dir / ".receivers/new").rename(job.dir / ".receivers/engine.json")
+
+    report(0, "")
+    wait_for((job.dir / "weight_v000002/manifest.json").exists, "version 2")
+    manifest = json.loads((job.dir / "weight_v000002/manifest.json").read_text())
+    proof = manifest["digest"] if digest == "the version's" else "0" * 32
+    report(2, f"{proof} unproven=2 run={manifest['run']}")
+    result = finish(trainer)
+    if digest == "another":
+        assert result.returncode == 1 and "engine reported another digest" in result.stderr
+        return
+    assert result.returncode == 0, result.stderr
+    assert "engine: 2 tensors unproven" in result.stdout.splitlines()[-1]
+
+
 @pytest.mark.parametrize("version, proof", [(2, "f" * 32 + " run=" + "e" * 32), (0, "")])
 def test_what_a_rollout_of_an_earlier_run_left_behind_does_not_count(work, rng, version, proof):
     make_run(work / "run", rng, 2)
@@ -149,6 +176,15 @@ def test_a_directory_that_was_mistyped_is_not_made(work, rng):
             job.set(**{"road.foreign_base": work / "run/step_000000"})
             refused = run(*job.rollout(*base))
             assert_refusal(refused, 6, str(work / "unmounted/weights"), "mistyped, or not mounted?")
+    assert not (work / "unmounted").exists()
+
+
+def test_trainers_that_write_one_file_together_do_not_make_it_either(work, rng):
+    make_run(work / "run", rng, 1)
+    job = jobs.Job(work, "hdf5")
+    job.settings += ["--set", f"road.dir={work}/unmounted/weights"]
+    result = job.run(["--replay", work / "run"])
+    assert result.returncode == 3 and "mistyped, or not mounted?" in result.stderr, result.stderr
     assert not (work / "unmounted").exists()
 
 
