@@ -128,6 +128,9 @@ class SendRoad {
   // [leader] What the receivers last said. One that has been silent for the road's patience is not
   // listed any more.
   [[nodiscard]] virtual Result<std::vector<ReceiverReport>> receivers() = 0;
+  // [leader] The ids of receivers that signed off by leave(), as of the last receivers(). One that
+  // died or fell silent did not.
+  [[nodiscard]] virtual std::vector<std::string> left() const { return {}; }
   // [leader] Room may be made by removing versions up to `version` and anchors before it, except
   // those that a listed receiver still needs to get on: versions past its own; for one that has
   // nothing yet, the oldest anchor there and the versions past it. Returns what was removed; a road
@@ -147,6 +150,8 @@ class SendRoad {
   // [all, between flush() and seal() or abort()] The directory that the files of the publication
   // lie in until it appears; empty on roads without files.
   [[nodiscard]] virtual std::string pending_directory() const { return {}; }
+  // [all] What opening the road did that its user should know.
+  [[nodiscard]] virtual std::vector<std::string> notes() const { return {}; }
   // [all] Lets the road work; to be called now and then where it has no thread of its own. Cheap.
   virtual void progress() {}
 };

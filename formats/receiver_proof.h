@@ -13,4 +13,7 @@ inline constexpr std::string_view kAnchorWanted = "anchor wanted";
 // Behind the digest, if there are tensors that the receiver cannot read back: their number.
 inline constexpr std::string_view kUnproven = " unproven=";
 
+// Behind the digest: the run that the version is of, 32 digits.
+inline constexpr std::string_view kProofRun = " run=";
+
 }  // namespace driftless

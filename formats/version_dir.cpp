@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/new_directory.h"
 #include "core/parallel.h"
 #include "formats/checkpoint.h"
 #include "formats/flush_file.h"
@@ -334,7 +335,7 @@ VersionWriter::VersionWriter(FileSystem& fs, std::string directory, std::uint64_
 
 Result<VersionWriter> VersionWriter::create(FileSystem& fs, const std::string& directory,
                                             std::uint64_t version) {
-  DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, directory));
+  DRIFTLESS_RETURN_IF_ERROR(make_last_directory(fs, directory).status());
   VersionWriter writer(fs, directory, version);
   DRIFTLESS_ASSIGN_OR_RETURN(writer.lock_, fs.lock(join_path(directory, kLockName), kLockWait));
   DRIFTLESS_RETURN_IF_ERROR(remove_stale(fs, directory));

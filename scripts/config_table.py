@@ -13,7 +13,9 @@ import sys
 def table(info):
     rows = ["| key | value | default | meaning |", "|---|---|---|---|"]
     for key in info["keys"]:
-        default = f"`{key['default']}`" if key["default"] else "-"
+        value = key["default"]
+        text = value if isinstance(value, str) else json.dumps(value)
+        default = f"`{text}`" if text else "-"
         rows.append(f"| `{key['key']}` | {key['value']} | {default} | {key['help']} |")
     return "\n".join(rows) + "\n"
 

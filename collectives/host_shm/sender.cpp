@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <map>
+#include <set>
 
 #include "collectives/host_shm/medium.h"
 #include "collectives/host_shm/record.h"
@@ -212,6 +213,7 @@ class ReportWatch {
       if (dead.ok() && *dead) {
         // Locked by us: a receiver of this name that starts now makes a new file.
         if (directory.is(name, *file)) const Status ignored = directory.remove(name);
+        seen_.erase(name);  // it did not sign off
         continue;
       }
       Result<Report> report = error(StatusCode::kCorrupt, what);
@@ -226,11 +228,17 @@ class ReportWatch {
         entry = {*report, now};
       }
       if (now - entry.at <= patience_) alive.push_back(entry.last.report);
+      left_.erase(name);
       seen.emplace(name, std::move(entry));
+    }
+    for (const auto& [name, entry] : seen_) {
+      if (!seen.contains(name)) left_.insert(name);
     }
     seen_ = std::move(seen);
     return alive;
   }
+  // The ids of those that removed their files since the first look.
+  [[nodiscard]] std::vector<std::string> left() const { return {left_.begin(), left_.end()}; }
 
  private:
   struct Seen {
@@ -239,6 +247,7 @@ class ReportWatch {
   };
   std::chrono::milliseconds patience_;
   std::map<std::string, Seen> seen_;  // by file name
+  std::set<std::string> left_;
 };
 
 // What a dead sender left; the lock is held. What receivers said stays: they may live. Twice: one
@@ -369,6 +378,7 @@ class Sender final : public SendRoad {
   // What it does not list is gone with its processes.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return watch_.look(receivers_); }
+  [[nodiscard]] std::vector<std::string> left() const override { return watch_.left(); }
 
  private:
   struct Pending {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "collectives/held_publications.h"
 #include "collectives/open_part.h"
@@ -108,6 +109,7 @@ struct LoopbackMedium {
   std::optional<Pending> pending;
   std::uint64_t attempts = 0;
   std::map<std::string, Heard> heard;
+  std::set<std::string> left;  // ids of those that signed off
 };
 
 namespace {
@@ -285,6 +287,10 @@ class LoopbackSender final : public SendRoad {
     for (const auto& [id, heard] : medium_->heard) reports.push_back(heard.report);
     return reports;
   }
+  [[nodiscard]] std::vector<std::string> left() const override {
+    const std::scoped_lock lock(medium_->mutex);
+    return {medium_->left.begin(), medium_->left.end()};
+  }
 
  private:
   [[nodiscard]] Status check_begun(std::string_view what) const {
@@ -366,13 +372,15 @@ class LoopbackReceiver final : public ReceiveRoad {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
     const std::scoped_lock lock(medium_->mutex);
     medium_->heard[report.id] = {report, Deadline::Clock::now()};
+    medium_->left.erase(report.id);
     id_ = report.id;
     return {};
   }
 
   Status leave(const Deadline&) override {
     const std::scoped_lock lock(medium_->mutex);
-    medium_->heard.erase(std::exchange(id_, {}));
+    if (medium_->heard.erase(id_) > 0) medium_->left.insert(id_);
+    id_.clear();
     return {};
   }
 

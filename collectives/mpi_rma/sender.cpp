@@ -180,6 +180,16 @@ class Sender final : public SendRoad {
     return reports;
   }
 
+  [[nodiscard]] std::vector<std::string> left() const override {
+    std::vector<std::string> ids;
+    for (const Peer& peer : peers_) {
+      if (peer.slot.state == SlotState::kLeft) {
+        ids.emplace_back(peer.slot.id.data(), peer.slot.id_bytes);
+      }
+    }
+    return ids;
+  }
+
   void progress() override { progress_.poll(); }
 
  private:

@@ -42,6 +42,7 @@ class Control {
   [[nodiscard]] virtual Result<std::optional<Hash128>> published(const PublicationId& id,
                                                                  const Deadline& deadline) = 0;
   [[nodiscard]] virtual Result<std::vector<ReceiverReport>> receivers() = 0;
+  [[nodiscard]] virtual std::vector<std::string> left() const { return {}; }
 };
 
 // For publisher ranks other than the leader. Connects when it is first used, and again once the
@@ -82,6 +83,7 @@ class LeaderControl final : public Control {
   Result<std::optional<Hash128>> published(const PublicationId& id,
                                            const Deadline& deadline) override;
   Result<std::vector<ReceiverReport>> receivers() override;
+  [[nodiscard]] std::vector<std::string> left() const override;
 
  private:
   using Clock = Deadline::Clock;
@@ -138,6 +140,7 @@ class LeaderControl final : public Control {
   const std::unique_ptr<Hub> hub_;
 
   mutable std::mutex mutex_;
+  std::set<std::string> left_;  // ids of receivers that signed off
   std::condition_variable changed_;
   std::map<std::uint64_t, Peer> peers_;
   std::optional<std::string> run_info_;

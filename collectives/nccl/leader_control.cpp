@@ -70,6 +70,7 @@ void LeaderControl::handle(std::uint64_t peer, const Message& message) {
     case MessageKind::kPing: send(peer, {.kind = MessageKind::kPong}); return;
     case MessageKind::kReport: take_report(peer, message); return;
     case MessageKind::kLeave:
+      if (said.report) left_.insert(said.report->id);
       said.report.reset();
       remove_member(peer, "it left");
       reply(peer, message.request, {});
@@ -131,6 +132,7 @@ void LeaderControl::take_report(std::uint64_t peer, const Message& message) {
     for (auto& [other, known] : peers_) {
       if (other != peer && known.report && known.report->id == report.id) known.report.reset();
     }
+    left_.erase(report.id);
     said.report = std::move(report);
     said.reported = Clock::now();
     said.member = true;

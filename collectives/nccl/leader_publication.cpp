@@ -256,4 +256,9 @@ Result<std::vector<ReceiverReport>> LeaderControl::receivers() {
   return reports;
 }
 
+std::vector<std::string> LeaderControl::left() const {
+  const std::scoped_lock lock(mutex_);
+  return {left_.begin(), left_.end()};
+}
+
 }  // namespace driftless::nccl

@@ -31,10 +31,8 @@ constexpr std::string_view kLock = ".lock";
 constexpr milliseconds kLockWait{2'000};
 constexpr std::uint64_t kSessionBytes = 64;
 
-Status make_private(const std::string& path) {
-  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
-    return errno_status(errno, concat("nccl: ", path));
-  }
+// kNotFound if it is not there: the leader makes it.
+Status check_private(const std::string& path) {
   struct stat info{};
   if (::lstat(path.c_str(), &info) != 0) return errno_status(errno, concat("nccl: ", path));
   if (!S_ISDIR(info.st_mode) || (info.st_mode & 077) != 0 || info.st_uid != ::geteuid()) {
@@ -235,7 +233,7 @@ class FileLink final : public Link {
 
 Result<std::unique_ptr<Link>> connect_by_files(const std::string& root) {
   FileSystem& fs = posix_file_system();
-  DRIFTLESS_RETURN_IF_ERROR(make_private(root));
+  DRIFTLESS_RETURN_IF_ERROR(check_private(root));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string session,
                              read_text(fs, join_path(root, kLeader), kSessionBytes));
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(session));
@@ -253,7 +251,10 @@ Result<std::unique_ptr<Link>> connect_by_files(const std::string& root) {
 
 Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options) {
   FileSystem& fs = posix_file_system();
-  DRIFTLESS_RETURN_IF_ERROR(make_private(options.dir));
+  if (::mkdir(options.dir.c_str(), 0700) != 0 && errno != EEXIST) {
+    return errno_status(errno, concat("nccl: ", options.dir));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_private(options.dir));
   Result<std::unique_ptr<FileLock>> lock = fs.lock(join_path(options.dir, kLock), kLockWait);
   if (!lock.ok()) {
     return lock.status().with_context(

@@ -133,6 +133,7 @@ class Sender final : public SendRoad {
   // What it does not list is gone with its processes.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return control_->receivers(); }
+  [[nodiscard]] std::vector<std::string> left() const override { return control_->left(); }
   [[nodiscard]] MemoryKind part_memory() const override { return fabric_->memory(); }
 
  private:

@@ -4,6 +4,14 @@
 #include "core/parallel.h"
 
 namespace driftless::object_store {
+namespace {
+
+std::string id_in(std::string_view key) {
+  key.remove_prefix(kReceiversPrefix.size());
+  return std::string(key.substr(0, key.rfind(".json")));
+}
+
+}  // namespace
 
 std::string receiver_key(std::string_view id) { return concat(kReceiversPrefix, id, ".json"); }
 
@@ -28,17 +36,29 @@ Result<std::vector<shared_fs::ReceiverWatch::Receiver>> ReceiverObjects::look(
     const auto before = seen_.find(key);
     const bool same = before != seen_.end() && before->second.content == content;
     seen[key] = {content, same ? before->second.at : now};
+    const std::string id = id_in(key);
+    left_.erase(id);
     if (now - seen[key].at > patience_) continue;
-    std::string_view id = std::string_view(key).substr(kReceiversPrefix.size());
-    id = id.substr(0, id.rfind(".json"));
     Result<ReceiverReport> report = shared_fs::receiver_from_json(*texts[i], id);
     shared_fs::ReceiverWatch::Receiver receiver;
     receiver.readable = report.ok();
-    receiver.report = report.ok() ? std::move(*report) : ReceiverReport{std::string(id), 0, ""};
+    receiver.report = report.ok() ? std::move(*report) : ReceiverReport{id, 0, ""};
     found.push_back(std::move(receiver));
+  }
+  for (const auto& [key, entry] : seen_) {
+    if (!seen.contains(key)) left_.insert(id_in(key));
   }
   seen_ = std::move(seen);
   return found;
+}
+
+Status ReceiverObjects::clear(const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ObjectInfo> objects,
+                             store_->list(std::string(kReceiversPrefix), "", deadline));
+  for (const ObjectInfo& object : objects) {
+    DRIFTLESS_RETURN_IF_ERROR(store_->remove(object.key, deadline));
+  }
+  return {};
 }
 
 }  // namespace driftless::object_store

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 
 #include "collectives/object_store/medium.h"
 #include "collectives/shared_fs/receiver_file.h"
@@ -18,6 +19,10 @@ class ReceiverObjects {
   // Looks at all; those alive.
   [[nodiscard]] Result<std::vector<shared_fs::ReceiverWatch::Receiver>> look(
       const Deadline& deadline);
+  // The ids of those that removed their objects since the first look.
+  [[nodiscard]] std::vector<std::string> left() const { return {left_.begin(), left_.end()}; }
+  // What receivers of an earlier run left behind.
+  [[nodiscard]] Status clear(const Deadline& deadline);
 
  private:
   struct Seen {
@@ -28,6 +33,7 @@ class ReceiverObjects {
   const std::chrono::milliseconds patience_;
   const unsigned streams_;
   std::map<std::string, Seen> seen_;  // by key
+  std::set<std::string> left_;
 };
 
 [[nodiscard]] std::string receiver_key(std::string_view id);

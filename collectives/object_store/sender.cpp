@@ -43,6 +43,7 @@ class Sender final : public SendRoad {
   Result<std::optional<Hash128>> published(const PublicationId& id,
                                            const Deadline& deadline) override;
   Result<std::vector<ReceiverReport>> receivers() override;
+  [[nodiscard]] std::vector<std::string> left() const override { return receivers_.left(); }
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
   Result<std::uint64_t> highest_number() override;
   void progress() override;
@@ -116,6 +117,8 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
   const std::string key(kRunKey);
   Result<std::string> there = store_->get_text(key, kMaxTextBytes, deadline);
   if (there.status().code() == StatusCode::kNotFound) {
+    // Nobody has reported to a run that is not announced yet.
+    DRIFTLESS_RETURN_IF_ERROR(receivers_.clear(deadline));
     const Status put = store_->put(key, bytes_of(run_info), claim_.conditional(), deadline);
     began_ = put.ok();
     if (put.code() != StatusCode::kAlreadyExists) return put;

@@ -27,7 +27,10 @@ class Receiver final : public ReceiveRoad {
       auto text = read_small(*fs_, file, kMaxRunInfoBytes);
       if (text.ok() || text.status().code() != StatusCode::kNotFound) return text;
     } while (backoff.sleep(deadline));
-    return deadline.check(concat("waiting for a publisher to write ", file));
+    const bool there = exists(*fs_, options_.dir);
+    return deadline.check(
+        concat("waiting for a publisher to write ", file,
+               there ? "" : "; not even its directory is there: mistyped, or not mounted?"));
   }
 
   Result<std::vector<PublicationId>> list(const Deadline& /*deadline*/) override {
@@ -88,7 +91,11 @@ class Receiver final : public ReceiveRoad {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
     const std::string file = file_of(report.id);
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("writing ", file)));
-    DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, join_path(options_.dir, kReceiversName)));
+    const std::string directory = join_path(options_.dir, kReceiversName);
+    if (!exists(*fs_, directory)) {  // that of the road is the publisher's to make
+      const Status made = fs_->make_directory(directory);
+      if (!made.ok() && made.code() != StatusCode::kAlreadyExists) return made;
+    }
     DRIFTLESS_RETURN_IF_ERROR(replace_text(*fs_, file, receiver_to_json(report, ++heartbeat_)));
     id_ = report.id;
     return {};

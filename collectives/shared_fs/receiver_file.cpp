@@ -39,6 +39,10 @@ Result<std::string> bytes_of(std::string_view text) {
   return bytes;
 }
 
+std::string id_in(std::string_view name) {
+  return std::string(name.substr(0, name.size() - kSuffix.size()));
+}
+
 // `oldest_anchor`: of those there.
 bool needs(const ReceiverWatch::Receiver& receiver, const PublicationId& id,
            const std::optional<PublicationId>& oldest_anchor) {
@@ -107,8 +111,9 @@ Result<std::vector<ReceiverWatch::Receiver>> ReceiverWatch::look() {
     const auto before = seen_.find(name);
     const bool changed = before == seen_.end() || before->second.content != content;
     const Seen& entry = seen[name] = {content, changed ? now : before->second.at};
+    const std::string id = id_in(name);
+    left_.erase(id);
     if (now - entry.at > patience_) continue;
-    const std::string id = name.substr(0, name.size() - kSuffix.size());
     auto report = text.ok() ? receiver_from_json(*text, id) : Result<ReceiverReport>(text.status());
     if (report.ok()) {
       alive.push_back({std::move(*report), true});
@@ -116,8 +121,20 @@ Result<std::vector<ReceiverWatch::Receiver>> ReceiverWatch::look() {
       alive.push_back({{id, 0, ""}, false});
     }
   }
+  for (const auto& [name, entry] : seen_) {
+    if (!seen.contains(name)) left_.insert(id_in(name));
+  }
   seen_ = std::move(seen);
   return alive;
+}
+
+void ReceiverWatch::clear() {
+  const auto names = fs_->list(directory_);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    if (name.ends_with(kSuffix))
+      const Status ignored = fs_->remove_file(join_path(directory_, name));
+  }
 }
 
 std::vector<PublicationId> prunable(const std::vector<PublicationId>& there, std::uint64_t version,

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 
 #include "collectives/road.h"
 
@@ -33,6 +34,10 @@ class ReceiverWatch {
   };
   // Looks at all files; those alive.
   [[nodiscard]] Result<std::vector<Receiver>> look();
+  // Removes what there is, as far as it goes.
+  void clear();
+  // The ids of those that removed their files since the first look.
+  [[nodiscard]] std::vector<std::string> left() const { return {left_.begin(), left_.end()}; }
 
  private:
   struct Seen {
@@ -43,6 +48,7 @@ class ReceiverWatch {
   std::string directory_;
   std::chrono::milliseconds patience_;
   std::map<std::string, Seen> seen_;  // by file name
+  std::set<std::string> left_;
 };
 
 // Of `there`, what SendRoad::prune(version) may remove, ascending: oldest first, so that what an

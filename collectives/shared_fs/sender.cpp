@@ -7,6 +7,7 @@
 #include "collectives/shared_fs/medium.h"
 #include "collectives/shared_fs/receiver_file.h"
 #include "collectives/shared_fs/visibility_hook.h"
+#include "core/new_directory.h"
 
 namespace driftless {
 namespace shared_fs {
@@ -134,8 +135,8 @@ class Sender final : public SendRoad {
   ~Sender() override { const Status ignored = abort(); }
 
   [[nodiscard]] Status open() {
-    DRIFTLESS_RETURN_IF_ERROR(make_directories(*fs_, options_.dir));
-    if (!leads()) return {};
+    if (!leads()) return {};  // the directory is the leader's to make
+    DRIFTLESS_ASSIGN_OR_RETURN(made_, make_last_directory(*fs_, options_.dir));
     DRIFTLESS_ASSIGN_OR_RETURN(lock_, PublisherLock::take(*fs_, options_.dir, options_.lock_wait));
     return clear_leftovers();
   }
@@ -154,6 +155,9 @@ class Sender final : public SendRoad {
     if (before.ok()) return of_another_run(file);
     if (before.status().code() != StatusCode::kNotFound) return before.status();
     DRIFTLESS_RETURN_IF_ERROR(use_number(0));
+    // Nobody has reported to a run that is not announced yet. One that still follows the run before
+    // may write meanwhile: its reports name that run.
+    watch_.clear();
     // Never in place of another's: who wakes up here may have lost the directory long ago.
     const std::string mine = path(hidden_run_name(lock_.session()));
     DRIFTLESS_RETURN_IF_ERROR(or_fenced(write_text(*fs_, mine, run_info)));
@@ -273,6 +277,12 @@ class Sender final : public SendRoad {
     std::vector<ReceiverReport> reports;
     for (ReceiverWatch::Receiver& receiver : alive) reports.push_back(std::move(receiver.report));
     return reports;
+  }
+
+  [[nodiscard]] std::vector<std::string> left() const override { return watch_.left(); }
+  [[nodiscard]] std::vector<std::string> notes() const override {
+    if (!made_) return {};
+    return {concat("made the directory ", options_.dir, ", which was not there")};
   }
 
   Result<std::uint64_t> highest_number() override {
@@ -411,7 +421,11 @@ class Sender final : public SendRoad {
     Backoff backoff(options_.poll_first, options_.poll_longest);
     do {
       DRIFTLESS_RETURN_IF_ERROR(lock_.check());
-      DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> names, fs_->list(options_.dir));
+      Result<std::vector<std::string>> listed = fs_->list(options_.dir);
+      // The leader has made it: this host sees it late, or has not mounted it.
+      if (listed.status().code() == StatusCode::kNotFound) continue;
+      DRIFTLESS_RETURN_IF_ERROR(listed.status());
+      std::vector<std::string>& names = *listed;
       if (std::ranges::find(names, publication_name(id)) != names.end()) return already_there(id);
       std::erase_if(names, [&](const std::string& name) {
         return lock_.session().empty() || !is_hidden_name_of(id, lock_.session(), name) ||
@@ -441,6 +455,7 @@ class Sender final : public SendRoad {
   ReceiverWatch watch_;
   std::optional<Pending> pending_;
   std::string last_hidden_;  // of our last attempt: a listing may still show it
+  bool made_ = false;        // the directory
 };
 
 }  // namespace

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which settings can be together.
 
+#include <array>
+
 #include "plugin/job/config.h"
 #include "plugin/job/config_values.h"
 
@@ -74,6 +76,19 @@ Status check_rendezvous(const Config& config) {
   return {};
 }
 
+// hf:// is reached through Python, which brings the store.
+Status check_url(const ObjectStoreOptions& options) {
+  constexpr std::array<std::string_view, 4> kSchemes = {"s3://", "http://", "https://", "hf://"};
+  const std::string_view url = options.url;
+  if (options.store != nullptr || std::ranges::any_of(kSchemes, [&](std::string_view scheme) {
+        return url.starts_with(scheme) && url.size() > scheme.size();
+      })) {
+    return {};
+  }
+  return refuse("road.url: '", url.substr(0, url.find('?')),
+                "' is neither s3://bucket/prefix nor http(s)://host/path");
+}
+
 Status check_polls(const Config& config) {
   const std::string first = find_config_key("road.poll_first")->text(config, 0);
   const std::string longest = find_config_key("road.poll_longest")->text(config, 0);
@@ -124,6 +139,7 @@ Status check_road(const Config& config) {
         "road.url is missing: road.kind: object_store needs s3://bucket/prefix (or --set "
         "road.url=URL)");
   }
+  if (config.road == kObjectStore) DRIFTLESS_RETURN_IF_ERROR(check_url(config.object_store));
   constexpr std::chrono::hours kLongestPresign{7 * 24};
   const auto presign = config.object_store.presign;
   if (presign.count() != 0 && (presign < std::chrono::seconds(1) || presign > kLongestPresign)) {

@@ -174,6 +174,17 @@ constexpr ConfigKey auto_key(std::string_view name, std::string_view expected,
           }};
 }
 
+// The same, and "auto" is printed if `kLater` says that the run chooses.
+template <typename Kind, auto kFlag, auto kAccess, auto kLater>
+constexpr ConfigKey chosen_key(std::string_view name, std::string_view expected,
+                               std::string_view help) {
+  ConfigKey row = auto_key<Kind, kFlag, kAccess>(name, expected, help);
+  row.text = [](const Config& config, std::size_t item) {
+    return kLater(config, item) ? std::string(kAuto) : Kind::text(kAccess(config, item));
+  };
+  return row;
+}
+
 // A setting that roads have each for themselves, with defaults of their own ("auto").
 template <const std::string_view& kRoad, auto kAccess, bool kSet = true>
 struct OfRoad {

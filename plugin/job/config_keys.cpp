@@ -136,7 +136,8 @@ std::string layout_text(const Config& config, std::size_t) {
 constexpr std::array kKeys = {
     key<OneOf<kModes>, DRIFTLESS_FIELD(publisher.mode)>(
         "mode", "delta or full", "What a version carries: what changed, or all weights"),
-    auto_key<EncodingName, DRIFTLESS_FIELD(encoding_auto), DRIFTLESS_FIELD(publisher.encoding)>(
+    chosen_key<EncodingName, DRIFTLESS_FIELD(encoding_auto), DRIFTLESS_FIELD(publisher.encoding),
+               DRIFTLESS_FIELD(publisher.encoding_auto)>(
         "encoding", "auto, indices, deltas, deltas_zstd, compact, xor or overwrite",
         "How changes are written. auto: xor for hf_delta, deltas_zstd for flush, else what ends "
         "soonest "

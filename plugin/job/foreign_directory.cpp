@@ -51,7 +51,16 @@ class ForeignDirectory final : public ReceiveRoad {
 
   [[nodiscard]] Status open();
 
-  Result<std::string> run_info(const Deadline&) override { return run_info_; }
+  // Others make the directory: it is waited for.
+  Result<std::string> run_info(const Deadline& deadline) override {
+    Backoff backoff(options_.poll_first, options_.poll_longest);
+    while (!exists(*fs_, options_.dir)) {
+      if (backoff.sleep(deadline)) continue;
+      return deadline.check(concat("waiting for the directory ", options_.dir,
+                                   ", which is not there: mistyped, or not mounted?"));
+    }
+    return run_info_;
+  }
   Result<std::vector<PublicationId>> list(const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(fenced_);
     std::vector<PublicationId> ids;

@@ -2,8 +2,10 @@
 #include "plugin/job/metrics.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <nlohmann/json.hpp>
 
 #include "plugin/job/job_process.h"
@@ -31,6 +33,26 @@ OrderedJson line_of(const Report& report, std::string_view role, unsigned rank,
           {"full_bytes", report.full_bytes},
           {"delta_bytes", report.delta_bytes},
           {"wire_bytes", report.wire_bytes}};
+}
+
+// write(), and its errno. A pipe whose reader has left is an error like any other: the signal that
+// it sends to this thread is taken back.
+std::pair<ssize_t, int> write_quietly(int file, std::string_view text) {
+  sigset_t pipe, before, pending;
+  sigemptyset(&pipe);
+  sigaddset(&pipe, SIGPIPE);
+  sigpending(&pending);
+  const bool others = sigismember(&pending, SIGPIPE) == 1;  // not ours to take
+  pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  ssize_t written = -1;
+  do {
+    written = ::write(file, text.data(), text.size());
+  } while (written < 0 && errno == EINTR);
+  const int failed = written < 0 ? errno : 0;
+  constexpr timespec kNow{};
+  if (failed == EPIPE && !others) sigtimedwait(&pipe, nullptr, &kNow);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return {written, failed};
 }
 
 }  // namespace
@@ -81,11 +103,8 @@ Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::string& pa
 
 Status MetricsWriter::write(const OrderedJson& line) {
   const std::string text = concat(torn_ ? "\n" : "", json_line(line), "\n");
-  ssize_t written = -1;
-  do {
-    written = ::write(file_.get(), text.data(), text.size());
-  } while (written < 0 && errno == EINTR);
-  const int reason = written < 0 ? errno : ENOSPC;
+  const auto [written, failed] = write_quietly(file_.get(), text);
+  const int reason = written < 0 ? failed : ENOSPC;
   if (written == static_cast<ssize_t>(text.size())) {
     torn_ = false;
     return {};

@@ -70,6 +70,7 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version, const Status&
     for (EngineResult& result : results) result.status = published.status();
   }
   acknowledged_ = all_acknowledged(results);
+  newest_ = std::max(newest_, version);
   std::vector<Status> failures;
   for (std::size_t i = 0; i < results.size(); ++i) {
     EngineTally& tally = tallies_[i];

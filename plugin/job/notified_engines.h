@@ -31,6 +31,8 @@ class NotifiedEngines {
   // `patched`: whether the rollouts' checkpoints hold it, for engines that load one.
   [[nodiscard]] std::vector<Status> notify(std::uint64_t version, const Status& patched = {});
   [[nodiscard]] bool load_patched() const { return load_patched_; }
+  // The newest version that they were told of; 0: none.
+  [[nodiscard]] std::uint64_t newest() const { return newest_; }
   // Whether all of them took the last version.
   [[nodiscard]] bool acknowledged() const { return acknowledged_; }
   [[nodiscard]] Status cleanup(std::uint64_t version);
@@ -49,6 +51,7 @@ class NotifiedEngines {
   std::unique_ptr<EngineNotifier> notifier_;
   std::vector<EngineTally> tallies_;  // as config.engines
   std::set<std::uint64_t> told_;      // versions that may lie there still
+  std::uint64_t newest_ = 0;
   bool acknowledged_ = false, load_patched_ = false;
 };
 

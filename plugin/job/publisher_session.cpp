@@ -3,6 +3,7 @@
 
 #include "core/stopwatch.h"
 #include "formats/receiver_needs.h"
+#include "plugin/job/report_proof.h"
 
 #include <nlohmann/json.hpp>
 
@@ -105,14 +106,24 @@ Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool 
   return report;
 }
 
-Result<std::vector<ReceiverReport>> PublisherSession::listen() {
+Result<std::vector<ReceiverReport>> PublisherSession::listen_to_all() {
   wait_behind();
   road_->progress();
   return road_->receivers();
 }
 
+Result<std::vector<ReceiverReport>> PublisherSession::listen() {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverReport> reports, listen_to_all());
+  const std::string run = to_hex(newest().run);
+  std::erase_if(reports, [&](const ReceiverReport& report) {
+    const std::string of = parse_proof(report.proof).run;
+    return !of.empty() && of != run;
+  });
+  return reports;
+}
+
 bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
-  const Result<std::vector<ReceiverReport>> reports = listen();
+  const Result<std::vector<ReceiverReport>> reports = listen_to_all();
   if (!reports.ok() || reports->size() < rollouts) return true;
   return std::ranges::any_of(*reports, [&](const ReceiverReport& report) {
     return report.proof.empty() || report.proof == kAnchorWanted || report.version < version;
@@ -122,7 +133,7 @@ bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
 // A rollout that still follows another run, of which the road was cleared, may have the number,
 // too.
 bool PublisherSession::patched(std::uint64_t version, std::size_t rollouts) {
-  const Result<std::vector<ReceiverReport>> reports = listen();
+  const Result<std::vector<ReceiverReport>> reports = listen_to_all();
   if (!reports.ok() || reports->size() < rollouts) return false;
   const std::string digest = to_hex(newest().digest);
   return std::ranges::all_of(*reports, [&](const ReceiverReport& report) {
@@ -165,6 +176,11 @@ Status PublisherSession::declare_end() {
   // not end with this one's last version.
   Status alone = leads() ? road_->prune(0).status() : Status();
   if (!alone.ok() && alone.code() != StatusCode::kIncomplete) return alone;
+  // Started again, and without a version since: what this process did not say, it does not know.
+  const bool resumed = publisher_->resumed() && newest().version > 0;
+  if (engines_ != nullptr && resumed && engines_->newest() == 0) {
+    static_cast<void>(tell_engines(newest().version));  // engines() has what failed
+  }
   DRIFTLESS_RETURN_IF_ERROR(
       process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline)));
   return alone;

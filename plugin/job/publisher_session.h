@@ -52,10 +52,12 @@ class PublisherSession {
   [[nodiscard]] std::vector<Status> tell_engines(std::uint64_t version, std::size_t rollouts = 0);
   // [leader] Of the engines; null without.
   [[nodiscard]] const NotifiedEngines* engines() const { return engines_.get(); }
-  // [leader] What the rollouts last said.
+  // [leader] What the rollouts of this run last said. A report that a receiver of another run left
+  // behind, or still makes, is not among them.
   [[nodiscard]] Result<std::vector<ReceiverReport>> listen();
-  // [leader] The last version is the run's last word. If a version behind a step failed, and nobody
-  // asked how it went, this says it, once, and declares nothing.
+  // [leader] The last version is the run's last word. Engines that this process told nothing,
+  // because it was started again and made no version, are told of it first. If a version behind a
+  // step failed, and nobody asked how it went, this says it, once, and declares nothing.
   [[nodiscard]] Status declare_end();
 
   [[nodiscard]] bool leads() const { return group_->leads(); }
@@ -73,6 +75,7 @@ class PublisherSession {
       : config_(std::move(config)), process_(process) {}
   [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group, WeightSource* live);
   [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step);
+  [[nodiscard]] Result<std::vector<ReceiverReport>> listen_to_all();  // whatever their run
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
   [[nodiscard]] bool patched(std::uint64_t version, std::size_t rollouts);
   [[nodiscard]] Status wait_patched(std::uint64_t version, std::size_t rollouts);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The proof in a receiver's report, with how many tensors it cannot read back, if any, and the
-// times of its last commit: "<digest> unproven=2 stage_ms=1.5 commit_ms=0.2". A road carries it
-// unread; the trainer shows it.
+// The proof in a receiver's report, with how many tensors it cannot read back, if any, its run and
+// the times of its last commit: "<digest> unproven=2 run=<run> stage_ms=1.5 commit_ms=0.2". A road
+// carries it unread; the trainer shows it.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@ namespace driftless {
 
 struct ReportProof {
   std::string digest;          // 32 digits; empty if it holds nothing
+  std::string run;             // 32 digits; empty: not in it
   std::uint64_t unproven = 0;  // tensors that the digest was not computed from
   bool timed = false;          // the times were in it
   double stage_ms = 0;         // fetching included

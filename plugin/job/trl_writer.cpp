@@ -242,6 +242,8 @@ class TrlSender final : public SendRoad {
   Result<std::optional<Hash128>> published(const PublicationId& id,
                                            const Deadline& deadline) override;
   Result<std::vector<ReceiverReport>> receivers() override { return road_->receivers(); }
+  [[nodiscard]] std::vector<std::string> left() const override { return road_->left(); }
+  [[nodiscard]] std::vector<std::string> notes() const override { return road_->notes(); }
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override;
   Result<std::uint64_t> highest_number() override { return road_->highest_number(); }
   [[nodiscard]] MemoryKind part_memory() const override { return road_->part_memory(); }

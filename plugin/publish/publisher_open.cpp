@@ -194,7 +194,8 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage told, tell(message, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(layout_, WeightLayout::make(told.tensors));
-  notes_ = told.notes;
+  notes_ = road_.notes();
+  notes_.insert(notes_.end(), told.notes.begin(), told.notes.end());
   fit_positions();
   buffers_.emplace(layout_,
                    info(options_.encoding).positional ? options_.encoding : Encoding::kDeltas);

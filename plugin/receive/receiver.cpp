@@ -239,6 +239,7 @@ class FollowingReceiver final : public Receiver {
       report.proof = to_hex(state.digest);
       const std::size_t unproven = target_->unproven_tensors();
       if (unproven > 0) report.proof += concat(kUnproven, unproven);
+      report.proof += concat(kProofRun, to_hex(run_));
     }
     if (stranded_) report.proof = kAnchorWanted;
     report.needs = needs_;

@@ -76,6 +76,10 @@ TEST_P(RoadContractTest, ReceiversAreKnownUntilTheyLeave) {
   ASSERT_OK(left);
   ASSERT_EQ(left->size(), 1U);
   EXPECT_EQ(left->front().id, "second");
+  EXPECT_EQ(world.sender(0).left(), std::vector<std::string>{"first"});
+  ASSERT_OK(first->report({"first", 4, proof}, soon()));
+  ASSERT_OK(world.sender(0).receivers());
+  EXPECT_TRUE(world.sender(0).left().empty()) << "it is back";
 }
 
 TEST_P(RoadContractTest, ABadReportIsRefused) {
@@ -106,6 +110,7 @@ TEST_P(RoadContractTest, ASilentReceiverIsForgottenAndComesBack) {
   ASSERT_OK(left);
   ASSERT_EQ(left->size(), 1U);
   EXPECT_EQ(left->front().id, "lively");
+  EXPECT_TRUE(world.sender(0).left().empty()) << "it did not sign off";
   ASSERT_OK(silent->report({"silent", 1, ""}, soon()));
   EXPECT_EQ(world.sender(0).receivers()->size(), 2U);
 }

@@ -121,8 +121,11 @@ class RemoteSender final : public SendRoad {
       report.proof = in.text();
       report.needs = in.text();
     }
+    left_.resize(in.number());
+    for (std::string& each : left_) each = in.text();
     return all;
   }
+  std::vector<std::string> left() const override { return left_; }
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
     Unpacker in = call(packed(Call::kPrune).number(version));
     DRIFTLESS_RETURN_IF_ERROR(in.status());
@@ -139,6 +142,7 @@ class RemoteSender final : public SendRoad {
  private:
   Unpacker call(const Packer& out) { return workers->call(worker_, out); }
   unsigned worker_;
+  std::vector<std::string> left_;  // as of the last receivers()
 };
 
 class RemoteGroup final : public Group {

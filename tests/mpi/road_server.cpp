@@ -113,6 +113,9 @@ class Server {
         for (const ReceiverReport& r : *all) {
           out.text(r.id).number(r.version).text(r.proof).text(r.needs);
         }
+        const std::vector<std::string> left = ends_.sender->left();
+        out.number(left.size());
+        for (const std::string& each : left) out.text(each);
         break;
       }
       case Call::kPrune: {

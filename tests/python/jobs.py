@@ -123,6 +123,7 @@ class Job:
 
     def __init__(self, work, road):
         need(*NEEDS.get(road, []))
+        work.mkdir(exist_ok=True)
         self.work, self.road = work, road
         self.config = CONFIGS / ROADS[road]
         self.dir = work / "road"

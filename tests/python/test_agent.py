@@ -340,18 +340,35 @@ def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):
     shutil.rmtree(SHM / f"driftless-{os.geteuid()}-{name}-1", ignore_errors=True)
 
 
-def test_a_dead_engine_holds_up_nobody_and_is_told(work, name):
+def test_a_dead_engine_holds_up_no_other_and_the_trainer_is_told(work, name):
+    """The agent reports what all its engines confirmed, so that the trainer does not end well."""
     history = make_run(work / "run", np.random.default_rng(10), STEPS)
     good = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", "http://127.0.0.1:9"), ("vllm", good))
-    host.set(**{"agent.retries": "1"})
+    host.set(**{"agent.retries": "1", "deadlines.connect": "6s"})
     agent = host.start_agent()
-    trainer = replay(host, work / "run", "--interval-ms", 50)
+    trainer = finish(replay(host, work / "run", "--interval-ms", 50))
     result = finish(agent, 60)
     assert result.returncode == 1, "not everybody has the last version"
     assert "http://127.0.0.1:9 did not take version" in result.stderr
     assert good.loaded[-1] == history[-1] and not good.paused
-    assert finish(trainer).returncode == 0, "the publisher is not held up either"
+    assert trainer.returncode == 1 and "has nothing" in trainer.stderr, trainer.stderr
+
+
+def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, name):
+    make_run(work / "run", np.random.default_rng(17), 4)
+    engine = Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("vllm", engine), **{"agent.retries": "0"})
+    host.set(**{"deadlines.connect": "6s"})
+    agent = host.start_agent()
+    trainer = replay(host, work / "run", "--interval-ms", 600)
+    wait_for(lambda: engine.version == "2", "version 2 in the engine")
+    engine.broken = {"/collective_rpc": 1000}
+    result = finish(trainer)
+    assert result.returncode == 1 and "is at version 2" in result.stderr, result.stderr
+    (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
+    assert rollout["version"] == 2
+    assert finish(agent, 60).returncode == 1
 
 
 def test_another_model_is_not_written_to(work, name):
@@ -390,3 +407,19 @@ def test_a_killed_agent_leaves_a_whole_checkpoint(work, name):
     assert ended(agent, 60)["version"] == STEPS
     assert read_checkpoint(work / "local") == history[-1]
     assert finish(trainer).returncode == 0
+
+
+def test_an_agent_that_is_killed_is_named_by_the_trainer(work, name):
+    make_run(work / "run", np.random.default_rng(18), 6)
+    engine = Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("vllm", engine))
+    host.set(**{"deadlines.connect": "5s", "receiver.id": "agent-of-host-3"})
+    agent = host.start_agent()
+    trainer = host.start_trainer("--replay", work / "run", "--interval-ms", 400)
+    wait_for(lambda: engine.version == "2", "version 2 in the engine")
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    result = finish(trainer)
+    assert result.returncode == 1, result.stdout
+    assert "agent-of-host-3 is at version" in result.stderr
+    assert not json.loads(result.stdout.splitlines()[-1])["ok"]

@@ -359,3 +359,8 @@ def test_bench_names_its_ratios():
     for name in ("diff_vs_read", "diff_deltas_vs_read", "indices_vs_numpy", "deltas_vs_numpy",
                  "xor_vs_numpy", "scatter_vs_numpy"):  # fmt: skip
         assert numbers[name] > 0
+
+
+def test_an_unknown_word_is_named(work):
+    for line in (["frobnicate"], ["frobnicate", "--config", "x"], ["config", "frobnicate"]):
+        assert_refusal(run(*line), 2, "'frobnicate'", "check" if line[0] == "config" else "trainer")

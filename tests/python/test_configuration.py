@@ -100,3 +100,40 @@ def test_info_lists_every_backend():
     assert {"loopback", "shared_fs", "shared_fs/hdf5", "object_store", "mpi_rma", "engines", "cuda"} <= names
     assert all(backend["built"] or backend["why_not"] for backend in info["backends"])
     assert "reference" in info["kernels"]
+
+
+def test_check_tells_what_auto_is(work):
+    path = work / "job.yaml"
+    path.write_text("road: { kind: shared_fs, dir: /d, layout: frames }\n")
+    checked = ok_json("config", "check", path)
+    assert checked["settings"]["encoding"] == "auto"
+    assert checked["meaning"]["encoding"].startswith("auto: deltas at first")
+    assert "auto: deltas at first" in ok("config", "check", path)
+    checked = ok_json("config", "check", path, "--set", "encoding=deltas")
+    assert checked["settings"]["encoding"] == "deltas" and "meaning" not in checked
+
+
+def test_check_refuses_the_addresses_that_a_trainer_refuses(work):
+    path = work / "job.yaml"
+    path.write_text("road: { kind: object_store, url: 'gs://bucket/run?token=s3cr3t' }\n")
+    for command in (["config", "check", path], ["trainer", "--config", path]):
+        refused = run(*command)
+        assert_refusal(refused, 2, "road.url", "gs://bucket/run", "s3://bucket/prefix")
+        assert "s3cr3t" not in refused.stderr
+
+
+def test_numbers_are_numbers_in_json(work):
+    path = work / "job.yaml"
+    path.write_text(
+        "road: { kind: shared_fs, dir: /d, layout: hf_delta }\n"
+        "receiver: { id: '42' }\n"
+        "engines: [{ url: 'http://h:1', local_checkpoint_dir: /m }]\n"
+    )
+    settings = ok_json("config", "check", path)["settings"]
+    assert settings["road.part_files"] == 64 and settings["keep_versions"] == 16
+    assert settings["anchors.first"] in (True, False) and settings["notify.cleanup"] is False
+    assert settings["receiver.id"] == "42" and settings["buffer_size"].endswith("iB")
+    keys = {row["key"]: row["default"] for row in ok_json("info")["keys"]}
+    assert keys["road.part_files"] == 64 and keys["notify.cleanup"] is False
+    strings = [value for value in [*settings.values(), *keys.values()] if isinstance(value, str)]
+    assert [text for text in strings if text.isdecimal()] == ["42"]

@@ -236,3 +236,31 @@ def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engin
     job.settings += ["--set", "notify.cleanup=true"]
     assert run(*job.trainer("--replay", work / "run")).returncode == 0
     assert not list(job.dir.glob("weight_v*"))
+
+
+def test_a_trainer_that_is_started_again_brings_engines_to_the_newest_version(work, rng, engine):
+    """They missed it, and no further version comes: a trainer that told nobody proves nothing."""
+    need("engines")
+    make_run(work / "run", rng, 2)
+    job = with_engine(Job(work, "hf_delta"), engine, work)
+    job.settings += ["--set", "notify.retries=0"]
+    engine.refuse = True
+    assert run(*job.trainer("--replay", work / "run")).returncode == 1
+    engine.calls.clear()
+    again = run(*job.trainer("--replay", work / "run"))
+    assert again.returncode == 1 and engine.calls, again.stdout
+    assert "NOT all engines took every version" in again.stdout.splitlines()[-1]
+    engine.refuse = False
+    assert run(*job.trainer("--replay", work / "run")).returncode == 0
+    assert engine.weight_version == "2" and not engine.paused
+
+
+def test_a_replay_whose_versions_were_removed_ends_with_the_last_step(work, rng, engine):
+    need("engines")
+    history = make_run(work / "run", rng, 2)
+    job = with_engine(Job(work, "hf_delta"), engine, work)
+    assert run(*job.trainer("--replay", work / "run", "--set", "notify.cleanup=true")).returncode == 0
+    again = run(*job.trainer("--replay", work / "run"))
+    assert again.returncode == 0, again.stderr
+    assert run(*job.rollout("--save", work / "save", "--base", work / "run/step_000000")).returncode == 0
+    assert read_checkpoint(work / "save/rollout_00") == history[2]

@@ -76,6 +76,8 @@ class FaultyRoad final : public SendRoad {
     return road_->published(id, deadline);
   }
   Result<std::vector<ReceiverReport>> receivers() override { return road_->receivers(); }
+  std::vector<std::string> left() const override { return road_->left(); }
+  std::vector<std::string> notes() const override { return road_->notes(); }
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
     return road_->prune(version);
   }

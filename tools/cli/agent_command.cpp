@@ -250,19 +250,24 @@ class Agent {
     return !updates.empty();
   }
 
-  // The version that everybody on this host has: it is what the publisher is told.
+  // The version that everybody on this host has: it is what the publisher is told. An engine that
+  // fails counts with the version that it confirmed last; nothing if it never confirmed one.
   [[nodiscard]] std::optional<std::uint64_t> confirmed() const {
     std::uint64_t least = delivery_->version();
     const std::vector<Worker> workers = delivery_->workers();
     if (workers.size() < config_.agent.workers && reached_.size() < config_.agent.workers) {
       return std::nullopt;
     }
+    // Shared memory that nobody has read is no version that somebody holds.
+    const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
+    if (!files && workers.empty() && config_.agent.engines.empty()) return std::nullopt;
     for (const Worker& worker : workers) {
       if (!worker.version) return std::nullopt;
       least = std::min(least, *worker.version);
     }
     for (const EngineState& engine : fleet_->states()) {
-      if (engine.status.ok()) least = std::min(least, engine.version);
+      if (engine.version == 0) return std::nullopt;
+      least = std::min(least, engine.version);
     }
     return least;
   }
@@ -274,7 +279,8 @@ class Agent {
     const std::optional<Digest> digest = version ? delivery_->digest(*version) : std::nullopt;
     if (digest) {
       report.version = *version;
-      report.proof = proof_with_times(to_hex(*digest), log_.stage_ms(), log_.commit_ms());
+      report.proof = proof_with_times(concat(to_hex(*digest), kProofRun, to_hex(delivery_->run())),
+                                      log_.stage_ms(), log_.commit_ms());
     }
     if (delivery_->wants_anchor()) {
       report.version = delivery_->version();

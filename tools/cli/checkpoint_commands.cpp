@@ -271,16 +271,32 @@ Result<int> run_verify(const Common& common, const VerifyArguments& options) {
                               : verify_like(common, options, checkpoint, bar.callback());
 }
 
+namespace {
+
+// Numbers as numbers, except in what others have named or written.
+nlohmann::ordered_json inspected(const std::string& name, const std::string& value) {
+  if (name == "tensor" || name == "file" || name == "dataset" || name.starts_with("metadata ")) {
+    return value;
+  }
+  if (value == "-" || value == "?") return nullptr;
+  const bool shape = name == "shape" && nlohmann::ordered_json::accept(value);
+  return shape ? nlohmann::ordered_json::parse(value) : number_or_text(value);
+}
+
+}  // namespace
+
 Result<int> run_inspect(const Common& common, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Inspection result, inspect_path(posix_file_system(), path));
   if (common.json) {
     nlohmann::ordered_json json;
     json["kind"] = result.kind;
-    for (const auto& [name, value] : result.facts) json[name] = value;
+    for (const auto& [name, value] : result.facts) json[name] = inspected(name, value);
     json["rows"] = nlohmann::ordered_json::array();
     for (const auto& row : result.rows) {
       nlohmann::ordered_json item;
-      for (std::size_t i = 0; i < row.size(); ++i) item[result.columns[i]] = row[i];
+      for (std::size_t i = 0; i < row.size(); ++i) {
+        item[result.columns[i]] = inspected(result.columns[i], row[i]);
+      }
       json["rows"].push_back(std::move(item));
     }
     print_json(json);

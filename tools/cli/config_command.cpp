@@ -12,12 +12,38 @@
 namespace driftless::cli {
 namespace {
 
+// As a JSON value: what the key takes says which kind. Sizes and durations keep their units.
+nlohmann::ordered_json typed(std::string_view expected, const std::string& text) {
+  if (expected.starts_with("true") && (text == "true" || text == "false")) {
+    return text == "true";
+  }
+  return expected.starts_with("a whole number") || expected.starts_with("a number")
+             ? number_or_text(text)
+             : nlohmann::ordered_json(text);
+}
+
+// The row of "engines[0].url" is "engines[].url".
+std::string_view expected_of(std::string name) {
+  if (const std::size_t open = name.find('['); open != std::string::npos) {
+    name.erase(open + 1, name.find(']') - open - 1);
+  }
+  const ConfigKey* const key = find_config_key(name);
+  return key == nullptr ? std::string_view() : key->expected;
+}
+
+// What `auto` leaves to the run.
+std::string meaning(const Config& config, const std::string& key, const std::string& value) {
+  if (key != "encoding" || !config.publisher.encoding_auto) return value;
+  return concat("auto: ", info(config.publisher.encoding).name,
+                " at first, then deltas, deltas_zstd or compact, whichever ends soonest");
+}
+
 void print_info_json() {
   nlohmann::ordered_json json;
   json["keys"] = nlohmann::ordered_json::array();
   for (const ConfigKey& key : config_keys()) {
     json["keys"].push_back({{"key", key.name},
-                            {"default", key.default_value()},
+                            {"default", typed(key.expected, key.default_value())},
                             {"value", key.expected},
                             {"help", key.help}});
   }
@@ -43,14 +69,18 @@ Result<int> run_config_check(const Common& common, const JobArguments& arguments
   if (common.json) {
     nlohmann::ordered_json json;
     json["ok"] = true;
-    for (const auto& [key, value] : settings) json["settings"][key] = value;
+    for (const auto& [key, value] : settings) {
+      json["settings"][key] = typed(expected_of(key), value);
+      const std::string meant = meaning(config, key, value);
+      if (meant != value) json["meaning"][key] = meant;
+    }
     print_json(json);
     return int{kExitOk};
   }
   std::cout << arguments.config << ": ok\n\n";
   std::vector<std::vector<std::string>> rows;
   for (const auto& [key, value] : settings) {
-    rows.push_back({key, or_dash(value)});
+    rows.push_back({key, or_dash(meaning(config, key, value))});
   }
   print_table({"key", "value"}, rows);
   return int{kExitOk};

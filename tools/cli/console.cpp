@@ -54,6 +54,15 @@ int report(const Common& common, const Status& status) {
   return exit_code(status.code());
 }
 
+nlohmann::ordered_json number_or_text(const std::string& text) {
+  constexpr std::size_t kMostDigits = 19;  // more is a hash
+  const bool number = !text.empty() && text.size() <= kMostDigits &&
+                      (text == "0" || text[0] != '0' || text.starts_with("0.")) &&
+                      text.find_first_not_of("0123456789.") == std::string::npos &&
+                      nlohmann::ordered_json::accept(text);
+  return number ? nlohmann::ordered_json::parse(text) : nlohmann::ordered_json(text);
+}
+
 void print_json(const nlohmann::ordered_json& json) {
   std::cout << json_line(json) << "\n" << std::flush;
 }

@@ -39,6 +39,8 @@ struct Common {
 
 // A failure as one line on stderr (and as an object on stdout with --json). Returns the exit code.
 int report(const Common& common, const Status& status);
+// A JSON number if the text is one, as people write it.
+[[nodiscard]] nlohmann::ordered_json number_or_text(const std::string& text);
 void print_json(const nlohmann::ordered_json& json);
 
 // Columns aligned: those of numbers (every cell begins with a digit, or is "-") to the right.

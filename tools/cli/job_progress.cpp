@@ -9,6 +9,7 @@
 
 #include "formats/receiver_proof.h"
 #include "plugin/job/metrics.h"
+#include "plugin/job/publisher_session.h"
 #include "plugin/job/report_proof.h"
 #include "tools/bench/measure.h"
 #include "tools/cli/console.h"
@@ -42,11 +43,16 @@ bool JobProgress::counts(const std::string& id) const {
   return expected_.empty() || std::find(expected_.begin(), expected_.end(), id) != expected_.end();
 }
 
-void JobProgress::heard(const std::vector<ReceiverReport>& reports) {
+void JobProgress::heard(const std::vector<ReceiverReport>& reports,
+                        const std::vector<std::string>& left) {
   anchor_wanted_ = false;
+  for (const std::string& id : left) {
+    if (const auto known = rollouts_.find(id); known != rollouts_.end()) known->second.left = true;
+  }
   for (const ReceiverReport& report : reports) {
     if (!counts(report.id)) continue;
     Rollout& rollout = rollouts_[report.id];  // one that is stranded counts, too
+    rollout.left = false;
     if (report.proof == kAnchorWanted) {
       anchor_wanted_ = true;
       continue;
@@ -61,11 +67,15 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports) {
     rollout.there = true;
     rollout.version = report.version;
     rollout.last_proof = report.proof;
+    rollout.parts = wants_parts(report);
     const auto at = versions_.find(report.version);
-    if (report.version == last_version_ && proof.digest != last_digest_) rollout.wrong = true;
+    const bool comparable = !rollout.parts;
+    if (comparable && report.version == last_version_ && proof.digest != last_digest_) {
+      rollout.wrong = true;
+    }
     if (at == versions_.end()) continue;
     Version& version = at->second;
-    if (proof.digest != version.digest) rollout.wrong = true;
+    if (comparable && proof.digest != version.digest) rollout.wrong = true;
     if (!proof.timed) continue;  // its times come in the next report
     version.staged = true;
     version.stage_ms = std::max(version.stage_ms, proof.stage_ms);
@@ -125,27 +135,35 @@ void JobProgress::print_line(const Version& version) {
   std::cout.flush();
 }
 
-std::size_t JobProgress::arrived() const {
-  return static_cast<std::size_t>(
-      std::count_if(rollouts_.begin(), rollouts_.end(), [&](const auto& entry) {
-        const Rollout& rollout = entry.second;
-        return rollout.there && !rollout.wrong && rollout.version == last_version_ &&
-               parse_proof(rollout.last_proof).digest == last_digest_;
-      }));
+bool JobProgress::holds_last(const Rollout& rollout) const {
+  return rollout.there && !rollout.wrong && rollout.version == last_version_ &&
+         (rollout.parts || parse_proof(rollout.last_proof).digest == last_digest_);
+}
+
+std::string JobProgress::unproven(const Rollout& rollout) {
+  if (rollout.parts) return "holds parts, unproven here";
+  const std::uint64_t tensors = parse_proof(rollout.last_proof).unproven;
+  return tensors == 0 ? std::string() : concat(tensors, " tensors unproven");
 }
 
 bool JobProgress::present() const { return rollouts_.size() >= least_; }
 
+bool JobProgress::nobody() const {
+  return least_ == 0 &&
+         std::ranges::all_of(rollouts_, [](const auto& entry) { return entry.second.left; });
+}
+
 bool JobProgress::complete() const {
-  // With --rollouts N it takes N; others may be those of an earlier job.
-  const bool named = !expected_.empty() || least_ == 0;
-  return present() && arrived() >= (named ? rollouts_.size() : least_);
+  const auto holds = [&](const auto& entry) { return holds_last(entry.second); };
+  if (least_ > 0) return std::cmp_greater_equal(std::ranges::count_if(rollouts_, holds), least_);
+  return std::ranges::all_of(rollouts_,
+                             [&](const auto& entry) { return entry.second.left || holds(entry); });
 }
 
 std::string JobProgress::missing() const {
   std::string text;
   for (const auto& [id, rollout] : rollouts_) {
-    if (rollout.there && !rollout.wrong && rollout.version == last_version_) continue;
+    if (holds_last(rollout) || (least_ == 0 && rollout.left)) continue;
     text += concat(text.empty() ? "" : "; ", id,
                    rollout.wrong ? " reported another digest than the trainer's at version "
                                  : (rollout.there ? " is at version " : " has nothing of version "),
@@ -197,7 +215,10 @@ void JobProgress::print_summary_json(std::span<const EngineTally> engines,
                                 {"version", rollout.version},
                                 {"digest", proof.digest},
                                 {"unproven", proof.unproven},
-                                {"same", rollout.there && !rollout.wrong}});
+                                {"parts", rollout.parts},
+                                {"same", rollout.there && !rollout.wrong},
+                                {"holds_last", holds_last(rollout)},
+                                {"signed_off", rollout.left}});
   }
   json["engines"] = nlohmann::ordered_json::array();
   for (const EngineTally& tally : engines) {
@@ -205,6 +226,21 @@ void JobProgress::print_summary_json(std::span<const EngineTally> engines,
         {{"url", tally.url}, {"calls", tally.versions}, {"failures", tally.failures}});
   }
   print_json(json);
+}
+
+std::string JobProgress::closing_line(bool engines) const {
+  const std::string last = concat("version ", last_version_, " with digest ", last_digest_);
+  if (nobody()) {
+    return concat(engines ? "No rollout followed: " : "Nobody followed: ",
+                  rollouts_.empty() ? "no rollout reported" : "all rollouts signed off before",
+                  "; the run ended at ", last);
+  }
+  std::string doubts;
+  for (const auto& [id, rollout] : rollouts_) {
+    const std::string doubt = holds_last(rollout) ? unproven(rollout) : std::string();
+    if (!doubt.empty()) doubts += concat("; ", id, ": ", doubt);
+  }
+  return concat(complete() ? "All" : "NOT all", " rollouts ended at ", last, doubts);
 }
 
 void JobProgress::print_summary(std::span<const EngineTally> engines) const {
@@ -218,16 +254,18 @@ void JobProgress::print_summary(std::span<const EngineTally> engines) const {
             << fixed(sums.stage_ms, 1) << ", commit " << fixed(sums.commit_ms, 1) << "\n\n";
   std::vector<std::vector<std::string>> rows;
   for (const auto& [id, rollout] : rollouts_) {
-    rows.push_back({id, rollout.there ? std::to_string(rollout.version) : "-",
-                    rollout.wrong ? "different" : (rollout.there ? "same" : "-")});
+    std::string digest = rollout.wrong ? "different" : (rollout.there ? "same" : "-");
+    const std::string doubt = unproven(rollout);
+    if (!doubt.empty()) digest += concat(" (", doubt, ")");
+    if (rollout.left) digest += ", signed off";
+    rows.push_back({id, rollout.there ? std::to_string(rollout.version) : "-", digest});
   }
   for (const EngineTally& tally : engines) {
     rows.push_back({tally.url, concat(tally.versions, " calls"),
                     tally.failures == 0 ? "ok" : concat(tally.failures, " failed")});
   }
   if (!rows.empty()) print_table({"rollout", "version", "digest"}, rows);
-  std::cout << (complete() ? "All" : "NOT all") << " rollouts ended at version " << last_version_
-            << " with digest " << last_digest_;
+  std::cout << closing_line(!engines.empty());
   if (!engines.empty()) {
     std::cout << "; " << (all_took(engines) ? "all" : "NOT all") << " engines took every version";
   }

@@ -19,20 +19,24 @@ namespace driftless::cli {
 
 class JobProgress {
  public:
-  // `expected`: the rollouts' ids; empty: whoever reports, but at least `least` of them.
+  // `expected`: the rollouts' ids. Empty: at least `least` rollouts, or, if that is 0, whoever
+  // reports and does not sign off.
   JobProgress(bool json, std::vector<std::string> expected, std::size_t least);
 
   // The first version of this process, already there.
   void start(std::uint64_t version, const Digest& digest);
   void published(const PublishReport& report);
-  void heard(const std::vector<ReceiverReport>& reports);
+  // `left`: the ids of those that signed off.
+  void heard(const std::vector<ReceiverReport>& reports, const std::vector<std::string>& left);
   // Prints the versions that need not wait any more; with `all` every one.
   void print(bool all);
 
   // All rollouts that are expected have reported.
   [[nodiscard]] bool present() const;
-  // They are all at the last version, with its digest.
+  // All that are waited for hold the last version, with its digest as far as they can tell.
   [[nodiscard]] bool complete() const;
+  // There is nobody to wait for.
+  [[nodiscard]] bool nobody() const;
   // Which are not, in one line.
   [[nodiscard]] std::string missing() const;
   // Some rollout fell too far behind and finds no anchor, as of the last heard().
@@ -55,10 +59,15 @@ class JobProgress {
     std::uint64_t best = 0;  // the highest that it ever said
     bool there = false;      // holds a version at all
     bool wrong = false;      // reported another digest than the trainer's, at any time
+    bool parts = false;      // holds some tensors only, and so has a digest of its own
+    bool left = false;       // signed off
     std::string last_proof;
   };
   [[nodiscard]] bool counts(const std::string& id) const;
-  [[nodiscard]] std::size_t arrived() const;
+  [[nodiscard]] bool holds_last(const Rollout& rollout) const;
+  // Empty: it proved the digest of what it holds.
+  [[nodiscard]] static std::string unproven(const Rollout& rollout);
+  [[nodiscard]] std::string closing_line(bool engines) const;
   [[nodiscard]] bool passed(std::uint64_t version) const;
   void print_line(const Version& version);
   struct Totals {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `driftless` command: what may be typed, and what it runs.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <iostream>
@@ -280,8 +281,9 @@ void add_trainer(CLI::App& app, Arguments& all) {
              std::uint64_t{0}, std::uint64_t{86'400'000});
   command
       ->add_option("--rollouts", options.rollouts,
-                   "Rollouts to wait for at the start and the end, where mpirun did not start them "
-                   "beside the trainer (default: whoever registers)")
+                   "Rollouts to wait for at the start and the end, if mpirun did not start them "
+                   "beside the trainer (default: at the end, whoever reported and did not sign "
+                   "off)")
       ->check(CLI::Range(0U, 1'000'000U));
   runs(*command, all, [&all] { return run_trainer(all.common, all.trainer); });
 }
@@ -322,6 +324,24 @@ void add_common(CLI::App& command, Common& common) {
       ->check(CLI::Range(1, 1024));
 }
 
+// Empty, or what is wrong with the first words of the line: "config WORD" has two.
+std::string unknown_command(const CLI::App& app, int argc, char** argv) {
+  const CLI::App* at = &app;
+  for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
+    const auto known = at->get_subcommands([](const CLI::App*) { return true; });
+    if (known.empty()) return {};
+    const auto next = std::ranges::find_if(
+        known, [&](const CLI::App* each) { return each->get_name() == argv[i]; });
+    if (next == known.end()) {
+      std::string names;
+      for (const CLI::App* each : known) names += concat(" ", each->get_name());
+      return concat("there is no command '", argv[i], "'; those are:", names);
+    }
+    at = *next;
+  }
+  return {};
+}
+
 // The exit code. What is wrong has been printed.
 int run(int argc, char** argv) {
   CLI::App app{"Driftless ships exactly the changed weights, losslessly."};
@@ -339,6 +359,10 @@ int run(int argc, char** argv) {
     const auto below = command->get_subcommands({});
     if (below.empty()) add_common(*command, all.common);
     for (CLI::App* inner : below) add_common(*inner, all.common);
+  }
+  if (const std::string unknown = unknown_command(app, argc, argv); !unknown.empty()) {
+    std::cerr << "driftless: usage: " << unknown << "; see driftless --help\n";
+    return kExitUsage;
   }
   try {
     app.parse(argc, argv);

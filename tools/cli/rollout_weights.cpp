@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "core/new_directory.h"
 #include "formats/checkpoint.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/job/devices.h"
@@ -64,9 +65,8 @@ Status copy_base(const std::string& base, const std::string& path) {
   const std::string hidden =
       (target.parent_path() / concat(".", target.filename().string())).string();
   DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
-  if (target.has_parent_path()) {
-    DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, target.parent_path().string()));
-  }
+  // As the directory itself, which the copy makes: never in a place that is not there.
+  DRIFTLESS_RETURN_IF_ERROR(make_last_directory(fs, hidden).status());
   std::error_code failed;
   stdfs::copy(base, hidden, stdfs::copy_options::recursive, failed);
   if (failed) return errno_status(failed.value(), concat("copying ", base, " to ", path));

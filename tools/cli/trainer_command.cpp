@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/version.h"
+#include "plugin/checkpoint/verify.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
 #include "tools/cli/commands.h"
@@ -21,6 +22,7 @@ namespace {
 
 constexpr unsigned kMostSynthesized = 16;  // checkpoints on disk, played to and fro
 constexpr int kMostFailures = 3;           // of one version, one after the other
+constexpr std::uint64_t kMostSkipped = 4;  // numbers of versions that were never seen
 constexpr auto kLongest = std::chrono::hours(24);
 
 // The weights to publish: the checkpoints DIR/step_000000/ (the base), step_000001/, ... without a
@@ -117,7 +119,11 @@ class Trainer {
     DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
     DRIFTLESS_RETURN_IF_ERROR(prepare_steps());
     DRIFTLESS_RETURN_IF_ERROR(open());
-    if (leads()) DRIFTLESS_RETURN_IF_ERROR(wait_for_rollouts());
+    if (leads()) absent_ = wait_for_rollouts();
+    // Those of this job have failed, and end it; others that do not come are the run's outcome.
+    if (process_.together() || absent_.code() != StatusCode::kDeadlineExceeded) {
+      DRIFTLESS_RETURN_IF_ERROR(absent_);
+    }
     DRIFTLESS_RETURN_IF_ERROR(publish_all());
     return close();
   }
@@ -173,8 +179,26 @@ class Trainer {
     const EndOfRun first = session_->newest();
     progress_.start(first.version, first.digest);
     for (const std::string& note : session_->publisher().notes()) say(note);
-    if (session_->publisher().resumed()) say(concat("resumed at version ", first.version));
-    return {};
+    if (!session_->publisher().resumed()) return {};
+    say(concat("resumed at version ", first.version));
+    return find_step(first);
+  }
+
+  // The version there must be one of these steps: else nothing, or a mixture, would be published.
+  // Numbers that a killed trainer used up are skipped, so that it may be a somewhat earlier step.
+  [[nodiscard]] Status find_step(const EndOfRun& there) {
+    if (there.version == 0) return {};
+    const std::uint64_t newest = std::min(there.version, steps_.last());
+    for (at_ = newest;; --at_) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint step,
+                                 Checkpoint::open(posix_file_system(), steps_.path(at_)));
+      if (digest_checkpoint(step, common_.thread_count()) == there.digest) return {};
+      if (at_ == 0 || newest - at_ == kMostSkipped) break;
+    }
+    return error(StatusCode::kAlreadyExists, "the road holds version ", there.version, " of run ",
+                 to_hex(there.run), " with digest ", to_hex(there.digest), ", which ",
+                 steps_.path(newest), " does not have: another run",
+                 "; use another road.dir or road.url, or remove the old run");
   }
 
   void say(const std::string& text) const {
@@ -183,17 +207,36 @@ class Trainer {
 
   [[nodiscard]] Status listen() {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> reports, session_->listen());
-    progress_.heard(reports);
+    progress_.heard(reports, session_->road().left());
     return {};
   }
+
+  // Says once, after a moment, what is waited for.
+  class Waiting {
+   public:
+    explicit Waiting(const Trainer& trainer) : trainer_(trainer) {}
+    void say(const std::string& what) {
+      if (said_ || !soon_.expired()) return;
+      said_ = true;
+      trainer_.say(concat("waiting, for deadlines.connect (",
+                          trainer_.config_.connect_deadline.count(), " ms) at most: ", what));
+    }
+
+   private:
+    const Trainer& trainer_;
+    Deadline soon_ = Deadline::after(std::chrono::seconds(1));
+    bool said_ = false;
+  };
 
   // Those that are expected: whoever comes later might find the ring past its first version.
   [[nodiscard]] Status wait_for_rollouts() {
     const Deadline deadline = Deadline::after(config_.connect_deadline);
     Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
+    Waiting waiting(*this);
     for (;;) {
       DRIFTLESS_RETURN_IF_ERROR(listen());
       if (progress_.present() || StopSignals::received() != 0) return {};
+      waiting.say(progress_.missing());
       if (!backoff.sleep(deadline)) {
         return error(StatusCode::kDeadlineExceeded, "deadlines.connect (",
                      config_.connect_deadline.count(), " ms): ", progress_.missing());
@@ -218,8 +261,8 @@ class Trainer {
     std::string word = "end";
     if (leads()) {
       stopped_ = std::find(asked.begin(), asked.end(), "stop") != asked.end();
-      const std::uint64_t next = session_->newest().version + 1;
-      if (!stopped_ && next <= steps_.last()) word = std::to_string(next);
+      const std::uint64_t next = std::min(session_->newest().version + 1, steps_.last());
+      if (!stopped_ && absent_.ok() && at_ < next) word = std::to_string(next);
     }
     DRIFTLESS_ASSIGN_OR_RETURN(word, group_->broadcast(word, deadline));
     if (word == "end") return std::optional<std::uint64_t>();
@@ -244,6 +287,7 @@ class Trainer {
       }
       failures = 0;
       if (!leads()) continue;
+      at_ = *step;
       progress_.published(*report);
       // An engine that fails is told of and counted; the run goes on.
       for (const Status& failure :
@@ -296,10 +340,12 @@ class Trainer {
     std::uint64_t progress = progress_.progress();
     Deadline deadline = Deadline::after(stopped_ ? kStopWait : config_.connect_deadline);
     Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
+    Waiting waiting(*this);
     for (;;) {
       DRIFTLESS_RETURN_IF_ERROR(listen());
       progress_.print(false);
       if (progress_.complete()) break;
+      waiting.say(progress_.missing());
       if (progress_.anchor_wanted()) DRIFTLESS_RETURN_IF_ERROR(help_stranded());
       if (progress_.progress() != progress) {
         progress = progress_.progress();
@@ -312,8 +358,8 @@ class Trainer {
   }
 
   [[nodiscard]] Result<int> close() {
-    Status missed;  // what the leader found missing
-    if (leads()) {
+    Status missed = absent_;  // what the leader found missing
+    if (leads() && absent_.ok()) {
       DRIFTLESS_RETURN_IF_ERROR(wait_for_last());
       DRIFTLESS_RETURN_IF_ERROR(session_->declare_end());
       missed = finish();
@@ -367,6 +413,8 @@ class Trainer {
   std::unique_ptr<Group> group_;  // for this command
   std::unique_ptr<PublisherSession> session_;
   std::uint64_t round_ = 0;
+  std::uint64_t at_ = 0;  // the step that the last version holds
+  Status absent_;         // the rollouts that did not come
   bool stopped_ = false;
   bool anchored_ = false;  // the last version has its anchor
 };
