@@ -87,8 +87,9 @@ bool JobProgress::passed(std::uint64_t version) const {
   if (rollouts_.size() < least_) return false;
   return std::all_of(rollouts_.begin(), rollouts_.end(), [&](const auto& entry) {
     const Rollout& rollout = entry.second;
-    return rollout.there && (rollout.version > version ||
-                             (rollout.version == version && parse_proof(rollout.last_proof).timed));
+    return rollout.left || (rollout.there &&
+                            (rollout.version > version || (rollout.version == version &&
+                                                           parse_proof(rollout.last_proof).timed)));
   });
 }
 

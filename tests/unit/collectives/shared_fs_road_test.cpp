@@ -280,8 +280,31 @@ TEST_F(SharedFsRoadTest, AReceiverMayBeThereBeforeTheDirectory) {
   const auto early = receiver();
   EXPECT_TRUE(early->list(soon())->empty());
   EXPECT_EQ(early->wait_beyond(0, in_ms(20)).code(), StatusCode::kDeadlineExceeded);
-  ASSERT_OK(early->report({"early", 0, ""}, soon()));
+  EXPECT_EQ(early->report({"early", 0, ""}, soon()).code(), StatusCode::kNotFound);
+  EXPECT_FALSE(stdfs::exists(options_.dir)) << "it may be mistyped, or not mounted";
   const auto leader = sender();
+  EXPECT_EQ(leader->notes().size(), 1U) << "made";
+  ASSERT_OK(early->report({"early", 0, ""}, soon()));
+  EXPECT_EQ(leader->receivers()->size(), 1U);
+}
+
+TEST_F(SharedFsRoadTest, OnlyTheLastDirectoryIsMade) {
+  options_.dir = dir_.file("not/mounted");
+  const auto refused = make_shared_fs_sender(posix_file_system(), options_, 0, 1);
+  EXPECT_EQ(refused.status().code(), StatusCode::kNotFound);
+  EXPECT_FALSE(stdfs::exists(dir_.file("not")));
+  options_.dir = dir_.file("road") + "//";
+  EXPECT_EQ(sender()->notes().size(), 1U);
+  EXPECT_TRUE(sender()->notes().empty()) << "it was there";
+}
+
+TEST_F(SharedFsRoadTest, ANewRunForgetsTheReceiversOfTheLast) {
+  const auto leader = sender();
+  ASSERT_OK(receiver()->report({"old", 3, "proof"}, soon()));
+  ASSERT_OK(leader->announce("run", soon()));
+  EXPECT_TRUE(leader->receivers()->empty());
+  ASSERT_OK(receiver()->report({"new", 0, ""}, soon()));
+  ASSERT_OK(leader->announce("run", soon())) << "the same";
   EXPECT_EQ(leader->receivers()->size(), 1U);
 }
 
@@ -297,6 +320,7 @@ TEST_F(SharedFsRoadTest, ADamagedReceiverFilePreventsPruning) {
 }
 
 TEST_F(SharedFsRoadTest, ARestartedReceiverIsASignOfLifeThoughItSaysTheSame) {
+  const auto leader = sender();
   ASSERT_OK(receiver()->report({"host", 1, "proof"}, soon()));
   const std::string first = content(road(".receivers/host.json"));
   ASSERT_OK(receiver()->report({"host", 1, "proof"}, soon()));

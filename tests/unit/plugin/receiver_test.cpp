@@ -28,7 +28,8 @@ TEST_F(ReceiverTest, FollowsStepByStep) {
     EXPECT_FALSE(done->anchor);
     EXPECT_EQ(reported(), version);
   }
-  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[3])));
+  EXPECT_EQ((*sender_->receivers())[0].proof,
+            concat(to_hex(digest_of(run_.weights[3])), kProofRun, to_hex(receiver_->run())));
   ASSERT_TRUE(receiver_->leave().ok());
   EXPECT_TRUE(sender_->receivers()->empty());
 }
@@ -167,7 +168,8 @@ TEST_F(ReceiverTest, SaysWhatToDoWhereStepsAreGoneAndThereIsNoAnchor) {
   send(*sender_, run_.anchor(12));
   ASSERT_TRUE(update().ok()) << "and goes on where one comes";
   EXPECT_TRUE(same(held_, run_.weights[12]));
-  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[12])));
+  EXPECT_EQ((*sender_->receivers())[0].proof,
+            concat(to_hex(digest_of(run_.weights[12])), kProofRun, to_hex(receiver_->run())));
 }
 
 // What is listed and stays gone is no better than what is not listed.
@@ -183,7 +185,8 @@ TEST_F(ReceiverTest, AsksForAnAnchorWhereAPartIsGone) {
   publish(2, 2);
   send(*sender_, run_.anchor(2));
   ASSERT_TRUE(update().ok());
-  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[2])));
+  EXPECT_EQ((*sender_->receivers())[0].proof,
+            concat(to_hex(digest_of(run_.weights[2])), kProofRun, to_hex(receiver_->run())));
 }
 
 TEST_F(ReceiverTest, LooksAgainWhereAStepGoesWhileItIsFetched) {
