@@ -34,4 +34,16 @@ std::optional<Hash128> PartHash::hash() const {
   return Hash128{hash.high64, hash.low64};
 }
 
+Result<Hash128> hash_by(std::span<const std::byte> bytes, const Deadline& deadline,
+                        std::string_view what) {
+  constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
+  if (bytes.size() <= kPieceBytes) return xxh3_128(bytes);
+  PartHash hash;
+  for (std::size_t done = 0; done < bytes.size(); done += kPieceBytes) {
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("hashing ", what)));
+    hash.wrote(done, bytes.subspan(done, std::min(kPieceBytes, bytes.size() - done)));
+  }
+  return *hash.hash();
+}
+
 }  // namespace driftless

@@ -31,4 +31,8 @@ class PartHash {
   std::uint64_t size_bytes_ = 0;
 };
 
+// Of bytes that may be many: the deadline is looked at on the way. `what` names them in its error.
+[[nodiscard]] Result<Hash128> hash_by(std::span<const std::byte> bytes, const Deadline& deadline,
+                                      std::string_view what);
+
 }  // namespace driftless

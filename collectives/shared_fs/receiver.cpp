@@ -59,6 +59,7 @@ class Receiver final : public ReceiveRoad {
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading the manifest of ", path(id))));
+    DRIFTLESS_RETURN_IF_ERROR(check_own(id));
     // Files of a directory may become visible late and in any order.
     const auto late = [](const Status& failure) {
       return failure.code() == StatusCode::kNotFound
@@ -81,6 +82,7 @@ class Receiver final : public ReceiveRoad {
                                                const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", part.name, " of ", path(id))));
     DRIFTLESS_RETURN_IF_ERROR(check_ranges("shared_fs", id, part, ranges));
+    DRIFTLESS_RETURN_IF_ERROR(check_own(id));
     auto bytes = reader_(path(id), part, ranges, deadline);
     if (!bytes.ok()) return or_gone(id, bytes.status());
     return bytes;
@@ -118,6 +120,14 @@ class Receiver final : public ReceiveRoad {
 
   [[nodiscard]] std::string file_of(const std::string& receiver) const {
     return join_path(join_path(options_.dir, kReceiversName), receiver_file_name(receiver));
+  }
+
+  // A publisher makes directories: what a link leads to may be another run's, and changes unseen.
+  [[nodiscard]] Status check_own(const PublicationId& id) const {
+    const Result<FileInfo> info = fs_->info(path(id));
+    if (!info.ok() || info->kind != FileKind::kSymlink) return {};
+    return error(StatusCode::kInvalidArgument, path(id),
+                 ": a symbolic link, and a version is never one: copy what it leads to");
   }
 
   // `failure`, or that the whole publication is not there.

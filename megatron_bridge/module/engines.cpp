@@ -393,9 +393,10 @@ void bind_engines(py::module_& module) {
       "Parameters that hold tensors sliced, fused, transposed or converted. `maps` are (tensor, "
       "address of the memory's first unit, its dtype, map, the parameter's name); all lead to host "
       "memory, or to that of one GPU, `device`. `writer` writes the tensors that have no maps: "
-      "check(), stage(changes), commit(), undo(), drop(); each may raise, commit() then leaves no "
-      "trace. If it has written(), that is called after a commit, and after one that was taken "
-      "back; if it raises, the commit is taken back. driftless.engines makes them from a module.");
+      "check(), stage(changes), commit(), undo(), drop(); each may raise. After a commit() that "
+      "raised, undo() takes back what it wrote; if that raises, too, no version is held any more. "
+      "If it has written(), that is called after a commit, and after one that was taken back; if "
+      "it raises, the commit is taken back. driftless.engines makes them from a module.");
   def_making(mapped, &make_parts);
   mapped.def_property_readonly("proven", &MappedHolder::proven,
                                "Whether the digest is proven from the parameters' own bits.");

@@ -91,6 +91,15 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
         });
   }
 
+  // Why nothing proves what the weights are said to be; none: they are proven, or no version.
+  [[nodiscard]] std::optional<std::string> unproven() {
+    return call([](ReceiverSession& made) -> Result<std::optional<std::string>> {
+      if (made.unproven().empty()) return std::optional<std::string>();
+      return std::optional(made.unproven());
+    });
+  }
+  [[nodiscard]] bool proven() { return state().valid && !unproven(); }
+
   // As of the last call.
   [[nodiscard]] const TargetState& state() {
     static_cast<void>(session());
@@ -138,6 +147,9 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
     }
     id_ = session_->id();
     refresh();
+    if (session_->unproven().empty()) return;
+    const std::string text = concat(session_->unproven(), "; it is reported as unproven");
+    if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) throw py::error_already_set();
   }
 
   std::shared_ptr<HeldTarget> target_;
@@ -200,6 +212,11 @@ void bind_receiver(py::module_& module) {
           "end", [](HeldReceiver& held) { return held.call(&ReceiverSession::listen_for_end); },
           "The trainer's last word, once it has come.")
       .def_property_readonly("version", [](HeldReceiver& held) { return held.state().id.version; })
+      .def_property_readonly("proven", &HeldReceiver::proven,
+                             "Whether the weights are `version` by the run's own digest of it.")
+      .def_property_readonly("unproven", &HeldReceiver::unproven,
+                             "Why nothing proves yet that they are the version that they are said "
+                             "to be; None: they are proven, or no version.")
       .def_property_readonly("staged_version", &HeldReceiver::staged_version,
                              "What commit() would bring; None: nothing is staged.")
       .def_property_readonly("tensor_digests", &HeldReceiver::tensor_digests,

@@ -140,6 +140,7 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, up_->fetch_manifest(id, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(text, to_string(id)));
   DRIFTLESS_RETURN_IF_ERROR(check_manifest(manifest, id, run_, layout_));
+  DRIFTLESS_RETURN_IF_ERROR(check_sizes(manifest, layout_, to_string(id)));
   DeliveryReport report;
   UpdateReport& update = report.update;
   update.version = id.version;

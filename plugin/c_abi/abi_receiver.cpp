@@ -223,6 +223,7 @@ void AbiReceiver::show() noexcept {
   if (view_.started) {
     view_.state = target_->state();
     view_.run = session_->run();
+    view_.proven = view_.state.valid && session_->unproven().empty();
     view_.staged = session_->staged_version().has_value();
   }
   try {

@@ -59,6 +59,7 @@ struct AbiView {
   Hash128 run;
   bool started = false;
   bool staged = false;
+  bool proven = false;
   unsigned rank = 0;
   SessionCounts counts;
   std::optional<UpdateReport> last;

@@ -141,7 +141,8 @@ enum { DRIFTLESS_LAUNCHED_AUTO = 0, DRIFTLESS_LAUNCHED_YES = 1, DRIFTLESS_LAUNCH
 typedef struct driftless_options {
   size_t struct_size;
   const char*
-      id; /* on the road, unique there; NULL: receiver.id of the configuration, or made up */
+      id; /* on the road, unique there; NULL: receiver.id of the configuration, or made up; a
+             second receiver of this process gets another one */
   int32_t launched; /* whether mpirun (srun, mpiexec) started this process; AUTO looks */
   uint32_t threads; /* for hashing and decoding; 0: by the configuration */
 } driftless_options;
@@ -237,7 +238,9 @@ enum {
 DRIFTLESS_EXPORT driftless_code driftless_start(driftless_receiver* receiver, int32_t holds,
                                                 int64_t timeout_ms, driftless_error** error);
 /* The same where the tensors hold version `version` of run `run` (NULL: of whatever run is there).
- */
+ * DRIFTLESS_WRONG_BASE: they do not, by the digest that the run has for it. If the manifests are
+ * gone, driftless_state.proven is 0 until a version was committed or a manifest proves it, and the
+ * trainer is told that it is unproven. */
 DRIFTLESS_EXPORT driftless_code driftless_start_at(driftless_receiver* receiver, const char* run,
                                                    uint64_t version, int64_t timeout_ms,
                                                    driftless_error** error);
@@ -315,7 +318,8 @@ typedef struct driftless_state {
   int32_t valid;   /* 0: they hold no version: nothing came yet, or a write could not be undone */
   int32_t partial; /* some tensors are ABSENT: the digest is of the others */
   uint32_t rank;   /* of this process among the job's rollouts */
-  uint32_t reserved;
+  uint32_t proven; /* 1: the tensors are `version` by the run's own digest of it. 0: no version is
+                      held; or driftless_start_at() said so, and no manifest tells its digest yet */
   char digest[33];
   char run[33]; /* all zero digits before start() */
 } driftless_state;

@@ -186,6 +186,7 @@ driftless_state state_of(const AbiView& view) {
   made.valid = view.state.valid ? 1 : 0;
   made.partial = view.state.partial ? 1 : 0;
   made.rank = view.rank;
+  made.proven = view.proven ? 1 : 0;
   put_hex(to_hex(view.state.digest), made.digest);
   put_hex(to_hex(view.run), made.run);
   return made;

@@ -352,6 +352,9 @@ Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version)
   // Before anything is read: the cheapest refusal first.
   DRIFTLESS_RETURN_IF_ERROR(check_base(version, BaseTrust::kProven));
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
+  if (version.manifest) {
+    DRIFTLESS_RETURN_IF_ERROR(check_sizes(*version.manifest, checkpoint_->layout(), version.path));
+  }
   Stopwatch watch;
   DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(*fs_, version, options_.threads));
   DRIFTLESS_ASSIGN_OR_RETURN(

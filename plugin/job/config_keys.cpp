@@ -316,7 +316,8 @@ constexpr std::array kKeys = {
         "deadlines.connect", "Until the other side is there, at the start and at the end"),
     key<ReceiverId, DRIFTLESS_FIELD(receiver_id)>(
         "receiver.id", "a plain file name, or auto",
-        "A rollout's name, unique on the road. auto: by rank, or host and process"),
+        "A rollout's name, unique on the road. auto: by rank, or host and process; a second "
+        "receiver of a process gets _2 behind it"),
     key<OneOf<kTargets>, DRIFTLESS_FIELD(target)>("receiver.target", "memory, checkpoint or device",
                                                   "Where a rollout keeps the weights"),
     key<Text, DRIFTLESS_FIELD(checkpoint_dir)>(

@@ -331,6 +331,12 @@ Result<MappedFile> ForeignDirectory::read_file(const VersionDirectory& version,
 
 Result<std::vector<MappedFile>> ForeignDirectory::read_parts(VersionDirectory& version,
                                                              Manifest& manifest) {
+  Manifest sizes = manifest;
+  for (const std::string& name : version.payload_files) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs_->info(join_path(version.path, name)));
+    sizes.files.push_back({name, info.size_bytes, {}});
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_sizes(sizes, layout(), version.path));
   std::vector<MappedFile> parts;
   if (trl_) {
     DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file,

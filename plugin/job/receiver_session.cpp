@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/job/receiver_session.h"
 
+#include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "collectives/forwarding_receive_road.h"
 #include "core/stopwatch.h"
@@ -36,12 +38,47 @@ class ReceiverSession::TimedRoad final : public ForwardingReceiveRoad {
   double stage_ms_ = 0, commit_ms_ = 0;
 };
 
+// An id that no other session of this process has: the second of a name is "name_2". It is free
+// again once the session is gone, so that a receiver that is opened anew keeps its id.
+class ReceiverSession::OwnId {
+ public:
+  explicit OwnId(const std::string& name) : id_(name) {
+    Taken& all = taken();
+    const std::scoped_lock lock(all.mutex);
+    for (unsigned number = 2; !all.ids.insert(id_).second; ++number) {
+      id_ = concat(name, "_", number);
+    }
+  }
+  OwnId(const OwnId&) = delete;
+  OwnId& operator=(const OwnId&) = delete;
+  ~OwnId() {
+    Taken& all = taken();
+    const std::scoped_lock lock(all.mutex);
+    all.ids.erase(id_);
+  }
+  [[nodiscard]] const std::string& text() const { return id_; }
+
+ private:
+  struct Taken {
+    std::mutex mutex;
+    std::set<std::string> ids;
+  };
+  static Taken& taken() {
+    static Taken all;
+    return all;
+  }
+  std::string id_;
+};
+
 ReceiverSession::ReceiverSession(Config config, std::shared_ptr<JobProcess> process,
                                  SessionOptions options)
     : config_(std::move(config)),
       process_(std::move(process)),
       options_(std::move(options)),
-      id_(options_.id ? *options_.id : receiver_id(config_, *process_, process_->rank())),
+      own_id_(options_.id ? nullptr
+                          : std::make_unique<OwnId>(
+                                receiver_id(config_, *process_, process_->rank()))),
+      id_(own_id_ ? own_id_->text() : *options_.id),
       end_(config_.receiver.fetch_deadline),
       alive_(Deadline::after(kSignOfLife)) {}
 
@@ -64,6 +101,9 @@ Status ReceiverSession::open(WeightTarget& target, const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(receiver_, Receiver::open(options, *road_, target, deadline));
   target_ = &target;
   alive_ = Deadline::after(kSignOfLife);
+  if (!unproven().empty() && options_.warn) {
+    options_.warn(error(StatusCode::kIncomplete, unproven(), "; it is reported as unproven"));
+  }
   return {};
 }
 
@@ -200,6 +240,7 @@ Status ReceiverSession::leave() { return receiver_->leave(); }
 void ReceiverSession::drop() {
   receiver_.reset();
   road_.reset();
+  own_id_.reset();
 }
 
 Status ReceiverSession::close(const Deadline& deadline) {

@@ -20,12 +20,14 @@
 namespace driftless {
 
 struct SessionOptions {
-  std::optional<std::string> id;  // on the road; none: by configuration and place
+  // On the road; none: by configuration and place, and no other receiver of this process has it.
+  std::optional<std::string> id;
   // As ReceiverOptions has them; may be empty.
   std::function<Status(std::uint64_t version)> before_read;
   std::function<Status()> pause;
   std::function<Status()> resume;
-  // Called with what went wrong without harm: a report that the road refused. May be empty.
+  // Called with what went wrong without harm: a report that the road refused, or weights that
+  // nothing proves to be the version that they are said to be. May be empty.
   std::function<void(const Status&)> warn;
 };
 
@@ -88,6 +90,8 @@ class ReceiverSession {
   // [opened]
   [[nodiscard]] TargetState state() const { return target_->state(); }
   [[nodiscard]] const Hash128& run() const { return receiver_->run(); }
+  // Receiver::unproven().
+  [[nodiscard]] const std::string& unproven() const { return receiver_->unproven(); }
   [[nodiscard]] std::optional<std::uint64_t> staged_version() const {
     return receiver_->staged_version();
   }
@@ -100,12 +104,14 @@ class ReceiverSession {
 
  private:
   class TimedRoad;
+  class OwnId;
   void sign_of_life();
   void count(UpdateReport& report);
 
   Config config_;
   std::shared_ptr<JobProcess> process_;
   SessionOptions options_;
+  std::unique_ptr<OwnId> own_id_;  // null: the caller chose it
   std::string id_;
   std::unique_ptr<TimedRoad> road_;
   std::unique_ptr<Receiver> receiver_;

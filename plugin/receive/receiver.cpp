@@ -101,19 +101,13 @@ class FollowingReceiver final : public Receiver {
     return report();
   }
 
-  // A target of some tensors must be the version that it says, as far as the run tells.
-  Status check_held() {
+  // What the target is said to hold must be what the run has for that version: kWrongBase. If the
+  // run does not tell, it is unproven.
+  Status prove_claim() {
     const TargetState state = target_->state();
     look_up_digests(state);
-    if (!state.valid || !state.partial) return {};
-    const std::vector<Digest>& known = digests_.committed().tensors;
-    if (known.empty() && state.id.version > 0 && !state.version_digest) {
-      return error(StatusCode::kWrongBase, "the weights are said to be version ", state.id.version,
-                   " of run ", to_hex(run_), ", some tensors are not held here, and the manifests ",
-                   "that led there are gone: nothing proves it; start from the run's base, or as ",
-                   "holding nothing");
-    }
-    return check_held_tensors(state, digests_.layout(), known);
+    if (!state.valid) return {};
+    return state.partial ? prove_some(state) : prove_all(state);
   }
 
   Result<bool> stage(const Deadline& deadline) override {
@@ -122,8 +116,9 @@ class FollowingReceiver final : public Receiver {
     if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->recover());
     DRIFTLESS_RETURN_IF_ERROR(resume_left_paused());
     const TargetState state = target_->state();
+    const Status claim = unproven_.empty() ? Status() : prove_again();
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
-    if (!news) return false;
+    if (!news) return claim.ok() ? Result<bool>(false) : claim;
     if (state.id.version != digests_.committed().version) look_up_digests(state);
     Stopwatch watch;
     Result<std::optional<FetchedChain>> fetched = fetcher_.fetch(
@@ -183,6 +178,7 @@ class FollowingReceiver final : public Receiver {
     if (commit.ok()) {
       committed_ = std::move(staged_);
       digests_.commit();
+      note_proven();
       misfits_ = 0;
     }
     note_misfit(commit.status());
@@ -223,11 +219,15 @@ class FollowingReceiver final : public Receiver {
     if (options_.pause) DRIFTLESS_RETURN_IF_ERROR(options_.pause());
     const Status undone = committed_->undo();
     Status resumed = resume();
-    DRIFTLESS_RETURN_IF_ERROR(undone);
-    committed_.reset();
-    digests_.undo();
-    const Status ignored = report();  // said again by the next report()
-    return resumed;
+    if (undone.ok()) {
+      digests_.undo();
+      unproven_ = unproven_before_;
+    }
+    if (undone.ok() || !target_->state().valid) {
+      committed_.reset();
+      const Status ignored = report();  // said again by the next report()
+    }
+    return undone.ok() ? resumed : undone;
   }
 
   Status report() override {
@@ -237,7 +237,8 @@ class FollowingReceiver final : public Receiver {
     if (state.valid) {  // else it has nothing: the road then keeps an anchor for it
       report.version = state.id.version;
       report.proof = to_hex(state.digest);
-      const std::size_t unproven = target_->unproven_tensors();
+      const std::size_t unproven =
+          unproven_.empty() ? target_->unproven_tensors() : digests_.layout().size();
       if (unproven > 0) report.proof += concat(kUnproven, unproven);
       report.proof += concat(kProofRun, to_hex(run_));
     }
@@ -249,6 +250,7 @@ class FollowingReceiver final : public Receiver {
   Status leave() override { return road_->leave(Deadline::after(options_.report_deadline)); }
 
   [[nodiscard]] TargetState state() const override { return target_->state(); }
+  [[nodiscard]] const std::string& unproven() const override { return unproven_; }
   [[nodiscard]] std::optional<std::uint64_t> staged_version() const override {
     return staged_ ? std::optional(report_.version) : std::nullopt;
   }
@@ -292,6 +294,60 @@ class FollowingReceiver final : public Receiver {
     digests_.set({version, state.valid ? fetcher_.digests_at(version, digests_.layout(),
                                                              base_tensor_digests_)
                                        : std::vector<Digest>()});
+  }
+
+  // Of a target of some tensors: each of them.
+  Status prove_some(const TargetState& state) {
+    const std::vector<Digest>& known = digests_.committed().tensors;
+    const std::string said =
+        concat("the weights are said to be version ", state.id.version, " of run ", to_hex(run_));
+    if (known.empty() && state.id.version > 0 && !state.version_digest) {
+      return error(StatusCode::kWrongBase, said, ", some tensors are not held here, and the ",
+                   "manifests that led there are gone: nothing proves it; start from the run's ",
+                   "base, or as holding nothing");
+    }
+    if (known.empty() || !state.tensors) {
+      unproven_ = concat(said, ", and nothing tells the digests of the tensors that are held here");
+    }
+    return check_held_tensors(state, digests_.layout(), known);
+  }
+
+  // Of a target of all tensors; version 0 was compared before.
+  Status prove_all(const TargetState& state) {
+    const std::uint64_t version = state.id.version;
+    if (version == 0) return {};
+    const std::optional<Digest> expected = fetcher_.digest_at(version);
+    unproven_.clear();
+    if (!expected) {
+      unproven_ = concat("the weights are said to be version ", version, " of run ", to_hex(run_),
+                         ", and no manifest on the road tells its digest");
+    }
+    if (!expected || *expected == state.digest) return {};
+    return error(StatusCode::kWrongBase, "the weights are said to be version ", version,
+                 ", and have digest ", to_hex(state.digest), ", but version ", version, " of run ",
+                 to_hex(run_), " has ", to_hex(*expected),
+                 ": they are not that version; start from the run's base, or as holding nothing");
+  }
+
+  // By a manifest that was not there before. If the weights are not that version, only a full one
+  // helps, and the trainer is asked for it.
+  Status prove_again() {
+    const TargetState state = target_->state();
+    if (!state.valid || state.partial) return {};
+    Status claim = prove_all(state);
+    if (claim.ok()) return claim;
+    unproven_ = std::string(claim.message());
+    misfits_ = kMisfitsBeforeFull;
+    stranded_ = true;
+    const Status told = report();
+    return claim;
+  }
+
+  // What is committed was proven on top of what was held before: of all tensors by their digest, of
+  // some of them if the run tells theirs.
+  void note_proven() {
+    unproven_before_ = unproven_;
+    if (!target_->state().partial || !digests_.committed().tensors.empty()) unproven_.clear();
   }
 
   // A target of some tensors cannot know the digest of all: of version 0 the run says it.
@@ -343,6 +399,8 @@ class FollowingReceiver final : public Receiver {
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
   bool stranded_ = false;  // neither the next version nor an anchor is there
+  std::string unproven_;   // why nothing proves what the target is said to hold; empty: it is proven
+  std::string unproven_before_;  // the same, of what rollback() leads back to
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of what is staged
@@ -361,7 +419,7 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
   ReceiverOptions own = options;
   if (own.threads == 0) own.threads = default_threads();
   auto receiver = std::make_unique<FollowingReceiver>(own, road, target, run);
-  DRIFTLESS_RETURN_IF_ERROR(receiver->check_held());
+  DRIFTLESS_RETURN_IF_ERROR(receiver->prove_claim());
   DRIFTLESS_RETURN_IF_ERROR(receiver->announce_needs());
   return std::unique_ptr<Receiver>(std::move(receiver));
 }

@@ -62,8 +62,9 @@ struct UpdateReport {
 class Receiver {
  public:
   // Waits for the run's announcement, refuses another layout (kWrongLayout), another run
-  // (kWrongRun) or another base (kWrongBase), registers with the road. A target without a layout
-  // gets the run's.
+  // (kWrongRun), another base, or weights that are not the version that they are said to be
+  // (kWrongBase), registers with the road. A target without a layout gets the run's. If neither
+  // announcement nor manifests tell the digest of that version, unproven() says so.
   [[nodiscard]] static Result<std::unique_ptr<Receiver>> open(const ReceiverOptions& options,
                                                               ReceiveRoad& road,
                                                               WeightTarget& target,
@@ -79,7 +80,8 @@ class Receiver {
   // Commits what stage() made ready, and reports it to the road. kCorrupt, with nothing committed:
   // a part that is mapped, not copied, was changed since; stage() fetches it again.
   [[nodiscard]] virtual Result<UpdateReport> commit() = 0;
-  // Drops what is staged; where nothing is, takes the last commit back (StagedChange::undo).
+  // Drops what is staged; where nothing is, takes the last commit back (StagedChange::undo). If
+  // that fails, the state may not be valid any more: stage() takes a full version then.
   [[nodiscard]] virtual Status rollback() = 0;
   // A sign of life, to be given while nothing is new.
   [[nodiscard]] virtual Status report() = 0;
@@ -87,6 +89,9 @@ class Receiver {
   [[nodiscard]] virtual Status leave() = 0;
 
   [[nodiscard]] virtual TargetState state() const = 0;
+  // Why nothing proves yet that the weights are the version that they are said to be; empty: they
+  // are proven, or they are no version. The reports to the road say it, too.
+  [[nodiscard]] virtual const std::string& unproven() const = 0;
   // What commit() would bring; none if nothing is staged. Receivers that commit together compare
   // it first.
   [[nodiscard]] virtual std::optional<std::uint64_t> staged_version() const = 0;

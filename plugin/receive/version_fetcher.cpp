@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "collectives/part_hash.h"
 #include "core/parallel.h"
 #include "plugin/receive/block_fetcher.h"
 #include "plugin/receive/run_digests.h"
@@ -300,6 +301,24 @@ std::vector<Digest> VersionFetcher::digests_at(std::uint64_t version, const Weig
   return base;
 }
 
+std::optional<Digest> VersionFetcher::digest_at(std::uint64_t version) {
+  const Deadline deadline = Deadline::after(options_.fetch_deadline);
+  const Result<std::vector<PublicationId>> listed = road_->list(deadline);
+  if (!listed.ok()) return std::nullopt;
+  for (const PublicationId& id : *listed) {
+    const bool next = id.version > version && id.kind == PublicationKind::kVersion;
+    if (id.version != version && !next) continue;
+    const Result<Candidate> found = fetch_manifest(id, deadline);
+    if (found.ok() && !next) return found->manifest.digest;
+    if (found.ok() && found->manifest.encoding != Encoding::kFull &&
+        found->manifest.base_version == version) {
+      return found->manifest.base_digest;
+    }
+    if (next) break;  // what comes later builds on later versions
+  }
+  return std::nullopt;
+}
+
 Status VersionFetcher::fetch_parts(Candidate candidate, std::shared_ptr<StageAhead> ahead,
                                    FetchedChain& chain, const FetchNeeds& needs,
                                    const Deadline& deadline) {
@@ -308,6 +327,9 @@ Status VersionFetcher::fetch_parts(Candidate candidate, std::shared_ptr<StageAhe
   version.manifest = std::move(candidate.manifest);
   const std::vector<ManifestFile>& files = version.manifest.files;
   version.frames.resize(files.size());
+  if (needs.layout != nullptr) {
+    DRIFTLESS_RETURN_IF_ERROR(check_sizes(version.manifest, *needs.layout, version.source));
+  }
   DRIFTLESS_RETURN_IF_ERROR(fetch_blocks(candidate.id, version, chain, needs, deadline));
   const bool decoded_ahead = ahead && version.manifest.encoding == Encoding::kCompact;
   std::vector<MappedPart> mapped;
@@ -338,10 +360,10 @@ Status VersionFetcher::fetch_parts(Candidate candidate, std::shared_ptr<StageAhe
     }
     version.parts.push_back(std::move(*part));
     if (!decoded_ahead) continue;
-    DRIFTLESS_RETURN_IF_ERROR(take_part(version, i));
+    DRIFTLESS_RETURN_IF_ERROR(take_part(version, i, deadline));
     ahead->add(version.parts.back());
   }
-  if (!decoded_ahead) DRIFTLESS_RETURN_IF_ERROR(take_parts(version));
+  if (!decoded_ahead) DRIFTLESS_RETURN_IF_ERROR(take_parts(version, deadline));
   version.ahead = std::move(ahead);
   chain.mapped.insert(chain.mapped.end(), mapped.begin(), mapped.end());
   chain.versions.push_back(std::move(version));
@@ -350,12 +372,12 @@ Status VersionFetcher::fetch_parts(Candidate candidate, std::shared_ptr<StageAhe
 
 // Every part into memory of its own, if it is a mapping, and then against its hash: nobody who
 // writes into the file later changes what was compared.
-Status VersionFetcher::take_parts(FetchedVersion& version) const {
+Status VersionFetcher::take_parts(FetchedVersion& version, const Deadline& deadline) const {
   return parallel_for(version.parts.size(), options_.threads,
-                      [&](std::size_t i, unsigned) { return take_part(version, i); });
+                      [&](std::size_t i, unsigned) { return take_part(version, i, deadline); });
 }
 
-Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i) {
+Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i, const Deadline& deadline) {
   const ManifestFile& file = version.manifest.files[i];
   MappedFile& part = version.parts[i];
   if (version.frames[i] != nullptr) return {};
@@ -366,7 +388,8 @@ Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i) {
   // What is on the device was compared there, by the road.
   const bool compared = part.memory_kind() == MemoryKind::kDevice;
   if (compared && bytes.size() == file.size_bytes) return {};
-  const Hash128 found = xxh3_128(bytes);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 found,
+                             hash_by(bytes, deadline, concat(version.source, ": ", file.name)));
   if (bytes.size() == file.size_bytes && found == file.hash) return {};
   return error(StatusCode::kCorrupt, version.source, ": part ", file.name, " has ", bytes.size(),
                " bytes with xxh3-128 ", to_hex(found), ", the manifest says ", file.size_bytes,

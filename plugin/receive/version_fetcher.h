@@ -64,6 +64,9 @@ class VersionFetcher {
   // road. `base`: at version 0; empty if nobody says. Empty if too many of them, or one, are gone.
   [[nodiscard]] std::vector<Digest> digests_at(std::uint64_t version, const WeightLayout& layout,
                                                std::vector<Digest> base);
+  // The digest of all weights at a version: its manifest's, its anchor's, or the base digest of a
+  // version that builds on it. Nothing if none of them is on the road.
+  [[nodiscard]] std::optional<Digest> digest_at(std::uint64_t version);
 
  private:
   struct Candidate {
@@ -94,8 +97,9 @@ class VersionFetcher {
   [[nodiscard]] Status fetch_blocks(const PublicationId& id, FetchedVersion& version,
                                     FetchedChain& chain, const FetchNeeds& needs,
                                     const Deadline& deadline);
-  [[nodiscard]] Status take_parts(FetchedVersion& version) const;
-  [[nodiscard]] static Status take_part(FetchedVersion& version, std::size_t file);
+  [[nodiscard]] Status take_parts(FetchedVersion& version, const Deadline& deadline) const;
+  [[nodiscard]] static Status take_part(FetchedVersion& version, std::size_t file,
+                                        const Deadline& deadline);
   [[nodiscard]] Result<std::optional<FetchedChain>> attempt(const TargetState& state,
                                                             FetchMode mode, const FetchNeeds& needs,
                                                             const Deadline& deadline);

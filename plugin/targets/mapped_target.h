@@ -43,9 +43,10 @@ class ExternalWriter {
   [[nodiscard]] virtual Status check(bool paused) = 0;
   // Gets ready; the parameters are not touched.
   [[nodiscard]] virtual Status stage(std::shared_ptr<const TensorChanges> changes) = 0;
-  // All or nothing.
+  // If it fails, undo() is called next.
   [[nodiscard]] virtual Status commit() = 0;
-  // Takes the commit back.
+  // Takes the commit back, or what a commit that failed has written. If it fails, the target holds
+  // no version any more.
   [[nodiscard]] virtual Status undo() = 0;
   // After each commit of the target, also one without changes for the writer, and after each that
   // was taken back, before the engine goes on: computes what the engine derives from its weights.

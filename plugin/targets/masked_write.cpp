@@ -42,7 +42,7 @@ Result<MaskedWrite> MaskedWrite::make(const WeightMap& into, const MaskedSource&
   write.blocks_.resize(blocks);
   std::vector<std::unique_ptr<Scratch>> scratches(threads);
   const HostKernels& kernels = host_kernels();
-  DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks, threads, [&](std::size_t i, unsigned worker) {
+  return write.done(parallel_for(blocks, threads, [&](std::size_t i, unsigned worker) {
     if (!scratches[worker]) scratches[worker] = std::make_unique<Scratch>(source.sentinel, unit);
     Scratch& scratch = *scratches[worker];
     Block& block = write.blocks_[i];
@@ -56,7 +56,6 @@ Result<MaskedWrite> MaskedWrite::make(const WeightMap& into, const MaskedSource&
     write.exchange(block, scratch.values.data());
     return Status();
   }));
-  return write;
 }
 
 Result<MaskedWrite> MaskedWrite::make(const WeightMap& into, std::span<const DeltaPiece> pieces,
@@ -66,7 +65,7 @@ Result<MaskedWrite> MaskedWrite::make(const WeightMap& into, std::span<const Del
   write.blocks_.resize(pieces.size());
   threads =
       static_cast<unsigned>(std::clamp<std::uint64_t>(pieces.size() / 4, 1, std::max(1U, threads)));
-  DRIFTLESS_RETURN_IF_ERROR(parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned) {
+  return write.done(parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned) {
     const ChangePart part = part_of(pieces[i], into);
     Block& block = write.blocks_[i];
     block.origin = pieces[i].origin;
@@ -74,7 +73,12 @@ Result<MaskedWrite> MaskedWrite::make(const WeightMap& into, std::span<const Del
     write.exchange(block, part.values());
     return Status();
   }));
-  return write;
+}
+
+Result<MaskedWrite> MaskedWrite::done(Status written) {
+  if (written.ok()) return std::move(*this);
+  undo();
+  return written;
 }
 
 void MaskedWrite::exchange(Block& block, const std::byte* values) const {
@@ -88,6 +92,7 @@ void MaskedWrite::exchange(Block& block, const std::byte* values) const {
 
 void MaskedWrite::undo() {
   for (const Block& block : blocks_) {
+    if (block.old_values.size() != block.offsets.size() * into_.unit_bytes) continue;  // not begun
     host_kernels().scatter_strided(into_.map, into_.data, into_.unit_bytes, block.origin,
                                    block.offsets.data(), block.offsets.size(),
                                    block.old_values.data(), ValueCast::kNone);

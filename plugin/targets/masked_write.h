@@ -34,6 +34,8 @@ class MaskedWrite {
   };
   // Of a block's offsets: keeps what is there, and writes.
   void exchange(Block& block, const std::byte* values) const;
+  // All or nothing: itself, or the failure, and what was written before it is put back.
+  [[nodiscard]] Result<MaskedWrite> done(Status written);
 
   WeightMap into_;
   std::vector<Block> blocks_;

@@ -28,7 +28,8 @@ class StagedUpdate final : public StagedChange {
         before_(weights_->state),
         after_(weights_->state),
         sums_before_(weights_->sums),
-        tensors_(changed_tensors(versions)) {
+        tensors_(changed_tensors(versions)),
+        full_(versions.front().version().full()) {
     if (sums_before_) expected_ = sums_before_->shares.tensors;
     const VersionDirectory& first = versions.front().version();
     const VersionDirectory& last = versions.back().version();
@@ -52,7 +53,7 @@ class StagedUpdate final : public StagedChange {
   }
 
   Status fill(std::vector<VersionSource> versions, bool in_place, StageAhead* ahead) {
-    if (versions.front().version().full()) {
+    if (full_) {
       DRIFTLESS_RETURN_IF_ERROR(fill_full(std::move(versions)));
       return check_held_of_full();
     }
@@ -67,10 +68,9 @@ class StagedUpdate final : public StagedChange {
     }
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(source_));
-    if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->commit().with_context(source_));
-    weights_->state.valid = false;  // until all of it is there
-    if (const Status status = write(); !status.ok()) {
-      const Status back = swept_ ? take_back_and_look() : take_back();
+    weights_->state.valid = false;  // until all of it is there, or all is back
+    if (const Status status = write_all(); !status.ok()) {
+      const Status back = swept_ || (touched_ && full_) ? take_back_and_look() : take_back();
       if (back.ok()) return status;
       return not_restored(status, back);
     }
@@ -104,8 +104,13 @@ class StagedUpdate final : public StagedChange {
                    ": no version was held before it; the weights stay at it");
     }
     committed_ = false;
-    DRIFTLESS_RETURN_IF_ERROR(take_back().with_context(
-        concat(source_, ": could not be taken back, the weights hold no version; reload them")));
+    // A full version is staged over whatever lies there: what it replaced is not proven yet.
+    const bool look = full_ || weights_->proof.always;
+    DRIFTLESS_RETURN_IF_ERROR((look ? take_back_and_look() : take_back())
+                                  .with_context(concat(source_,
+                                                       ": could not be taken back, the weights "
+                                                       "hold no version; send a full one, or "
+                                                       "reload them")));
     const Status told = tell_written();
     weights_->state.valid = told.ok();
     return told;
@@ -341,6 +346,13 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
+  // The writer first, since it can fail.
+  Status write_all() {
+    if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->commit().with_context(source_));
+    touched_ = true;
+    return write();
+  }
+
   Status write() {
     const Result<std::optional<PartFault>> written = placed_->write();
     if (!written.ok()) return written.status().with_context(source_);
@@ -357,10 +369,10 @@ class StagedUpdate final : public StagedChange {
         .with_context(concat(source_, ": once it was written"));
   }
 
-  // The state is not valid until all is back.
+  // The state is not valid until all is back. A writer whose commit failed is undone, too.
   Status take_back() {
     weights_->state.valid = false;
-    DRIFTLESS_RETURN_IF_ERROR(placed_->take_back());
+    if (touched_) DRIFTLESS_RETURN_IF_ERROR(placed_->take_back());
     if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->undo());
     weights_->state = before_;
     weights_->sums = sums_before_;
@@ -371,7 +383,7 @@ class StagedUpdate final : public StagedChange {
   Status take_back_and_look() {
     DRIFTLESS_RETURN_IF_ERROR(take_back());
     weights_->state.valid = false;
-    DRIFTLESS_RETURN_IF_ERROR(check_sums(*weights_, *sums_before_));
+    if (sums_before_) DRIFTLESS_RETURN_IF_ERROR(check_sums(*weights_, *sums_before_));
     weights_->state = before_;
     return {};
   }
@@ -398,6 +410,7 @@ class StagedUpdate final : public StagedChange {
   std::shared_ptr<const WeightSums> sums_before_, sums_after_;
   std::shared_ptr<WeightSums> measured_;    // of buckets: before, then after the writing
   std::set<std::uint32_t> tensors_;         // that change
+  bool full_ = false;                       // a full version
   bool external_ = false;                   // the writer has its part
   std::shared_ptr<TensorChanges> changes_;  // null where buckets are applied in place
   std::vector<ChangePart> parts_;
@@ -405,6 +418,7 @@ class StagedUpdate final : public StagedChange {
   std::unique_ptr<PlacedChanges> placed_;
   std::uint64_t units_ = 0;
   Digest staged_change_;    // what the first version adds to the digest, as staged
+  bool touched_ = false;    // the maps' writing has begun
   bool dense_ = false;      // everything is written, whatever was there
   bool swept_ = false;      // all weights were read after the writing
   bool used_ = false;       // commit() was called

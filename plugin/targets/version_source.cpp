@@ -287,6 +287,27 @@ std::uint64_t max_frame_body_bytes(const WeightLayout& layout) {
   return layout.total_bytes() + 8 * layout.total_units() + kMostRowBytes * (rows + layout.size());
 }
 
+Status check_sizes(const Manifest& manifest, const WeightLayout& layout, std::string_view source) {
+  // Headers, the tables of many ranks, and files beside the weights: tokenizers.
+  constexpr std::uint64_t kSpareBytes = std::uint64_t{256} << 20;
+  // `overwrite` has a position for each byte; zstd adds less than this to what it cannot shrink.
+  const std::uint64_t bytes = layout.total_bytes();
+  const std::uint64_t most = max_frame_body_bytes(layout) +
+                             (manifest.encoding == Encoding::kOverwrite ? 8 * bytes : 0) +
+                             bytes / 64 + kSpareBytes;
+  std::uint64_t sum = 0;
+  for (const ManifestFile& file : manifest.files) {
+    if (file.size_bytes > most - sum) {
+      return error(StatusCode::kMismatch, source, ": with part ", file.name, " of ",
+                   file.size_bytes, " bytes it has more than ", most,
+                   ", the most that a version of ", bytes, " bytes of weights in '",
+                   info(manifest.encoding).name, "' can have. Nothing was read; send a full version");
+    }
+    sum += file.size_bytes;
+  }
+  return {};
+}
+
 Result<Frame> VersionSource::open_frame(const MappedFile& part, const HeadReader& head) const {
   const std::uint64_t max_body = max_frame_body_bytes(*layout_);
   if (part.memory_kind() == MemoryKind::kHost) {

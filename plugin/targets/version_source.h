@@ -68,6 +68,10 @@ struct SourceBucket {
 // No honest frame of this layout has a longer body: every unit once with the widest position, and a
 // row of the table for each of at most that many entries.
 [[nodiscard]] std::uint64_t max_frame_body_bytes(const WeightLayout& layout);
+// Before anything of it is read: no honest version of this layout and encoding has more bytes than
+// this allows. kMismatch, naming `source`: it is damaged, and only another version helps.
+[[nodiscard]] Status check_sizes(const Manifest& manifest, const WeightLayout& layout,
+                                 std::string_view source);
 
 // The head of a frame that lies in device memory (frame.h), valid as long as it is asked for.
 // Called from several threads.

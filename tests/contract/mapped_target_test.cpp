@@ -35,7 +35,7 @@ class NotingWriter final : public ExternalWriter {
   }
   Status undo() override {
     said += "undo ";
-    return {};
+    return undo_fails ? error(StatusCode::kInternal, "and the way back") : Status();
   }
   void drop() override {
     said += "drop ";
@@ -48,7 +48,7 @@ class NotingWriter final : public ExternalWriter {
 
   std::shared_ptr<const TensorChanges> changes;
   std::string said;
-  bool fail = false;
+  bool fail = false, undo_fails = false;
   int breaks = 0;  // times that written() fails
 };
 
@@ -295,9 +295,9 @@ TEST_F(ModuleTest, AnAnchorHealsWhatSomebodyElseWrote) {
 
 TEST_F(ModuleTest, AnAnchorThatDiffersEverywhereGoesBackToo) {
   static_cast<void>(run_.step(1));
-  const auto target = open_base();
   const Weights other = random_weights(99);
   load(other);
+  const auto target = open({VersionId{}, digest_of(other), 2});
   auto staged = target->stage(chain({run_.anchor(1)}));
   ASSERT_TRUE(staged.ok()) << staged.status().to_string();
   EXPECT_TRUE(holds(other)) << "staging touched the parameters";
@@ -318,6 +318,51 @@ TEST_F(ModuleTest, AnAnchorThatDiffersEverywhereGoesBackToo) {
   EXPECT_TRUE(holds(other));
   EXPECT_EQ(target->state().id.version, 0U);
   EXPECT_EQ((*staged)->undo().code(), StatusCode::kInvalidArgument);
+}
+
+// The old values that an anchor keeps have the write in them.
+TEST_F(ModuleTest, WhatSomebodyElseWroteBeforeAnAnchorIsNotTheVersionBefore) {
+  const std::uint64_t version = run_.step(1).manifest.id.version;
+  for (const bool everywhere : {false, true}) {
+    load(run_.weights[0]);
+    const auto target = open_base();
+    Weights other = everywhere ? random_weights(99) : run_.weights[0];
+    if (!everywhere) other.at("model.norm.weight").bytes[4] ^= std::byte{1};
+    load(other);
+    auto staged = target->stage(chain({run_.anchor(version)}));
+    ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+    ASSERT_TRUE((*staged)->commit().ok());
+    EXPECT_EQ((*staged)->undo().code(), StatusCode::kMismatch) << "everywhere: " << everywhere;
+    EXPECT_FALSE(target->state().valid) << "it is not version 0";
+    EXPECT_TRUE(holds(other));
+    staged->reset();
+    staged = target->stage(chain({run_.anchor(version)}));
+    ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+    ASSERT_TRUE((*staged)->commit().ok());
+    EXPECT_TRUE(holds(run_.weights[1]) && target->state().valid);
+  }
+}
+
+TEST_F(ModuleTest, AWriterThatFailsAndCannotGoBackLeavesNoVersion) {
+  leave_up_to_the_writer();
+  const auto target = open_base();
+  const Publication first = run_.step(1);
+  auto staged = target->stage(chain({first}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  writer_->fail = writer_->undo_fails = true;
+  const Status failed = (*staged)->commit().status();
+  EXPECT_EQ(failed.code(), StatusCode::kInternal);
+  EXPECT_NE(failed.message().find("and hold no version"), std::string_view::npos)
+      << failed.to_string();
+  EXPECT_FALSE(target->state().valid);
+  EXPECT_EQ(writer_->said, "stage commit undo ");
+  staged->reset();
+  writer_->fail = writer_->undo_fails = false;
+  EXPECT_EQ(target->stage(chain({first})).status().code(), StatusCode::kWrongBase);
+  staged = target->stage(chain({run_.anchor(1)}));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_TRUE(holds(run_.weights[1]) && target->state().valid);
 }
 
 TEST_F(ModuleTest, TheWriterIsUndoneWithAnAnchorToo) {
@@ -346,7 +391,8 @@ TEST_F(ModuleTest, TheWriterGoesFirstAndIsUndoneWithTheRest) {
   EXPECT_EQ((*staged)->commit().status().code(), StatusCode::kInternal);
   EXPECT_TRUE(holds(run_.weights[0]));
   staged->reset();
-  EXPECT_EQ(writer_->said, "stage commit drop ");
+  EXPECT_TRUE(target->state().valid);
+  EXPECT_EQ(writer_->said, "stage commit undo drop ");
 
   writer_->fail = false;
   writer_->said.clear();

@@ -181,8 +181,8 @@ class LoaderWriter:
         self._stage_gpu(changes)
 
     def commit(self) -> None:
-        """The engine waits for it: the interpreter's own collector, which takes 100 ms of a process
-        with torch, is held off."""
+        """If it raises, undo() is called next. The engine waits for it: the interpreter's own
+        collector, which takes 100 ms of a process with torch, is held off."""
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -194,17 +194,13 @@ class LoaderWriter:
 
     def _commit(self) -> None:
         assert self._load is not None
-        try:
-            for chunk in self._chunks:
-                self._commit_chunk(self._make(chunk))
-            for name, tensor in self._whole.items():
-                load = WholeLoad(self._bound)
-                self._done.append(load.undo)
-                load.load(self._load, name, tensor)
-            self._wait()
-        except BaseException:
-            self._undo_loads()
-            raise
+        for chunk in self._chunks:
+            self._commit_chunk(self._make(chunk))
+        for name, tensor in self._whole.items():
+            load = WholeLoad(self._bound)
+            self._done.append(load.undo)
+            load.load(self._load, name, tensor)
+        self._wait()
         for name, tensor in self._whole.items():
             if name in self._shadows:
                 self._replaced[name] = self._shadows[name]
@@ -248,8 +244,10 @@ class LoaderWriter:
             torch.cuda.current_stream(device).synchronize()
 
     def _undo_loads(self) -> None:
+        """One that raises stays: nothing after it is taken for undone."""
         while self._done:
-            self._done.pop()()
+            self._done[-1]()
+            self._done.pop()
         self._wait()
 
     def _commit_chunk(self, chunk: list[MaskedTensor]) -> None:

@@ -126,7 +126,8 @@ class MaskedLoad(Watching):
         self.bound.restore()
         with torch.no_grad():
             while self.log:
-                self.log.pop()()
+                self.log[-1]()  # one that raises stays
+                self.log.pop()
 
     @contextmanager
     def modes(self) -> Iterator[None]:

@@ -284,7 +284,7 @@ class RankReceiver:
             # A commit that holds may fail afterwards: the version tells.
             self._staged = None
             self._look(receiver)
-            held = self._held() != was
+            held = self._held() != was and self._version != TORN
             self._state, self._before = ("committed", before) if held else ("failed", None)
         self._error = None
         for name in ("fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"):

@@ -276,6 +276,17 @@ TEST_F(SharedFsRoadTest, ForeignAndDamagedThingsAreToldApart) {
   EXPECT_EQ(*reader->list(soon()), std::vector{step(1)});
 }
 
+TEST_F(SharedFsRoadTest, APublicationThatIsALinkIsRefused) {
+  const auto receipts = publish(*sender(), step(1));
+  ASSERT_OK(receipts);
+  const auto reader = receiver();
+  stdfs::rename(road("weight_v000001"), road("kept"));
+  stdfs::create_directory_symlink("kept", road("weight_v000001"));
+  EXPECT_EQ(reader->fetch_manifest(step(1), soon()).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(reader->fetch_part(step(1), receipts->front(), soon()).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
 TEST_F(SharedFsRoadTest, AReceiverMayBeThereBeforeTheDirectory) {
   const auto early = receiver();
   EXPECT_TRUE(early->list(soon())->empty());

@@ -203,8 +203,21 @@ TEST_F(VersionDirTest, RefusesAVersionUnderAnotherNumber) {
   EXPECT_EQ(open_code(2), StatusCode::kCorrupt);
 }
 
-TEST_F(VersionDirTest, RefusesLinksThatLeadOut) {
+TEST_F(VersionDirTest, RefusesLinks) {
   publish(1);
+  for (const char* name : {"DONE", "manifest.json", "model.safetensors.index.json",
+                           "model-00000-of-00001.safetensors"}) {
+    std::filesystem::rename(path(1, name), path(1, "kept"));
+    std::filesystem::create_symlink("kept", path(1, name));
+    EXPECT_EQ(open_code(1), StatusCode::kInvalidArgument) << name << " leads to a file beside it";
+    std::filesystem::rename(path(1, "kept"), path(1, name));
+    EXPECT_EQ(open_code(1), StatusCode::kOk);
+  }
+  std::filesystem::rename(dir_.file("weight_v000001"), dir_.file("kept"));
+  std::filesystem::create_directory_symlink("kept", dir_.file("weight_v000001"));
+  EXPECT_EQ(open_code(1), StatusCode::kInvalidArgument) << "inside of the directory, too";
+  std::filesystem::remove(dir_.file("weight_v000001"));
+  std::filesystem::rename(dir_.file("kept"), dir_.file("weight_v000001"));
   TempDir elsewhere;
   std::filesystem::rename(dir_.file("weight_v000001"), elsewhere.file("weight_v000001"));
   std::filesystem::create_directory_symlink(elsewhere.file("weight_v000001"),

@@ -151,8 +151,12 @@ TEST_F(CAbiTest, ContinuesFromAVersionOfTheRun) {
             DRIFTLESS_WRONG_RUN);
   EXPECT_EQ(driftless_start_at(receiver_, nullptr, ~uint64_t{0}, 2000, error_),
             DRIFTLESS_INVALID_ARGUMENT);
+  EXPECT_EQ(driftless_start_at(receiver_, trainer_.run().c_str(), 2, 2000, error_),
+            DRIFTLESS_WRONG_BASE)
+      << "they are version 1";
   ASSERT_EQ(driftless_start_at(receiver_, trainer_.run().c_str(), 1, 2000, error_), DRIFTLESS_OK)
       << error_.message();
+  EXPECT_EQ(state().proven, 1U);
   update();
   EXPECT_EQ(state().version, 2U);
   EXPECT_TRUE(same(held_, trainer_.weights));
