@@ -340,18 +340,35 @@ def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):
     shutil.rmtree(SHM / f"driftless-{os.geteuid()}-{name}-1", ignore_errors=True)
 
 
-def test_a_dead_engine_holds_up_nobody_and_is_told(work, name):
+def test_a_dead_engine_holds_up_no_other_and_the_trainer_is_told(work, name):
+    """The agent reports what all its engines confirmed, so that the trainer does not end well."""
     history = make_run(work / "run", np.random.default_rng(10), STEPS)
     good = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", "http://127.0.0.1:9"), ("vllm", good))
-    host.set(**{"agent.retries": "1"})
+    host.set(**{"agent.retries": "1", "deadlines.connect": "6s"})
     agent = host.start_agent()
-    trainer = replay(host, work / "run", "--interval-ms", 50)
+    trainer = finish(replay(host, work / "run", "--interval-ms", 50))
     result = finish(agent, 60)
     assert result.returncode == 1, "not everybody has the last version"
     assert "http://127.0.0.1:9 did not take version" in result.stderr
     assert good.loaded[-1] == history[-1] and not good.paused
-    assert finish(trainer).returncode == 0, "the publisher is not held up either"
+    assert trainer.returncode == 1 and "has nothing" in trainer.stderr, trainer.stderr
+
+
+def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, name):
+    make_run(work / "run", np.random.default_rng(17), 4)
+    engine = Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("vllm", engine), **{"agent.retries": "0"})
+    host.set(**{"deadlines.connect": "6s"})
+    agent = host.start_agent()
+    trainer = replay(host, work / "run", "--interval-ms", 600)
+    wait_for(lambda: engine.version == "2", "version 2 in the engine")
+    engine.broken = {"/collective_rpc": 1000}
+    result = finish(trainer)
+    assert result.returncode == 1 and "is at version 2" in result.stderr, result.stderr
+    (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
+    assert rollout["version"] == 2
+    assert finish(agent, 60).returncode == 1
 
 
 def test_another_model_is_not_written_to(work, name):

@@ -250,7 +250,8 @@ class Agent {
     return !updates.empty();
   }
 
-  // The version that everybody on this host has: it is what the publisher is told.
+  // The version that everybody on this host has: it is what the publisher is told. An engine that
+  // fails counts with the version that it confirmed last; nothing if it never confirmed one.
   [[nodiscard]] std::optional<std::uint64_t> confirmed() const {
     std::uint64_t least = delivery_->version();
     const std::vector<Worker> workers = delivery_->workers();
@@ -262,7 +263,8 @@ class Agent {
       least = std::min(least, *worker.version);
     }
     for (const EngineState& engine : fleet_->states()) {
-      if (engine.status.ok()) least = std::min(least, engine.version);
+      if (engine.version == 0) return std::nullopt;
+      least = std::min(least, engine.version);
     }
     return least;
   }
