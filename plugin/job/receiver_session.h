@@ -25,6 +25,7 @@ struct SessionOptions {
   std::function<Status(std::uint64_t version)> before_read;
   std::function<Status()> pause;
   std::function<Status()> resume;
+  Hash128 take_over = {};
   // Called with what went wrong without harm: a report that the road refused. May be empty.
   std::function<void(const Status&)> warn;
 };

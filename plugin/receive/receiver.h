@@ -27,6 +27,9 @@ struct ReceiverOptions {
   std::chrono::milliseconds report_deadline{10'000};  // of one word to the road
   unsigned threads = 0;                               // for hashing; 0: default_threads()
   ProofRule proof;                                    // for the target
+  // The run that may take over weights that are another run's, by a full version (admit()); zero:
+  // none may.
+  Hash128 take_over = {};
   // What this receiver reads, as it announces it; empty: all that this build knows.
   std::vector<Encoding> encodings = {};
   // Called before a version is read, also before it is tried again; a failure is stage()'s. For
@@ -62,8 +65,8 @@ struct UpdateReport {
 class Receiver {
  public:
   // Waits for the run's announcement, refuses another layout (kWrongLayout), another run
-  // (kWrongRun) or another base (kWrongBase), registers with the road. A target without a layout
-  // gets the run's.
+  // (kWrongRun) unless options.take_over admits it, or another base (kWrongBase), registers with
+  // the road. A target without a layout gets the run's.
   [[nodiscard]] static Result<std::unique_ptr<Receiver>> open(const ReceiverOptions& options,
                                                               ReceiveRoad& road,
                                                               WeightTarget& target,
