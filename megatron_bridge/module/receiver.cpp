@@ -23,13 +23,15 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
  public:
   HeldReceiver(std::shared_ptr<Job> job, std::shared_ptr<HeldTarget> target,
                const std::optional<std::string>& id, const py::object& pause,
-               const py::object& resume, const py::object& before_read, milliseconds wait)
+               const py::object& resume, const py::object& before_read,
+               const std::string& take_over, milliseconds wait)
       : HeldSession(std::move(job), JobRole::kRollout, "receiver"), target_(std::move(target)) {
     SessionOptions options;
     options.id = id;
     options.pause = callback(pause, "pause");
     options.resume = callback(resume, "resume");
     options.before_read = callback<std::uint64_t>(before_read, "before_read");
+    if (!take_over.empty()) options.take_over = take(hash128_from_hex(take_over));
     if (target_->device() != nullptr) {
       options.pause = pause_and_wait(options.pause, options.resume);
     }
@@ -188,15 +190,16 @@ void bind_receiver(py::module_& module) {
       .def(py::init([](const std::shared_ptr<Job>& job, const std::shared_ptr<HeldTarget>& target,
                        const std::optional<std::string>& id, const py::object& pause,
                        const py::object& resume, std::optional<double> timeout_s,
-                       const py::object& before_read) {
+                       const py::object& before_read, const std::string& take_over) {
              auto made = std::make_shared<HeldReceiver>(job, target, id, pause, resume, before_read,
-                                                        job->wait_or(timeout_s));
+                                                        take_over, job->wait_or(timeout_s));
              job->enter(made);
              return made;
            }),
            py::arg("job"), py::arg("target"), py::arg("id") = py::none(),
            py::arg("pause") = py::none(), py::arg("resume") = py::none(),
-           py::arg("timeout_s") = py::none(), py::arg("before_read") = py::none())
+           py::arg("timeout_s") = py::none(), py::arg("before_read") = py::none(),
+           py::arg("take_over") = "")
       .def(
           "stage",
           [](HeldReceiver& held, double timeout_s) {

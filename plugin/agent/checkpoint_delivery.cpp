@@ -69,9 +69,11 @@ class CheckpointDelivery final : public Delivery {
     }
     ReceiverOptions options = config_.receiver;
     options.id = "agent";
+    options.take_over = config_.agent.take_over;
     DRIFTLESS_ASSIGN_OR_RETURN(receiver_, Receiver::open(options, road_, target_, deadline));
     const TargetState state = target_.state();
-    if (state.valid) note(state.id.version, state.digest);
+    const bool foreign = !state.id.run.is_zero() && state.id.run != receiver_->run();
+    if (state.valid && !foreign) note(state.id.version, state.digest);
     return keep_files();
   }
 

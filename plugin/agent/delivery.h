@@ -22,6 +22,7 @@ struct DeliveryReport {
 struct Worker {
   std::string id;
   std::optional<std::uint64_t> version;  // that it proved to hold; none: nothing yet
+  std::string waits = {};                // then: what it reports instead
 };
 
 class Delivery {

@@ -52,6 +52,8 @@ class ShmDelivery final : public Delivery {
       const std::optional<Digest> expected = relay_->digests()->find(report.version);
       if (expected && parse_proof(report.proof).digest == to_hex(*expected)) {
         worker.version = report.version;
+      } else {
+        worker.waits = why_not(report, expected);
       }
     }
     return found;
@@ -64,7 +66,7 @@ class ShmDelivery final : public Delivery {
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
     const AgentOptions& agent = config_.agent;
     EngineSessionOptions options{to_hex(relay_->run()), worker_source(config_), agent.stage_timeout,
-                                 relay_->digests()};
+                                 relay_->digests(), agent.take_over};
     if (kind == EngineKind::kVllm) {
       return make_engine_session(make_vllm_transport(std::move(link)), std::move(options));
     }
@@ -75,6 +77,19 @@ class ShmDelivery final : public Delivery {
   }
 
  private:
+  // What a worker without a proven version reports.
+  [[nodiscard]] static std::string why_not(const ReceiverReport& report,
+                                           const std::optional<Digest>& expected) {
+    if (report.proof == kAnchorWanted) {
+      return "holds no version that leads on, and asks for an anchor";
+    }
+    const std::string digest = parse_proof(report.proof).digest;
+    if (digest.empty()) return "holds no version yet, and asks for nothing";
+    return concat("reports version ", report.version, " with digest ", digest,
+                  expected ? concat(", which has ", to_hex(*expected))
+                           : std::string(", which this agent did not hand over"));
+  }
+
   [[nodiscard]] Status open_mirror(const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road,
                                make_host_shm_receiver(config_.host_shm));

@@ -188,10 +188,12 @@ Status CheckpointPatcher::write_out(const Journal& journal, std::span<const Fram
   return fs_->sync_directory(join_path(path_, kSyncDirectory));
 }
 
-Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version) const {
+Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version,
+                                               BaseTrust trust) const {
   if (!version.manifest) return {};
   const Manifest& manifest = *version.manifest;
-  if (!state_.run.is_zero() && state_.run != manifest.id.run) {
+  const bool own = trust != BaseTrust::kForeign;
+  if (own && !state_.run.is_zero() && state_.run != manifest.id.run) {
     return error(StatusCode::kWrongRun, version.path, ": belongs to run ", to_hex(manifest.id.run),
                  ", but ", path_, " is at version ", state_.version, " of run ", to_hex(state_.run),
                  "; ", kResync);
@@ -208,8 +210,8 @@ Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version) 
 // Whether the checkpoint holds what the version builds on, as far as that can be said before
 // staging.
 Status CheckpointPatcher::check_base(const VersionDirectory& version, BaseTrust trust) {
-  DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version));
-  if (trust == BaseTrust::kDamaged) {
+  DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version, trust));
+  if (trust != BaseTrust::kProven) {
     if (version.full() && version.manifest) return {};
     return error(StatusCode::kWrongBase, version.path, ": is a delta, but ", path_,
                  " does not hold a version whole; send a full version");

@@ -40,6 +40,7 @@ struct AppliedVersion : StagedVersion {
 enum class BaseTrust : unsigned char {
   kProven,   // for what its state says
   kDamaged,  // for nothing: a full version may replace them, whatever its number
+  kForeign,  // for another run's: likewise
 };
 
 // A change whose journal is whole but not decided.
@@ -100,7 +101,8 @@ class CheckpointPatcher {
   Status remove_leftovers();
   [[nodiscard]] Status check_copies() const;
   Status write_copies();
-  Status check_run_and_layout(const VersionDirectory& version) const;
+  Status check_run_and_layout(const VersionDirectory& version,
+                              BaseTrust trust = BaseTrust::kProven) const;
   Status check_base(const VersionDirectory& version, BaseTrust trust);
   [[nodiscard]] Digest sweep() const;
   [[nodiscard]] Result<CheckpointState> state_after(std::span<const VersionSource> chain,

@@ -24,6 +24,12 @@ class CheckpointTarget final : public WeightTarget {
   Status adopt_layout(const WeightLayout& layout) override {
     return patcher_->adopt_layout(layout);
   }
+  // Which tensors its run wrote is not recorded: all that it published must come again.
+  Status admit(const Hash128& run, const WeightLayout& layout) override {
+    DRIFTLESS_RETURN_IF_ERROR(this->layout()->check_same(layout, path_, "the run"));
+    admitted_ = run;
+    return {};
+  }
 
   [[nodiscard]] std::vector<std::string> left_alone() const override {
     return patcher_->state().left_alone;
@@ -61,6 +67,7 @@ class CheckpointTarget final : public WeightTarget {
   unsigned threads_;
   std::unique_ptr<CheckpointPatcher> patcher_;
   bool proven_ = false;  // the weights are what the state says
+  Hash128 admitted_;     // the run that may take it over; zero: none
   bool staged_ = false;  // a Change that was not committed lives: it owns the journal
 };
 
@@ -109,13 +116,16 @@ Result<std::unique_ptr<StagedChange>> CheckpointTarget::stage(std::vector<Fetche
     return error(StatusCode::kBusy, path_, ": a change is staged; commit or drop it first");
   }
   DRIFTLESS_RETURN_IF_ERROR(recover());
-  DRIFTLESS_RETURN_IF_ERROR(check_chain(state(), *layout(), chain));
+  DRIFTLESS_RETURN_IF_ERROR(check_chain(state(), *layout(), chain, admitted_));
+  const Hash128& run = patcher_->state().run;
+  const bool foreign = !run.is_zero() && chain.front().manifest.id.run != run;
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::vector<VersionSource> sources,
       open_chain(*fs_, std::move(chain), *layout(), join_path(path_, kSyncDirectory), threads_));
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      StagedApply staged,
-      patcher_->stage(sources, proven_ ? BaseTrust::kProven : BaseTrust::kDamaged));
+  DRIFTLESS_ASSIGN_OR_RETURN(StagedApply staged,
+                             patcher_->stage(sources, foreign   ? BaseTrust::kForeign
+                                                      : proven_ ? BaseTrust::kProven
+                                                                : BaseTrust::kDamaged));
   return std::unique_ptr<StagedChange>(
       std::make_unique<Change>(*this, std::move(staged), changed_tensors(sources)));
 }

@@ -100,10 +100,12 @@ class SglangDiskTransport final : public DiskTransport {
       checked_ = false;
       process_ = process;
     }
-    DRIFTLESS_RETURN_IF_ERROR(check_model(info));
+    DRIFTLESS_RETURN_IF_ERROR(
+        check_model(json_text(info, "model_path"), json_text(server, "model_path")));
     // Somebody else has loaded something since.
     const bool whole = holds_ && holds_->version >= 0;
-    if (whole && json_text(info, "weight_version") != std::to_string(holds_->version)) {
+    if (whole && (json_text(info, "weight_version") != std::to_string(holds_->version) ||
+                  json_text(info, "model_path") != loaded_)) {
       holds_.reset();
     }
     return {};
@@ -113,6 +115,7 @@ class SglangDiskTransport final : public DiskTransport {
   }
   Status load(const EngineIdentity& version, bool little) override {
     const std::string& directory = little ? versions_.changed : versions_.checkpoint;
+    loaded_ = directory;
     const Json body = {{"model_path", directory},
                        {"weight_version", std::to_string(version.version)},
                        {"flush_cache", false},  // with requests it fails, although it was loaded
@@ -120,16 +123,24 @@ class SglangDiskTransport final : public DiskTransport {
     return sglang_post(link_, "/update_weights_from_disk", body, true).with_context(directory);
   }
 
-  // A tensor of another shape ends the server.
-  [[nodiscard]] Status check_model(const Json& info) {
+  // A tensor of another shape ends the server. An update leaves the shapes as they were at its
+  // start; what it was `given` since may be gone, or some tensors only. Older releases forget what
+  // they were started with, and a model of the hub is no directory.
+  [[nodiscard]] Status check_model(const std::string& given, const std::string& started) {
     if (checked_) return {};
-    const std::string path = json_text(info, "model_path");
-    DRIFTLESS_RETURN_IF_ERROR(check_(path).with_context(concat("serves ", shown(path))));
+    Status same = check_(given).with_context(concat("serves ", shown(given)));
+    if (!started.empty() && started != given) {
+      const Status first =
+          check_(started).with_context(concat("was started with ", shown(started)));
+      if (first.ok() || first.code() == StatusCode::kWrongLayout || !same.ok()) same = first;
+    }
+    DRIFTLESS_RETURN_IF_ERROR(same);
     checked_ = true;
     return {};
   }
 
   std::function<Status(const std::string&)> check_;
+  std::string loaded_;  // where it was told to load from, last
   bool checked_ = false;
 };
 

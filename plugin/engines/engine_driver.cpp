@@ -36,8 +36,9 @@ EngineCall EngineDriver::start(Request request) {
   return make(Phase::kFirstAsk, EngineOp::kAsk);
 }
 
-EngineCall EngineDriver::begin_open() {
+EngineCall EngineDriver::begin_open(std::string run) {
   goal_ = {};
+  goal_.run = std::move(run);
   staged_already_ = false;
   return start(Request::kOpen);
 }
@@ -325,6 +326,10 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
       });
   const bool closed = any_in_state(answer.ranks, "closed");
   if (request_ == Request::kClose) return judge();
+  if (Status same = check_same_run(answer.ranks); !same.ok()) {
+    // Whoever follows that run may have paused it.
+    return pause_ == PauseState::kPaused ? leave(same) : end(std::move(same));
+  }
   if (other_run && !reopened_) {
     reopened_ = true;
     staged_already_ = false;
@@ -342,9 +347,22 @@ EngineCall EngineDriver::on_opened(const EngineAnswer& answer) {
   return judge();
 }
 
+// Asked before anything of theirs is closed: another agent may be following that run.
+Status EngineDriver::check_same_run(const std::vector<RankReply>& replies) const {
+  if (goal_.run.empty() || options_.take_over == goal_.run) return {};
+  for (const RankReply& reply : replies) {
+    if (reply.holds.run.empty() || reply.holds.run == goal_.run) continue;
+    return error(StatusCode::kWrongRun, "rank ", reply.rank, " holds ", to_string(reply.holds),
+                 ", and is to follow run ", goal_.run, ": set agent.take_over: ", goal_.run,
+                 " to hand the engine to that run by a full version, or restart the engine");
+  }
+  return {};
+}
+
 EngineCall EngineDriver::open() {
   EngineCall open{.op = EngineOp::kOpen};
   open.source = options_.source;
+  open.take_over = options_.take_over;
   return make(Phase::kOpened, std::move(open));
 }
 
@@ -371,13 +389,18 @@ EngineCall EngineDriver::judge() {
 }
 
 // Ranks at two versions, as a driver that was killed in the middle leaves them: all back to the
-// older one.
+// older one; in the middle of a take-over, to that of the run before, whatever the numbers are.
 EngineCall EngineDriver::bring_together() {
   brought_ = true;
   staged_already_ = false;
   std::int64_t oldest = -1;
+  const auto other = [&](const RankReply& reply) {
+    return reply.holds.version >= 0 && !reply.holds.run.empty() && reply.holds.run != goal_.run;
+  };
+  const bool taking_over = !goal_.run.empty() && std::ranges::any_of(result_.replies, other);
   for (const RankReply& reply : result_.replies) {
     const std::int64_t version = reply.holds.version;
+    if (taking_over && !other(reply)) continue;
     if (version >= 0 && (oldest < 0 || version < oldest)) oldest = version;
   }
   if (oldest < 0) return judge();

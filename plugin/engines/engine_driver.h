@@ -34,7 +34,7 @@ enum class EngineOp : unsigned char {
   kWait,        // wait_ms
   kAsk,         // the ranks' status; answered after everything that was said before
   kLook,        // the same, and may be older, if the engine has a cheaper way
-  kOpen,        // source
+  kOpen,        // source, take_over
   kClose,       //
   kStage,       // timeout_s, ticket
   kRollback,    // version
@@ -59,8 +59,10 @@ struct EngineCall {
   std::int64_t wait_ms = 0;
   double timeout_s = 0;
   std::string source{}, ticket{}, label{};
-  bool must = false;  // to be made also while everything ends
+  std::string take_over{};  // of kOpen: the run that may take the ranks over from another
+  bool must = false;        // to be made also while everything ends
   bool sweep = false;
+  bool quiet = false;  // of kAsk: by somebody who looks on, and disturbs no driver
   std::string tensor{};
   std::uint64_t first = 0, units = 0;
   PauseState pause = PauseState::kUnknown;
@@ -94,6 +96,7 @@ struct DriverOptions {
   std::int64_t stage_ms = 0;  // for the ranks' staging
   std::string ticket;         // random: commits of other drivers, and late ones, are refused
   bool session = true;        // the engine has sessions, until its ranks say otherwise
+  std::string take_over{};    // hex: the run that may take the engine over from another
 };
 
 struct DriverResult {
@@ -113,7 +116,8 @@ class EngineDriver {
   explicit EngineDriver(DriverOptions options) : options_(std::move(options)) {}
 
   // Requests. Each returns the first call; the request before must have ended.
-  [[nodiscard]] EngineCall begin_open();
+  // `run`: as of a goal; an engine that holds another one is not opened.
+  [[nodiscard]] EngineCall begin_open(std::string run = {});
   [[nodiscard]] EngineCall begin_staging(std::int64_t stage_ms);
   // Waits until all ranks have staged the same.
   [[nodiscard]] EngineCall begin_wait_staged(std::int64_t stage_ms);
@@ -124,6 +128,8 @@ class EngineDriver {
 
   [[nodiscard]] EngineCall next(const EngineAnswer& answer);
   [[nodiscard]] const DriverResult& result() const { return result_; }
+  // What came of a kAsk between two requests: the engine may have been left paused.
+  void heard(const EngineAnswer& answer) { take(answer); }
   void set_stage_ms(std::int64_t stage_ms) { options_.stage_ms = stage_ms; }
   [[nodiscard]] PauseState pause_state() const { return pause_; }
   // The whole state as text: two drivers with the same text do the same.
@@ -230,6 +236,8 @@ class EngineDriver {
   // Whether this identity is the goal's: by run, version and a digest that is known.
   [[nodiscard]] bool is_goal(const EngineIdentity& identity) const;
   [[nodiscard]] bool is_staged_version(const Held& held) const;
+  // Ok unless a rank holds another run's weights, which the goal's may not take over.
+  [[nodiscard]] Status check_same_run(const std::vector<RankReply>& replies) const;
   void remember(const Status& problem);
 
   DriverOptions options_;

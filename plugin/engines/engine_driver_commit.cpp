@@ -17,6 +17,7 @@ std::string staged_of_ranks(const std::vector<RankReply>& replies) {
   for (const RankReply& reply : replies) {
     words += concat(words.empty() ? "" : ", ",
                     reply.staged_version ? std::to_string(*reply.staged_version) : "none");
+    if (!reply.waits.empty()) words += concat(" (", reply.waits, ")");
   }
   return words;
 }

@@ -17,6 +17,7 @@ DriverOptions driver_options(const EngineSessionOptions& options,
   made.stage_ms = options.stage.count();
   made.ticket = new_nonce();
   made.session = transport.has_sessions();
+  if (!options.take_over.is_zero()) made.take_over = to_hex(options.take_over);
   return made;
 }
 
@@ -35,12 +36,16 @@ class DrivenSession final : public EngineSession {
       const std::optional<Digest> found = digests ? digests->find(version) : std::nullopt;
       return found ? std::optional<std::string>(to_hex(*found)) : std::nullopt;
     };
+    lost_ = true;
     DRIFTLESS_RETURN_IF_ERROR(prove());
     const DriverResult result =
         run_request(driver_, driver_.begin_update(std::move(wanted)), *transport_);
     times = result.times;
     first_.heard(result.replies);
+    const bool still = result.known && result.identity == held_;
+    lost_ = !result.replies.empty() && !still;
     DRIFTLESS_RETURN_IF_ERROR(result.status);
+    held_ = result.identity;
     return static_cast<std::uint64_t>(result.identity.version);
   }
 
@@ -48,23 +53,43 @@ class DrivenSession final : public EngineSession {
     EngineCall ask{.op = EngineOp::kReadLabel};
     ask.must = true;
     const EngineAnswer said = transport_->carry(ask);
-    if (said.status.code() == StatusCode::kUnsupported) return {};  // it keeps no label
+    if (said.status.code() == StatusCode::kUnsupported) return check_identity();  // it keeps none
     DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
-    if (said.label == std::to_string(version)) return {};
+    if (said.label == std::to_string(version)) return check_identity();
     return error(StatusCode::kMismatch, transport_->name(), ": says that it serves version ",
                  shown(said.label), ", expected ", version,
                  ": it was started anew, or somebody else has changed it since");
   }
+
+  [[nodiscard]] bool lost() const override { return lost_; }
 
   Status close() override {
     return run_request(driver_, driver_.begin_close(), *transport_).status;
   }
 
  private:
+  // A label is a number, and every run has that one.
+  [[nodiscard]] Status check_identity() {
+    EngineCall ask{.op = EngineOp::kAsk};
+    ask.must = ask.quiet = true;
+    ask.pause = driver_.pause_state();
+    const EngineAnswer said = transport_->carry(ask);
+    driver_.heard(said);
+    DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
+    for (const RankReply& reply : said.ranks) {
+      const bool silent = reply.process.empty() && reply.state == "unknown";  // it tells nothing
+      if (silent || reply.holds == held_) continue;
+      return error(StatusCode::kMismatch, transport_->name(), ": rank ", reply.rank, " holds ",
+                   to_string(reply.holds), ", expected ", to_string(held_),
+                   ": it was started anew, or somebody else has changed it since");
+    }
+    return {};
+  }
+
   [[nodiscard]] Status prove() {
     const bool workers = transport_->has_sessions() && !options_.source.empty();  // ours
     if (first_.asked() || !workers) return {};
-    const DriverResult opened = run_request(driver_, driver_.begin_open(), *transport_);
+    const DriverResult opened = run_request(driver_, driver_.begin_open(options_.run), *transport_);
     return first_.ask(opened, *transport_, driver_.pause_state());
   }
 
@@ -72,6 +97,8 @@ class DrivenSession final : public EngineSession {
   std::unique_ptr<EngineTransport> transport_;
   EngineSessionOptions options_;
   EngineDriver driver_;
+  EngineIdentity held_;  // after the last update that went well
+  bool lost_ = false;
 };
 
 }  // namespace

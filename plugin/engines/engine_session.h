@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/digest.h"
+#include "core/hash128.h"
 #include "core/status.h"
 #include "plugin/engines/engine_driver.h"
 #include "plugin/engines/engine_transport.h"
@@ -25,8 +26,12 @@ class EngineSession {
   // the way to it; returns to which. A failure leaves it at the version that it had, or says that
   // it did not. To be called again after a failure.
   [[nodiscard]] virtual Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) = 0;
-  // Ok unless the engine says that it serves something else: it was started anew, for instance.
+  // Ok unless the engine serves something else: it was started anew, or another agent has brought
+  // it to a version, also one of the same number.
   [[nodiscard]] virtual Status check(std::uint64_t /*version*/) { return {}; }
+  // Whether the last update, which failed, found that the engine does not hold what the one before
+  // brought it to.
+  [[nodiscard]] virtual bool lost() const { return false; }
   // Resumes what is still paused, if its ranks hold one version.
   [[nodiscard]] virtual Status close() = 0;
 };
@@ -47,6 +52,7 @@ struct EngineSessionOptions {
   std::string source;  // that the engine's workers follow; empty: it has none of ours
   std::chrono::milliseconds stage{60'000};
   std::shared_ptr<const VersionDigests> digests;  // a version without one is not taken for proven
+  Hash128 take_over = {};  // the run that may take the engine over from another; zero: none
 };
 [[nodiscard]] std::unique_ptr<EngineSession> make_engine_session(
     std::unique_ptr<EngineTransport> transport, EngineSessionOptions options);

@@ -24,6 +24,12 @@ Status wait_for(const EngineCall& call, const EngineTransport& transport) {
 
 }  // namespace
 
+Json open_arguments(const EngineCall& call) {
+  Json asked = {{"source", call.source}};
+  if (!call.take_over.empty()) asked["take_over"] = call.take_over;
+  return asked;
+}
+
 Json read_arguments(const EngineCall& call) {
   return {{"tensor", call.tensor}, {"first", call.first}, {"units", call.units}};
 }

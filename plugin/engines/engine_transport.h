@@ -32,6 +32,8 @@ class EngineTransport {
   [[nodiscard]] virtual bool has_sessions() const { return true; }
 };
 
+// What kOpen asks of each rank. Workers of releases without agent.take_over know the source alone.
+[[nodiscard]] Json open_arguments(const EngineCall& call);
 // What kRead asks of each rank.
 [[nodiscard]] Json read_arguments(const EngineCall& call);
 

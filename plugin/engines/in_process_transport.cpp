@@ -18,8 +18,9 @@ class InProcessTransport final : public EngineTransport {
       case EngineOp::kAsk:
       case EngineOp::kLook: return ask("driftless_status", Json::object());
       case EngineOp::kOpen: {
-        Json source = call.source.empty() ? Json() : Json(call.source);
-        return ask("driftless_open", {{"source", std::move(source)}});
+        Json asked = open_arguments(call);
+        if (call.source.empty()) asked["source"] = Json();
+        return ask("driftless_open", std::move(asked));
       }
       case EngineOp::kClose: return ask("driftless_close", Json::object());
       case EngineOp::kStage:

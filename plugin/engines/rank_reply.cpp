@@ -67,6 +67,8 @@ Result<RankReply> parse_rank_reply(const Json& reply, std::string_view what) {
   if (!take_text(reply, "digest", true, parsed.holds.digest)) return wrong("digest");
   if (!take_text(reply, "follows", true, parsed.follows.emplace())) return wrong("follows");
   if (!take_text(reply, "error", false, parsed.error)) return wrong("error");
+  if (!take_text(reply, "waits", false, parsed.waits)) return wrong("waits");
+  parsed.waits = parsed.waits.empty() ? "" : shown(parsed.waits, 300);
   parsed.error = parsed.error.empty() ? "" : shown(parsed.error, 300);
   if (const auto staged = reply.find("staged_version");
       staged != reply.end() && !staged->is_null()) {

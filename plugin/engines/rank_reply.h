@@ -44,6 +44,7 @@ struct RankReply {
   EngineIdentity holds;
   std::optional<std::string> follows;  // the run that its receiver follows; none: it has none
   std::optional<std::uint64_t> staged_version;
+  std::string waits;             // for what its last staging waited in vain; empty: for nothing
   std::optional<bool> session;   // whether commits go through the engine's own session
   std::optional<bool> updating;  // whether an update of that session is active
   std::string text;              // the whole reply, JSON

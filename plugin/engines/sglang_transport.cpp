@@ -41,9 +41,17 @@ class SglangTransport final : public EngineTransport {
 
   EngineAnswer carry(const EngineCall& call) override {
     switch (call.op) {
-      case EngineOp::kAsk: return command(call, {{"phase", "status"}});
+      case EngineOp::kAsk: {
+        Json asked = {{"phase", "status"}};
+        if (call.quiet) asked["quiet"] = true;
+        return command(call, std::move(asked));
+      }
       case EngineOp::kLook: return answered(read_answers({}, call.must));  // costs it nothing
-      case EngineOp::kOpen: return command(call, {{"phase", "open"}, {"source", call.source}});
+      case EngineOp::kOpen: {
+        Json asked = open_arguments(call);
+        asked["phase"] = "open";
+        return command(call, std::move(asked));
+      }
       case EngineOp::kClose: return command(call, {{"phase", "close"}});
       case EngineOp::kStage:
         return command(
@@ -118,7 +126,7 @@ class SglangTransport final : public EngineTransport {
         return held;
       }
     }
-    const bool reads = call.op == EngineOp::kShares || call.op == EngineOp::kRead;
+    const bool reads = call.op == EngineOp::kShares || call.op == EngineOp::kRead || call.quiet;
     Status sent = within_session(command, "", reads);
     if (hold && call.pause == PauseState::kRunning) paused = !go_on();
     return sent;

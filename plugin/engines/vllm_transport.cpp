@@ -21,7 +21,7 @@ class VllmTransport final : public EngineTransport {
     switch (call.op) {
       case EngineOp::kAsk:
       case EngineOp::kLook: return ask("driftless_status", Json::object(), call.must);
-      case EngineOp::kOpen: return ask("driftless_open", {{"source", call.source}}, call.must);
+      case EngineOp::kOpen: return ask("driftless_open", open_arguments(call), call.must);
       case EngineOp::kClose: return ask("driftless_close", Json::object(), call.must);
       case EngineOp::kStage:
         return ask("driftless_stage", {{"timeout_s", call.timeout_s}, {"ticket", call.ticket}},

@@ -48,6 +48,7 @@ struct AgentOptions {
   std::chrono::milliseconds retry_wait{500};        // before the first of them; then twice as long
   // The loader inside SGLang, as --custom-weight-loader names it.
   std::string sglang_loader = "driftless.engines.sglang.load";
+  Hash128 take_over = {};  // the run that may take engines over from another; zero: none
 };
 
 // Roads with settings of their own below; plugin/job/roads.cpp lists all there are.

@@ -92,6 +92,18 @@ struct Text {
   static std::string text(const std::string& value) { return value; }
 };
 
+// A run's id; empty: none.
+struct RunId {
+  static constexpr std::string_view kExpected = "a run's id: 32 hex digits";
+  static Result<Hash128> parse(std::string_view value) {
+    if (value.empty()) return Hash128();
+    Result<Hash128> run = hash128_from_hex(value);
+    if (run.ok()) return run;
+    return error(StatusCode::kInvalidArgument, "expected ", kExpected, ", found ", shown(value));
+  }
+  static std::string text(const Hash128& value) { return value.is_zero() ? "" : to_hex(value); }
+};
+
 template <typename T>
 using Choice = std::pair<std::string_view, T>;
 

@@ -394,6 +394,10 @@ constexpr std::array kKeys = {
                                                       "Further tries of an engine's update"),
     key<Duration, DRIFTLESS_FIELD(agent.retry_wait)>(
         "agent.retry_wait", "Before the first of them; then twice as long each time"),
+    key<RunId, DRIFTLESS_FIELD(agent.take_over)>(
+        "agent.take_over",
+        "A run that engines, and agent.checkpoint_dir, which hold another run are handed to: once, "
+        "by a full version of every tensor that they took from the other; empty: none"),
     key<Text, DRIFTLESS_FIELD(agent.sglang_loader)>(
         "agent.sglang_loader", "a Python name",
         "Hand-over host_shm to SGLang: the loader that its --custom-weight-loader names"),

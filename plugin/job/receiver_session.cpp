@@ -98,6 +98,7 @@ Status ReceiverSession::open(WeightTarget& target, const Deadline& deadline) {
   options.before_read = options_.before_read;
   options.pause = options_.pause;
   options.resume = options_.resume;
+  options.take_over = options_.take_over;
   DRIFTLESS_ASSIGN_OR_RETURN(receiver_, Receiver::open(options, *road_, target, deadline));
   target_ = &target;
   alive_ = Deadline::after(kSignOfLife);

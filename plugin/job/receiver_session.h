@@ -26,6 +26,7 @@ struct SessionOptions {
   std::function<Status(std::uint64_t version)> before_read;
   std::function<Status()> pause;
   std::function<Status()> resume;
+  Hash128 take_over = {};
   // Called with what went wrong without harm: a report that the road refused, or weights that
   // nothing proves to be the version that they are said to be. May be empty.
   std::function<void(const Status&)> warn;

@@ -32,15 +32,21 @@ Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
   return {};
 }
 
-// What the target holds must be of this run, as far as it says.
-Status check_target(const RunInfo& run, WeightTarget& target) {
+bool is_foreign(const TargetState& state, const Hash128& run) {
+  return !state.id.run.is_zero() && state.id.run != run;
+}
+
+// What the target holds must be of this run, as far as it says, or may be taken over.
+Status check_target(const RunInfo& run, const Hash128& take_over, WeightTarget& target) {
+  if (const TargetState held = target.state(); is_foreign(held, run.run)) {
+    if (take_over == run.run) return target.admit(run.run, run.layout);
+    return error(StatusCode::kWrongRun, "the weights are version ", held.id.version, " of run ",
+                 to_hex(held.id.run), ", but the road carries run ", to_hex(run.run),
+                 "; start from that run's base, or, behind an agent, set agent.take_over: ",
+                 to_hex(run.run), " there");
+  }
   DRIFTLESS_RETURN_IF_ERROR(target.adopt_layout(run.layout));
   const TargetState state = target.state();
-  if (!state.id.run.is_zero() && state.id.run != run.run) {
-    return error(StatusCode::kWrongRun, "the weights are version ", state.id.version, " of run ",
-                 to_hex(state.id.run), ", but the road carries run ", to_hex(run.run),
-                 "; start from that run's base");
-  }
   if (!state.valid || state.partial || state.id.version != 0) return {};
   if (state.digest != run.base_digest) {
     return error(StatusCode::kWrongBase, "the weights have digest ", to_hex(state.digest),
@@ -104,7 +110,7 @@ class FollowingReceiver final : public Receiver {
   // What the target is said to hold must be what the run has for that version: kWrongBase. If the
   // run does not tell, it is unproven.
   Status prove_claim() {
-    const TargetState state = target_->state();
+    const TargetState state = own_state();
     look_up_digests(state);
     if (!state.valid) return {};
     return state.partial ? prove_some(state) : prove_all(state);
@@ -115,7 +121,7 @@ class FollowingReceiver final : public Receiver {
     mapped_.clear();
     if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->recover());
     DRIFTLESS_RETURN_IF_ERROR(resume_left_paused());
-    const TargetState state = target_->state();
+    const TargetState state = own_state();
     const Status claim = unproven_.empty() ? Status() : prove_again();
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(state, deadline));
     if (!news) return claim.ok() ? Result<bool>(false) : claim;
@@ -131,6 +137,10 @@ class FollowingReceiver final : public Receiver {
                 (not_there && misfits_ >= kMisfitsBeforeFull);
     if (stranded_) const Status told = report();
     if (not_there) note_misfit(fetched.status());
+    if (!fetched.ok() && is_foreign(target_->state(), run_)) {
+      return fetched.status().with_context(
+          concat("only a full version of run ", to_hex(run_), " takes the place of another run's"));
+    }
     if (!fetched.ok()) return fetched.status();
     std::optional<FetchedChain> chain = std::move(*fetched);
     if (!chain) return false;
@@ -231,7 +241,7 @@ class FollowingReceiver final : public Receiver {
   }
 
   Status report() override {
-    const TargetState state = target_->state();
+    const TargetState state = own_state();
     ReceiverReport report;
     report.id = options_.id;
     if (state.valid) {  // else it has nothing: the road then keeps an anchor for it
@@ -257,11 +267,18 @@ class FollowingReceiver final : public Receiver {
   [[nodiscard]] const Hash128& run() const override { return run_; }
   [[nodiscard]] const std::vector<Digest>& tensor_digests() const override {
     const RunDigests::At& committed = digests_.committed();
-    return committed.version == target_->state().id.version ? committed.tensors : unknown_;
+    return committed.version == own_state().id.version ? committed.tensors : unknown_;
   }
   [[nodiscard]] const WeightLayout& layout() const override { return digests_.layout(); }
 
  private:
+  // What the target holds of this run: nothing while it holds another's, which a full version is to
+  // replace.
+  [[nodiscard]] TargetState own_state() const {
+    TargetState state = target_->state();
+    return is_foreign(state, run_) ? TargetState() : state;
+  }
+
   // How fast it was, for a publisher that chooses its encoding by that; told with the next report.
   void note_speed() {
     constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;  // less shows the latency
@@ -332,7 +349,7 @@ class FollowingReceiver final : public Receiver {
   // By a manifest that was not there before. If the weights are not that version, only a full one
   // helps, and the trainer is asked for it.
   Status prove_again() {
-    const TargetState state = target_->state();
+    const TargetState state = own_state();
     if (!state.valid || state.partial) return {};
     Status claim = prove_all(state);
     if (claim.ok()) return claim;
@@ -414,7 +431,7 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
   DRIFTLESS_ASSIGN_OR_RETURN(const RunInfo run,
                              read_run_info(road, options.fetch_deadline, deadline));
   DRIFTLESS_RETURN_IF_ERROR(target.recover());
-  DRIFTLESS_RETURN_IF_ERROR(check_target(run, target));
+  DRIFTLESS_RETURN_IF_ERROR(check_target(run, options.take_over, target));
   target.set_proof(options.proof);
   ReceiverOptions own = options;
   if (own.threads == 0) own.threads = default_threads();

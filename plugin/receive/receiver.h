@@ -27,6 +27,9 @@ struct ReceiverOptions {
   std::chrono::milliseconds report_deadline{10'000};  // of one word to the road
   unsigned threads = 0;                               // for hashing; 0: default_threads()
   ProofRule proof;                                    // for the target
+  // The run that may take over weights that are another run's, by a full version (admit()); zero:
+  // none may.
+  Hash128 take_over = {};
   // What this receiver reads, as it announces it; empty: all that this build knows.
   std::vector<Encoding> encodings = {};
   // Called before a version is read, also before it is tried again; a failure is stage()'s. For
@@ -62,9 +65,10 @@ struct UpdateReport {
 class Receiver {
  public:
   // Waits for the run's announcement, refuses another layout (kWrongLayout), another run
-  // (kWrongRun), another base, or weights that are not the version that they are said to be
-  // (kWrongBase), registers with the road. A target without a layout gets the run's. If neither
-  // announcement nor manifests tell the digest of that version, unproven() says so.
+  // (kWrongRun) unless options.take_over admits it, another base, or weights that are not the
+  // version that they are said to be (kWrongBase), registers with the road. A target without a
+  // layout gets the run's. If neither announcement nor manifests tell the digest of that version,
+  // unproven() says so.
   [[nodiscard]] static Result<std::unique_ptr<Receiver>> open(const ReceiverOptions& options,
                                                               ReceiveRoad& road,
                                                               WeightTarget& target,

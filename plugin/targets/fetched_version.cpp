@@ -6,10 +6,16 @@ namespace {
 
 bool is_full(const FetchedVersion& version) { return version.manifest.encoding == Encoding::kFull; }
 
+// Whether the weights are another run's than the version.
+bool is_foreign(const TargetState& state, const FetchedVersion& version) {
+  return !state.id.run.is_zero() && state.id.run != version.manifest.id.run;
+}
+
 Status check_identity(const TargetState& state, const WeightLayout& layout,
-                      const FetchedVersion& version) {
+                      const FetchedVersion& version, const Hash128& admitted) {
   const Manifest& manifest = version.manifest;
-  if (!state.id.run.is_zero() && state.id.run != manifest.id.run) {
+  const bool taken_over = is_full(version) && manifest.id.run == admitted;
+  if (is_foreign(state, version) && !taken_over) {
     return error(StatusCode::kWrongRun, version.source, ": belongs to run ",
                  to_hex(manifest.id.run), ", but the weights are version ", state.id.version,
                  " of run ", to_hex(state.id.run), "; start from that run's base");
@@ -25,7 +31,8 @@ Status check_identity(const TargetState& state, const WeightLayout& layout,
 Status check_first(const TargetState& state, const FetchedVersion& version) {
   const Manifest& manifest = version.manifest;
   if (is_full(version)) {
-    if (!state.valid || manifest.id.version > state.id.version) return {};
+    const bool newer = manifest.id.version > state.id.version;
+    if (!state.valid || newer || is_foreign(state, version)) return {};
     return error(StatusCode::kWrongBase, version.source, ": the weights are at version ",
                  state.id.version, " already");
   }
@@ -116,14 +123,14 @@ std::set<std::uint32_t> changed_tensors(std::span<const VersionSource> versions)
 }
 
 Status check_chain(const TargetState& state, const WeightLayout& layout,
-                   std::span<const FetchedVersion> chain) {
+                   std::span<const FetchedVersion> chain, const Hash128& admitted) {
   if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
-  DRIFTLESS_RETURN_IF_ERROR(check_identity(state, layout, chain.front()));
+  DRIFTLESS_RETURN_IF_ERROR(check_identity(state, layout, chain.front(), admitted));
   DRIFTLESS_RETURN_IF_ERROR(check_first(state, chain.front()));
   for (std::size_t i = 1; i < chain.size(); ++i) {
     const FetchedVersion& version = chain[i];
     const Manifest& before = chain[i - 1].manifest;
-    DRIFTLESS_RETURN_IF_ERROR(check_identity(state, layout, version));
+    DRIFTLESS_RETURN_IF_ERROR(check_identity(state, layout, version, admitted));
     if (version.manifest.id.run != before.id.run) {
       return error(StatusCode::kWrongRun, version.source, ": belongs to run ",
                    to_hex(version.manifest.id.run), ", ", chain[i - 1].source, " to run ",

@@ -17,6 +17,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kTensorAlignment = 256;
+constexpr std::size_t kNamesShown = 3;                         // in a message
 constexpr std::uint64_t kLoadBytes = std::uint64_t{16} << 20;  // of one task
 
 Result<std::shared_ptr<MappedWeights>> map_weights(MappedParts parts,
@@ -140,7 +141,10 @@ class MemoryTarget final : public MappedTarget {
       : memory_(weights->memory),
         threads_(weights->threads),
         options_(std::move(options)),
-        weights_(std::move(weights)) {}
+        weights_(std::move(weights)) {
+    // Weights that are a version already: which tensors are another's than the base's, nobody says.
+    if (options_.initial && options_.initial->version > 0) note_all_taken();
+  }
   // In memory of its own, once it has a layout.
   MemoryTarget(std::shared_ptr<WeightMemory> memory, unsigned threads)
       : memory_(std::move(memory)), threads_(threads) {}
@@ -161,6 +165,21 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, allocate(layout));
     options_ = contiguous_options(std::nullopt, threads_);
     return take(map_contiguous(layout, data, options_, memory_));
+  }
+  Status admit(const Hash128& run, const WeightLayout& layout) override {
+    const auto weights = this->weights();
+    if (!weights) return adopt_layout(layout);
+    if (left_.contains(run)) {
+      return error(StatusCode::kWrongRun, "run ", to_hex(run),
+                   " was left for another one before, and is taken once; restart the engine");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_covers(*weights, layout));
+    if (weights->layout.signature() != layout.signature()) {
+      DRIFTLESS_RETURN_IF_ERROR(change_layout(*weights, layout));
+    }
+    left_.insert(weights->state.id.run);
+    admitted_ = run;
+    return {};
   }
   [[nodiscard]] std::vector<std::string> left_alone() const override { return left_alone_; }
   [[nodiscard]] std::shared_ptr<const TargetNeeds> needs() const override {
@@ -235,7 +254,7 @@ class MemoryTarget final : public MappedTarget {
     if (!weights) {
       return error(StatusCode::kInvalidArgument, "the weights have no layout yet; adopt the run's");
     }
-    DRIFTLESS_RETURN_IF_ERROR(check_chain(weights->state, weights->layout, chain));
+    DRIFTLESS_RETURN_IF_ERROR(check_chain(weights->state, weights->layout, chain, admitted_));
     if (weights->writer) DRIFTLESS_RETURN_IF_ERROR(weights->writer->check(false));
     weights->proof = proof_;
     const std::shared_ptr<StageAhead> ahead = std::move(chain.front().ahead);
@@ -260,6 +279,7 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
                                open_chain(posix_file_system(), std::move(chain), weights->layout,
                                           {}, weights->threads, head));
+    taken_.merge(changed_tensors(versions));
     return stage_update(weights, std::move(versions), in_place, ahead.get());
   }
 
@@ -282,10 +302,48 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_RETURN_IF_ERROR(take(map_weights(std::move(parts), options)));
     options_ = options;
     left_alone_.clear();
+    whole_.reset();  // it leads to where they were
     return {};
   }
 
  private:
+  void note_all_taken() {
+    for (std::uint32_t tensor = 0; tensor < weights_->layout.size(); ++tensor) {
+      taken_.insert(tensor);
+    }
+  }
+  // Whether a full version of these tensors leaves nothing of what was taken.
+  [[nodiscard]] Status check_covers(const MappedWeights& weights, const WeightLayout& next) const {
+    std::string names;
+    std::size_t count = 0;
+    for (const std::uint32_t tensor : taken_) {
+      const std::string& name = weights.layout[tensor].name;
+      if (next.find(name)) continue;
+      if (count++ < kNamesShown) names += concat(names.empty() ? "'" : ", '", name, "'");
+    }
+    if (count == 0) return {};
+    return error(StatusCode::kWrongLayout, "the weights took tensors from run ",
+                 to_hex(weights.state.id.run), " that no version of this run replaces: ", names,
+                 count > kNamesShown ? concat(" and ", count - kNamesShown, " more") : "",
+                 "; restart the engine");
+  }
+  // Of all that lies here, other tensors than before: they are no version then.
+  Status change_layout(const MappedWeights& weights, const WeightLayout& next) {
+    const MappedWeights& all = whole_ ? *whole_ : weights;
+    DRIFTLESS_RETURN_IF_ERROR(all.layout.check_has(next, "the weights in memory", "the run"));
+    std::set<std::uint32_t> taken;
+    for (const std::uint32_t tensor : taken_) taken.insert(*next.find(weights.layout[tensor].name));
+    MappedOptions options = options_;
+    options.initial.reset();
+    options.initial_digest.reset();
+    options.initial_tensors.clear();
+    const std::shared_ptr<MappedWeights> before = this->weights();
+    DRIFTLESS_RETURN_IF_ERROR(take(map_weights(parts_of(all, next), options)));
+    if (!whole_) whole_ = before;
+    options_ = std::move(options);
+    taken_ = std::move(taken);
+    return {};
+  }
   [[nodiscard]] std::shared_ptr<MappedWeights> weights() const {
     const std::scoped_lock lock(mutex_);
     return weights_;
@@ -340,6 +398,7 @@ class MemoryTarget final : public MappedTarget {
     }
     if (options.initial_digest) options.initial_digest = digest;
     DRIFTLESS_RETURN_IF_ERROR(take(map_weights(parts_of(*weights, kept), options)));
+    whole_ = weights;
     options_ = std::move(options);
     left_alone_ = std::move(left);
     return {};
@@ -413,6 +472,10 @@ class MemoryTarget final : public MappedTarget {
   MappedOptions options_;  // that the weights were mapped with
   ProofRule proof_;
   std::vector<std::string> left_alone_;
+  std::shared_ptr<MappedWeights> whole_;    // before some tensors were left alone; null: none were
+  std::set<std::uint32_t> taken_;           // tensors that a version brought, or may have
+  Hash128 admitted_;                        // the run that may take the weights over; zero: none
+  std::set<Hash128> left_;                  // runs that were left for another
   std::uint64_t swept_ = 0;                 // the version at the last sweep
   std::shared_ptr<std::byte> slab_;         // of all tensors, if they are its own
   mutable std::mutex mutex_;                // for the next one

@@ -189,9 +189,11 @@ class VersionSource {
 // target's state, and their payloads opened.
 
 // Ok if `chain` is deltas that adjoin each other and the state, or one full version. kWrongRun,
-// kWrongLayout, or kWrongBase naming the version and what it needs.
+// kWrongLayout, or kWrongBase naming the version and what it needs. `admitted`: the run, other than
+// the state's, of which a full version is taken, too (WeightTarget::admit()).
 [[nodiscard]] Status check_chain(const TargetState& state, const WeightLayout& layout,
-                                 std::span<const FetchedVersion> chain);
+                                 std::span<const FetchedVersion> chain,
+                                 const Hash128& admitted = {});
 
 // The payloads, in order (VersionSource::open). The layout outlives them.
 [[nodiscard]] Result<std::vector<VersionSource>> open_chain(

@@ -134,6 +134,15 @@ class WeightTarget {
   // Null until it has one: a target may learn its layout from the run.
   [[nodiscard]] virtual const WeightLayout* layout() const = 0;
   [[nodiscard]] virtual Status adopt_layout(const WeightLayout& layout) = 0;
+  // In the place of adopt_layout(), if the weights are another run's: from now on a full version of
+  // `run`, whose tensors these are, replaces them, whatever its number. Until then they stay what
+  // they are, unless the layout differs: then they are no version. kWrongLayout, naming a tensor
+  // that was taken from the other run and that this one does not publish. kWrongRun if `run` was
+  // left in this way before.
+  [[nodiscard]] virtual Status admit(const Hash128& run, const WeightLayout& layout) {
+    return error(StatusCode::kWrongRun, "weights of ", layout.size(),
+                 " tensors that keep to their run cannot be taken over by run ", to_hex(run));
+  }
   [[nodiscard]] virtual TargetState state() const = 0;
   // Tensors that lie where the weights do and that the run does not publish: never written.
   [[nodiscard]] virtual std::vector<std::string> left_alone() const { return {}; }

@@ -209,6 +209,19 @@ def test_once_hands_over_what_is_there(work, name):
     assert summary["version"] == 3 and summary["versions"] == 3
 
 
+def test_once_ends_though_a_worker_cannot_follow(work, name):
+    """It has no base, and there is no anchor: it reports, asks for one, and waits."""
+    make_run(work / "run", np.random.default_rng(7), 3)
+    host = Host(work, name, **{"anchors.first": "false", "agent.workers": 1})
+    assert finish(host.start_trainer("--replay", work / "run", "--rollouts", 0)).returncode == 0
+    (host.dir / "closed.json").unlink()  # the run goes on
+    host.set(**{"deadlines.fetch": "60s", "deadlines.connect": "3s"})
+    agent, worker = host.start_agent("--once"), host.start_worker(0)
+    result = finish(agent, 30)
+    assert result.returncode == 1 and worker.poll() is None
+    assert "worker0 holds no version" in result.stderr and "asks for an anchor" in result.stderr
+
+
 def test_what_does_not_fit_says_what_to_raise(work, name):
     make_run(work / "run", np.random.default_rng(8), 2, rows=40_000, fraction=0.2)
     host = Host(work, name, **{"road.host_shm.size": "64KiB"})
@@ -226,6 +239,7 @@ class Engine(http.server.ThreadingHTTPServer):
 
     def __init__(self, model_path):
         self.model_path, self.version, self.loaded = str(model_path), "default", []
+        self.started = str(model_path)  # SGLang tells it apart from what it was given since
         self.paused, self.calls, self.broken = False, [], {}
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -257,7 +271,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         engine.calls.append(path)
         took = {"scheduler_e2e": engine.server_address[1] + 0.25}  # of this process's start
         content = {"model_path": engine.model_path, "weight_version": engine.version}
-        self.reply({**content, "tp_size": 1, "startup_time": took})
+        if path == "/server_info":
+            content = {"model_path": engine.started, "tp_size": 1, "startup_time": took}
+        self.reply(content)
 
     def do_POST(self):
         engine = self.server
@@ -369,6 +385,19 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
     (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
     assert rollout["version"] == 2
     assert finish(agent, 60).returncode == 1
+
+
+def test_a_server_whose_last_directory_is_gone_is_updated(work, name):
+    """What it was started with has the shapes; a directory of changed tensors that somebody gave it
+    since, and removed, does not matter."""
+    history = make_run(work / "run", np.random.default_rng(17), 2)
+    engine = Engine(work / "run/step_000000")
+    engine.model_path, engine.version = str(work / "driftless-changed-gone"), "7"
+    host = checkpoint_host(work, name, ("sglang", engine), **{"agent.retries": "0"})
+    agent = host.start_agent()
+    replay(host, work / "run")
+    assert ended(agent, 60)["engines"][0]["version"] == 2
+    assert engine.loaded[-1] == history[-1] and not engine.paused
 
 
 def test_another_model_is_not_written_to(work, name):

@@ -215,9 +215,11 @@ class Agent {
   // Until the end of the run and all have it, a signal, or, with --once, all have what is there.
   [[nodiscard]] Status follow() {
     Deadline alive = Deadline::after(std::chrono::seconds(0));
+    once_ = Deadline::after(config_.connect_deadline);
     while (StopSignals::received() == 0) {
       DRIFTLESS_ASSIGN_OR_RETURN(const bool delivered, deliver());
       const bool taken = take_updates();
+      if (delivered && !met_) once_ = Deadline::after(config_.connect_deadline);
       if (delivered || taken || alive.expired()) {
         DRIFTLESS_RETURN_IF_ERROR(report());
         alive = Deadline::after(kSignOfLife);
@@ -307,8 +309,11 @@ class Agent {
 
   [[nodiscard]] Result<bool> is_over() {
     if (end_) return grace_->expired() || all_took(end_->version);
-    if (!arguments_.once || delivery_->version() == 0) return false;
+    if (!arguments_.once) return false;
+    if (once_.expired()) return true;  // close() tells who is behind
+    if (delivery_->version() == 0) return false;
     DRIFTLESS_ASSIGN_OR_RETURN(const bool behind, delivery_->behind());
+    met_ = met_ || !behind;
     return !behind && all_took(delivery_->version());
   }
 
@@ -343,6 +348,7 @@ class Agent {
                     " here and ", to_hex(end_->digest), " at the trainer");
     }
     log_.ended(last, digest, fleet_->states(), reached_.size());
+    const std::string behind = who_is_behind(last);
     log_.tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
     fleet_.reset();
     delivery_.reset();
@@ -351,9 +357,29 @@ class Agent {
         process_.close(Deadline::after(stopped ? kStopWait : config_.connect_deadline)));
     DRIFTLESS_RETURN_IF_ERROR(wrong);
     if (stopped) return 128 + StopSignals::received();
-    if (took) return int{kExitOk};
-    log_.tell(error(StatusCode::kIncomplete, "not everybody on this host ended at version ", last));
+    if (took && (last > 0 || !arguments_.once)) return int{kExitOk};
+    log_.tell(error(StatusCode::kIncomplete, "not everybody on this host ended at version ", last,
+                    behind));
     return int{kExitDifferent};
+  }
+
+  // For the last message.
+  [[nodiscard]] std::string who_is_behind(std::uint64_t last) const {
+    std::string text = last > 0 ? "" : ": nothing was handed over";
+    for (const Worker& worker : delivery_->workers()) {
+      if (worker.version && *worker.version >= last) continue;
+      text += concat("; worker ", worker.id, " ",
+                     worker.version ? concat("is at version ", *worker.version) : worker.waits);
+    }
+    for (const EngineState& engine : fleet_->states()) {
+      if (engine.status.ok() && engine.version == last) continue;
+      text += concat("; engine ", engine.url, " is at version ", engine.version);
+    }
+    if (reached_.size() < config_.agent.workers) {
+      text += concat("; ", reached_.size(), " workers had it, agent.workers is ",
+                     config_.agent.workers);
+    }
+    return text;
   }
 
   const AgentArguments& arguments_;
@@ -369,6 +395,9 @@ class Agent {
   std::unique_ptr<EngineFleet> fleet_;  // its sessions look at the delivery
   std::optional<EndOfRun> end_;
   EndListener listener_;
+  // With --once: since something was handed over, until all of what was there is.
+  Deadline once_ = Deadline::after(std::chrono::milliseconds(0));
+  bool met_ = false;                 // all was handed over, once
   std::optional<Deadline> grace_;    // after the end, for those that are behind
   std::optional<Deadline> unheard_;  // since the first report that did not come through
   std::set<std::string> reached_;    // workers that had the last version

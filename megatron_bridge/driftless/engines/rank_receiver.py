@@ -6,12 +6,14 @@ So every call here returns a reply (a dict of plain values) with what happened, 
 it was given: a reply with another nonce belongs to another call.
 
     {"nonce", "rank", "process", "ok", "error", "state", "version", "staged_version", "run",
-     "digest", "follows", "ways": {way: how many tensors}, "timings": {name: ms}, "moved": [text]}
+     "digest", "follows", "waits", "ways": {way: how many tensors}, "timings": {name: ms},
+     "moved": [text]}
 
 The weights are named by `run`, `version` and `digest` together: the run and the manifest's digest of
 the version that they are, "" for what is not known (a base belongs to no run; a rank that holds a
 part of the tensors has no digest to compare). `follows` is the run that the receiver follows, and
-`process` is random: an answer is that process's, and of none that was started in its place. `moved`
+`process` is random: an answer is that process's, and of none that was started in its place.
+`waits` is what the last staging waited for in vain, "" if for nothing. `moved`
 says what the engine had done to its tensors before the last stage(), which followed it.
 
 States: closed (no receiver), idle, staging (a thread is at it), staged, committed (the last commit
@@ -78,6 +80,7 @@ class RankReceiver:
         self._run = ""
         self._follows = ""
         self._ticket = ""  # of the newest staging
+        self._waits = ""
         self._timings: dict[str, float] = {}
         self._moved: list[str] = []
         self._holds_none = False  # the weights are those of no version
@@ -87,19 +90,23 @@ class RankReceiver:
 
     # --- the calls ---------------------------------------------------------------------------
 
-    def open(self, config: str, sets: Sequence[str] = (), nonce: str = "") -> Reply:
+    def open(
+        self, config: str, sets: Sequence[str] = (), nonce: str = "", take_over: str = ""
+    ) -> Reply:
         """Follows the run of a configuration: a file's path, or YAML text. Repeating it changes
-        nothing; another configuration takes the place of the first, and the weights stay."""
-        return self._answer(nonce, lambda: self._open(config, tuple(sets)))
+        nothing; another configuration takes the place of the first, and the weights stay. Weights
+        of another run are refused, unless `take_over` is the run's id: then its first full version
+        replaces them."""
+        return self._answer(nonce, lambda: self._open(config, tuple(sets), take_over))
 
-    def open_allowed(self, source: str | None, nonce: str = "") -> Reply:
+    def open_allowed(self, source: str | None, nonce: str = "", take_over: str = "") -> Reply:
         """Follows what the engine's operator allowed under that name; if nothing, the rank stays as
         it is."""
         try:
             found = allowed.source_of(source, self.settings)
         except driftless.Error as problem:
             return self._reply(nonce, text_of(problem))
-        return self.open(found.config, found.sets, nonce)
+        return self.open(found.config, found.sets, nonce, take_over)
 
     def stage(self, nonce: str = "", timeout_s: float = 60.0, ticket: str = "") -> Reply:
         """Starts a thread that waits for something newer and makes it ready; what was staged before
@@ -177,10 +184,10 @@ class RankReceiver:
         return reply(
             nonce, self.rank, error, state=self._state, version=self._version,
             staged_version=self._staged, run=self._run, digest=self._digest, follows=self._follows,
-            ways=ways_of(self._target), timings=dict(self._timings), moved=list(self._moved),
+            waits=self._waits, ways=ways_of(self._target), timings=dict(self._timings), moved=list(self._moved),
         )  # fmt: skip
 
-    def _open(self, config: str, sets: tuple[str, ...]) -> None:
+    def _open(self, config: str, sets: tuple[str, ...], take_over: str) -> None:
         if self._receiver is not None and self._opened == (config, sets):
             return
         self._close()
@@ -189,7 +196,9 @@ class RankReceiver:
             self._target = self._make_target(settings.chunk_bytes)
         job = driftless.Job(settings, "rollout", launched=False)
         try:
-            receiver = driftless.Receiver(job, self._native_target(), timeout_s=OPEN_TIMEOUT_S)
+            receiver = driftless.Receiver(
+                job, self._native_target(), timeout_s=OPEN_TIMEOUT_S, take_over=take_over
+            )
         except BaseException:
             job.leave()
             raise
@@ -254,9 +263,23 @@ class RankReceiver:
         # The state last: who sees another than "staging" may use the receiver.
         self._staged, self._error = staged, error
         self._look(receiver)
+        self._note_wait("" if staged is not None else error or self._nothing_newer())
         self._state = state
         if self.on_staged is not None:
             self.on_staged(self.status(nonce))
+
+    def _nothing_newer(self) -> str:
+        what = f"newer than version {self._version} is there"
+        if self._version == TORN or not (self._run or self._digest):
+            what = "is there that a rank without a version can begin with"
+        where = self._opened[0].strip()[:200] if self._opened else "nothing"
+        return f"nothing {what}; it follows run {self._follows} by {where}"
+
+    def _note_wait(self, why: str) -> None:
+        """In the engine's log: each reason once."""
+        if why and why != self._waits:
+            print(f"driftless: rank {self.rank} waits: {why}", flush=True)
+        self._waits = why
 
     def _commit(self, version: int | None, ticket: str) -> None:
         receiver = self._ready()
@@ -326,7 +349,8 @@ class RankReceiver:
             receiver.rollback()
             self._state, self._staged, self._error = "idle", None, None
             return
-        if version == self._version:
+        taken_over = self._state == "committed" and version == self._before  # of another run
+        if version == self._version and not taken_over:
             self._error = None
             self._state = "committed" if self._state == "committed" else "idle"
             return
@@ -384,7 +408,7 @@ def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply
     """What a rank says; without more, that of one that could not even ask its receiver."""
     nothing = {
         "process": process_id(), "state": "closed", "version": 0, "staged_version": None,
-        "run": "", "digest": "", "follows": "", "ways": {}, "timings": {}, "moved": [],
+        "run": "", "digest": "", "follows": "", "waits": "", "ways": {}, "timings": {}, "moved": [],
     }  # fmt: skip
     return {"nonce": nonce, "rank": rank, "ok": error is None, "error": error, **nothing, **said}
 

@@ -59,7 +59,8 @@ def global_rank() -> int:
 
 def obey(model: Any, command: dict[str, Any], rank: int) -> None:
     receiver = receiver_of(model, rank)
-    if command["phase"] in ("shares", "read"):  # whoever asks: the driver's answers stay there
+    # Whoever only asks: the driver's answers stay there.
+    if command["phase"] in ("shares", "read") or command.get("quiet"):
         where = allowed.answer_directory(command["answers"], allowed.shm_dir(allowed.settings()))
         Answers(where).write(tell(receiver, command, str(command.get("nonce", ""))))
         return
@@ -71,6 +72,8 @@ def obey(model: Any, command: dict[str, Any], rank: int) -> None:
 
 
 def tell(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
+    if command["phase"] == "status":
+        return receiver.status(nonce)
     if command["phase"] == "shares":
         return receiver.shares(bool(command.get("sweep")), nonce)
     places = int(command.get("first", 0)), int(command.get("units", 0))
@@ -148,7 +151,9 @@ def answer_to(receiver: RankReceiver, token: Any) -> None:
 def run(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
     phase, ticket = command["phase"], str(command.get("ticket", ""))
     if phase == "open":
-        return receiver.open_allowed(command.get("source"), nonce)
+        return receiver.open_allowed(
+            command.get("source"), nonce, str(command.get("take_over", ""))
+        )
     if phase == "stage":
         return receiver.stage(nonce, float(command["timeout_s"]), ticket)
     if phase == "commit":

@@ -68,9 +68,11 @@ class WorkerExtension:
     """Mixed into vLLM's worker. Each method returns one reply (rank_receiver.py), and in `session` whether
     our backend commits between vLLM's start and finish; else driftless_commit does."""
 
-    def driftless_open(self, source: str | None = None, nonce: str = "") -> Reply:
+    def driftless_open(
+        self, source: str | None = None, nonce: str = "", take_over: str = ""
+    ) -> Reply:
         """Follows what the engine's operator allowed under that name (allowed.py)."""
-        return self._driftless_answer(nonce, lambda it: it.open_allowed(source, nonce))
+        return self._driftless_answer(nonce, lambda it: it.open_allowed(source, nonce, take_over))
 
     def driftless_stage(
         self, nonce: str = "", timeout_s: float = 60.0, ticket: str = ""

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that starts anew from the same base, and an engine that holds versions of the run before:
+refused, with the key to set; and handed over by that key, once, by a full version."""
+
+import http.server
+import json
+import shutil
+import threading
+import uuid
+
+import numpy as np
+import pytest
+
+import binding
+import jobs
+from support import COMMAND, Tensor, read_checkpoint, write_checkpoint
+from test_agent import Engine
+
+driftless = binding.driftless()
+from driftless.engines import vllm  # noqa: E402
+from driftless.engines.rank_receiver import RankReceiver  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_processes_left():
+    yield
+    jobs.stop_started()
+
+
+def as_tensors(weights):
+    return {name: Tensor(dtype, array.shape, array.tobytes()) for name, (dtype, array) in weights.items()}
+
+
+class Run:
+    """A trainer of this process that starts from the base. `left_out`: tensors that it does not
+    publish."""
+
+    def __init__(self, place, seed, base, left_out=()):
+        place.mkdir()
+        self.place, self.rng, self.left_out = place, np.random.default_rng(seed), left_out
+        self.weights = base
+        self.config = f"road: {{kind: shared_fs, dir: {place}/road}}"
+        settings = driftless.Config.parse(self.config, [])
+        self.job = driftless.Job(settings, "trainer", launched=False)
+        self.publisher = driftless.Publisher(self.job, self.source())
+        self.id = self.publisher.run
+
+    def source(self):
+        kept = {name: each for name, each in self.weights.items() if name not in self.left_out}
+        return binding.Source(driftless, kept)
+
+    def publish(self, anchor=False):
+        self.weights = binding.step(self.rng, self.weights)
+        self.publisher.publish(self.source())
+        if anchor:
+            self.publisher.publish_anchor()
+        return self
+
+    def close(self):
+        self.publisher.close()
+        self.job.close()
+
+
+@pytest.fixture
+def base(work, rng):
+    made = binding.weights(rng)
+    write_checkpoint(work / "base", as_tensors(made))
+    return made
+
+
+@pytest.fixture
+def run_of(work, base):
+    made = []
+
+    def make(seed, left_out=()):
+        made.append(Run(work / f"run{len(made)}", seed, base, left_out))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+# --- one rank ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rank(work, base):
+    made = RankReceiver(0, lambda chunk_bytes: driftless.OwnedTarget(str(work / "base")))
+    yield made
+    made.close()
+
+
+def bring(rank, run, take_over=""):
+    """To the run's newest version; the reply that tells."""
+    opened = rank.open(run.config, take_over=take_over)
+    if opened["state"] == "closed":
+        return opened
+    rank.stage(timeout_s=10, ticket="t")
+    staged = rank.wait(30)
+    if staged["staged_version"] is None:
+        return staged
+    return rank.commit(staged["staged_version"], ticket="t")
+
+
+def target_holds(target, run):
+    kept = {spec.name for spec in target.layout.tensors}
+    return binding.same(target, {name: run.weights[name] for name in kept})
+
+
+def holds(rank, run):
+    return target_holds(rank._target, run)
+
+
+def test_a_rank_is_taken_over_by_a_full_version_and_can_go_back(rank, run_of):
+    """Both are version 1: the numbers say nothing."""
+    first, second = run_of(1).publish(), run_of(2).publish()
+    before = bring(rank, first)
+    assert before["ok"] and before["run"] == first.id
+    refused = bring(rank, second)
+    assert not refused["ok"] and f"agent.take_over: {second.id}" in refused["error"]
+    assert (refused["run"], refused["version"]) == (first.id, 1) and holds(rank, first)
+
+    waiting = bring(rank, second, take_over=second.id)
+    assert not waiting["ok"] and "only a full version of run" in waiting["waits"], waiting
+    assert (waiting["run"], waiting["follows"]) == (first.id, second.id) and holds(rank, first)
+
+    second.publisher.publish_anchor()
+    after = bring(rank, second, take_over=second.id)
+    assert after["ok"] and (after["run"], after["version"]) == (second.id, 1)
+    assert after["digest"] != before["digest"] and holds(rank, second)
+
+    back = rank.rollback(1)
+    assert back["ok"] and (back["run"], back["digest"]) == (first.id, before["digest"])
+    assert holds(rank, first)
+    assert bring(rank, second)["run"] == second.id and holds(rank, second)
+    second.publish()
+    assert bring(rank, second)["version"] == 2 and holds(rank, second)
+
+
+def test_a_key_of_another_run_admits_nobody(rank, run_of):
+    first, second, third = run_of(1).publish(), run_of(2).publish(anchor=True), run_of(3)
+    assert bring(rank, first)["ok"]
+    refused = bring(rank, second, take_over=third.id)
+    assert not refused["ok"] and "wrong_run" in refused["error"] and holds(rank, first)
+
+
+def test_a_run_that_was_left_does_not_come_back(rank, run_of):
+    """Two agents, each with its key, would hand the engine to and fro."""
+    first, second = run_of(1).publish(anchor=True), run_of(2).publish(anchor=True)
+    assert bring(rank, first)["ok"] and bring(rank, second, take_over=second.id)["ok"]
+    refused = bring(rank, first, take_over=first.id)
+    assert not refused["ok"] and "left for another one before" in refused["error"]
+    assert holds(rank, second)
+
+
+def test_tensors_of_the_run_before_that_no_version_replaces_are_named(rank, run_of):
+    first = run_of(1).publish()
+    second = run_of(2, left_out=["norm.weight"]).publish(anchor=True)
+    assert bring(rank, first)["ok"]
+    refused = bring(rank, second, take_over=second.id)
+    assert not refused["ok"] and "'norm.weight'" in refused["error"], refused
+    assert "restart the engine" in refused["error"] and holds(rank, first)
+
+
+@pytest.mark.parametrize("by", ["delta", "full version"])
+def test_what_was_never_taken_need_not_be_covered(rank, run_of, by):
+    """The frozen tensor is no part of the first run's deltas, and part of its anchors."""
+    full = by == "full version"
+    first, second = run_of(1), run_of(2, left_out=["layers.2.frozen"]).publish(anchor=True)
+    first.publish(anchor=full)
+    if full:
+        first.publish()
+        shutil.rmtree(first.place / "road/weight_v000001")  # so that the anchor is taken
+    assert bring(rank, first)["ok"]
+    answer = bring(rank, second, take_over=second.id)
+    if full:
+        assert not answer["ok"] and "'layers.2.frozen'" in answer["error"], answer
+        return
+    assert answer["ok"] and answer["run"] == second.id and holds(rank, second), answer
+
+
+def test_a_run_of_more_tensors_takes_over(rank, run_of):
+    first, second = run_of(1, left_out=["embed.weight"]).publish(), run_of(2).publish(anchor=True)
+    assert bring(rank, first)["ok"]
+    assert bring(rank, second, take_over=second.id)["run"] == second.id and holds(rank, second)
+
+
+# --- an agent and its engine ---------------------------------------------------------------------
+
+
+class Worker(vllm.WorkerExtension):
+    """vLLM's worker, as far as the extension asks it."""
+
+    def __init__(self, rank, base):
+        self.rank, self.weight_transfer_engine = rank, None
+        made = RankReceiver(rank, lambda chunk_bytes: driftless.OwnedTarget(str(base)))
+        self.__dict__["_driftless_made"] = made
+
+
+class Server(http.server.HTTPServer):
+    """vLLM with a worker that follows by itself, one call at a time."""
+
+    def __init__(self, base):
+        self.workers = [Worker(0, base)]
+        self.label, self.calls = "default", []
+        super().__init__(("127.0.0.1", 0), Calls)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def start_anew(self, base):
+        self.workers, self.label = [Worker(0, base)], "default"
+        for worker in self.workers:
+            process = uuid.uuid4().hex
+            status = worker._driftless_answer
+            worker._driftless_answer = lambda *given, status=status, process=process: {
+                **status(*given), "process": process
+            }
+
+    def holds(self, run):
+        targets = [worker._driftless_made._target for worker in self.workers]
+        return all(target_holds(target, run) for target in targets)
+
+    def identities(self):
+        said = [worker.driftless_status("n") for worker in self.workers]
+        return {(each["run"], each["version"]) for each in said}
+
+
+class Calls(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self.say({"weight_version": self.server.label})
+
+    def do_POST(self):
+        server, path = self.server, self.path.split("?")[0]
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        server.calls.append(body.get("method", path))
+        results = []
+        if path == "/collective_rpc":
+            results = [getattr(each, body["method"])(**body["kwargs"]) for each in server.workers]
+        if path == "/update_weight_version":
+            server.label = body["new_version"]
+        self.say({"success": True, "results": results})
+
+    def say(self, content):
+        data = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def server(work, base):
+    made = Server(work / "base")
+    yield made
+    made.shutdown()
+    for worker in made.workers:
+        worker.driftless_close("n")
+    made.server_close()
+
+
+@pytest.fixture
+def agent_of():
+    names = []
+
+    def run(run, engine, *sets, kind="vllm", once=True):
+        names.append(f"test-{uuid.uuid4().hex[:12]}")
+        config = run.place / f"agent{len(names)}.yaml"
+        engines = [{"url": engine.url, "kind": kind}]
+        road = {"kind": "shared_fs", "dir": f"{run.place}/road", "host_shm": {"name": names[-1]}}
+        agent = {"engines": engines, "retries": 0, "stage_timeout": "5s"}
+        deadlines = {"connect": "20s", "fetch": "5s"}
+        config.write_text(json.dumps({"road": road, "agent": agent, "deadlines": deadlines}))
+        line = [COMMAND, "agent", "--config", config, "--json", *(["--once"] if once else [])]
+        started = jobs.start([*map(str, line), *(word for each in sets for word in ("--set", each))])
+        return jobs.finish(started, 60) if once else started
+
+    yield run
+    for name in names:
+        for path in jobs_memory(name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def jobs_memory(name):
+    from test_agent import SHM
+
+    return SHM.glob(f"driftless-*-{name}")
+
+
+def test_an_agent_names_the_key_and_the_key_hands_the_engine_over(server, run_of, agent_of):
+    first, second = run_of(1).publish().publish(), run_of(2).publish(anchor=True)
+    assert agent_of(first, server).returncode == 0
+    assert server.identities() == {(first.id, 2)} and server.label == "2"
+
+    refused = agent_of(second, server)
+    assert refused.returncode == 1 and "wrong_run" in refused.stderr, refused.stderr
+    assert f"agent.take_over: {second.id}" in refused.stderr and "restart the engine" in refused.stderr
+    assert server.identities() == {(first.id, 2)} and server.holds(first) and server.label == "2"
+
+    taken = agent_of(second, server, f"agent.take_over={second.id}")
+    assert taken.returncode == 0, taken.stderr
+    assert server.identities() == {(second.id, 1)} and server.holds(second) and server.label == "1"
+    second.publish()
+    assert agent_of(second, server).returncode == 0, "the key is not needed any more"
+    assert server.holds(second) and server.label == "2"
+
+
+def test_an_agent_of_another_run_closes_nothing(server, run_of, agent_of):
+    """The engine is another agent's, which goes on."""
+    first, second = run_of(1).publish(), run_of(2).publish(anchor=True)
+    assert agent_of(first, server).returncode == 0
+    server.calls.clear()
+    assert agent_of(second, server).returncode == 1
+    assert set(server.calls) <= {"driftless_status"}, server.calls
+
+
+def test_a_label_of_another_run_is_no_proof_at_the_end(server, run_of, agent_of):
+    """The engine was handed to another run, at a version of the same number, while the first run's
+    agent waited for more."""
+    first, second = run_of(1).publish(), run_of(2).publish(anchor=True)
+    agent = agent_of(first, server, once=False)
+    jobs.wait_for(lambda: server.label == "1", "the first run's version")
+    jobs.wait_for(lambda: held_by_receivers(first) == {1}, "the agent's report")
+    assert agent_of(second, server, f"agent.take_over={second.id}").returncode == 0
+    assert server.label == "1" and server.holds(second)
+    first.publisher.declare_end()
+    result = jobs.finish(agent, 60)
+    assert result.returncode == 1 and "ended at version 1" in result.stderr, result.stderr
+    assert server.holds(second)
+
+
+def held_by_receivers(run):
+    return {said.version for said in run.publisher.receivers() if said.proof}
+
+
+def test_what_a_server_held_before_it_was_started_anew_is_not_reported(
+    server, work, base, run_of, agent_of
+):
+    """It is started with another base, and refuses the run."""
+    run = run_of(1).publish()
+    agent = agent_of(run, server, once=False)
+    jobs.wait_for(lambda: held_by_receivers(run) == {1}, "the agent's report")
+    write_checkpoint(work / "other", as_tensors(binding.weights(np.random.default_rng(7))))
+    server.start_anew(work / "other")
+    run.publish()
+    jobs.wait_for(lambda: held_by_receivers(run) == set(), "a report of no version")
+    assert agent.poll() is None
+
+
+def test_once_without_a_version_is_no_success(server, run_of, agent_of):
+    ended = agent_of(run_of(1), server, "deadlines.connect=1s")
+    assert ended.returncode == 1 and "nothing was handed over" in ended.stderr, ended.stderr
+
+
+def test_a_checkpoint_of_the_run_before_is_handed_over(work, base, run_of, agent_of):
+    """Both runs are at version 2: the directory's number says nothing."""
+    first = run_of(1).publish().publish()
+    second = run_of(2).publish().publish(anchor=True)
+    engine = Engine(work / "base")
+    shutil.copytree(work / "base", work / "local")
+    files = ["agent.hand_over=checkpoint", f"agent.checkpoint_dir={work}/local"]
+    assert agent_of(first, engine, *files, kind="sglang").returncode == 0
+    assert engine.loaded[-1] == as_tensors(first.weights)
+
+    loads = len(engine.loaded)
+    refused = agent_of(second, engine, *files, kind="sglang")
+    assert refused.returncode not in (0, 1) and f"agent.take_over: {second.id}" in refused.stderr
+    assert len(engine.loaded) == loads and read_checkpoint(work / "local") == as_tensors(first.weights)
+
+    files.append(f"agent.take_over={second.id}")
+    taken = agent_of(second, engine, *files, kind="sglang")
+    assert taken.returncode == 0, taken.stderr
+    assert engine.loaded[-1] == read_checkpoint(work / "local") == as_tensors(second.weights)
+    assert engine.version == "2"
