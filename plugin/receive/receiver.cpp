@@ -41,6 +41,9 @@ Status check_target(const RunInfo& run, WeightTarget& target) {
                  to_hex(state.id.run), ", but the road carries run ", to_hex(run.run),
                  "; start from that run's base");
   }
+  if (!run.unpublished.empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(check_left_alone(target.left_tensors(), run));
+  }
   if (!state.valid || state.partial || state.id.version != 0) return {};
   if (state.digest != run.base_digest) {
     return error(StatusCode::kWrongBase, "the weights have digest ", to_hex(state.digest),

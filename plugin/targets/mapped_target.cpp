@@ -162,7 +162,12 @@ class MemoryTarget final : public MappedTarget {
     options_ = contiguous_options(std::nullopt, threads_);
     return take(map_contiguous(layout, data, options_, memory_));
   }
-  [[nodiscard]] std::vector<std::string> left_alone() const override { return left_alone_; }
+  [[nodiscard]] std::vector<std::string> left_alone() const override {
+    std::vector<std::string> names;
+    for (const LeftTensor& each : left_alone_) names.push_back(each.name);
+    return names;
+  }
+  [[nodiscard]] std::vector<LeftTensor> left_tensors() const override { return left_alone_; }
   [[nodiscard]] std::shared_ptr<const TargetNeeds> needs() const override {
     const auto weights = this->weights();
     return weights ? needs_of(weights) : nullptr;
@@ -328,11 +333,11 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_RETURN_IF_ERROR(own.check_has(kept, "the weights in memory", "the run"));
     MappedOptions options = options_;
     options.initial_tensors.clear();
-    std::vector<std::string> left;
+    std::vector<LeftTensor> left;
     Digest digest;
     for (std::uint32_t tensor = 0; tensor < own.size(); ++tensor) {
       if (!kept.find(own[tensor].name)) {
-        left.push_back(own[tensor].name);
+        left.push_back({own[tensor].name, digest_of(*weights, tensor)});
       } else if (!options_.initial_tensors.empty()) {
         digest += options_.initial_tensors[tensor];
         options.initial_tensors.push_back(options_.initial_tensors[tensor]);
@@ -343,6 +348,16 @@ class MemoryTarget final : public MappedTarget {
     options_ = std::move(options);
     left_alone_ = std::move(left);
     return {};
+  }
+
+  // Of one tensor, as the weights were opened: the caller's word, or its own bits.
+  [[nodiscard]] std::optional<Digest> digest_of(const MappedWeights& weights,
+                                                std::uint32_t tensor) const {
+    if (!options_.initial_tensors.empty()) return options_.initial_tensors[tensor];
+    if (weights.layout[tensor].units() == 0) return Digest();
+    const MappedWeights::Tensor& own = weights.tensors[tensor];
+    if (!weights.sums || !own.complete || own.external) return std::nullopt;
+    return weights.sums->shares.tensors[own.share].digest;
   }
 
   Result<std::vector<std::byte*>> allocate(const WeightLayout& layout) {
@@ -412,7 +427,7 @@ class MemoryTarget final : public MappedTarget {
   unsigned threads_;
   MappedOptions options_;  // that the weights were mapped with
   ProofRule proof_;
-  std::vector<std::string> left_alone_;
+  std::vector<LeftTensor> left_alone_;
   std::uint64_t swept_ = 0;                 // the version at the last sweep
   std::shared_ptr<std::byte> slab_;         // of all tensors, if they are its own
   mutable std::mutex mutex_;                // for the next one
