@@ -69,6 +69,31 @@ Status read_tensor_digests(const Json& json, std::string_view what, RunInfo& inf
                ", but 'base_digest' is ", to_hex(info.base_digest));
 }
 
+Status read_unpublished(const Json& json, std::string_view what, RunInfo& info) {
+  if (!json.contains("unpublished")) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_array(json, "unpublished", what));
+  for (const Json& item : *list) {
+    DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec spec, read_tensor(item, what));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, json_digest(item, "digest", what));
+    const bool sorted = info.unpublished.empty() || info.unpublished.back().spec.name < spec.name;
+    if (!sorted || info.layout.find(spec.name)) {
+      return error(StatusCode::kCorrupt, what, ": 'unpublished' is not sorted, or ",
+                   shown(spec.name, 400), " is there twice, or among 'tensors'");
+    }
+    info.unpublished.push_back({std::move(spec), digest});
+  }
+  return {};
+}
+
+nlohmann::ordered_json tensor_to_json(const TensorSpec& tensor, const Digest* digest) {
+  nlohmann::ordered_json item;
+  if (digest != nullptr) item["digest"] = to_hex(*digest);
+  item["name"] = tensor.name;
+  item["dtype"] = driftless::info(tensor.dtype).name;
+  item["shape"] = tensor.shape;
+  return item;
+}
+
 }  // namespace
 
 std::string run_info_to_json(const RunInfo& info) {
@@ -81,12 +106,12 @@ std::string run_info_to_json(const RunInfo& info) {
   json["weight_layout"] = to_hex(info.layout.signature());
   json["tensors"] = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < info.layout.size(); ++i) {
-    const TensorSpec& tensor = info.layout[i];
-    nlohmann::ordered_json& item = json["tensors"].emplace_back();
-    if (i < info.tensor_digests.size()) item["digest"] = to_hex(info.tensor_digests[i]);
-    item["name"] = tensor.name;
-    item["dtype"] = driftless::info(tensor.dtype).name;
-    item["shape"] = tensor.shape;
+    const bool known = i < info.tensor_digests.size();
+    json["tensors"].push_back(
+        tensor_to_json(info.layout[i], known ? &info.tensor_digests[i] : nullptr));
+  }
+  for (const UnpublishedTensor& each : info.unpublished) {
+    json["unpublished"].push_back(tensor_to_json(each.spec, &each.digest));
   }
   // The other error handler throws. What is replaced here changes the signature.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
@@ -110,6 +135,7 @@ Result<RunInfo> parse_run_info(std::string_view text, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(result.base_digest, json_digest(json, "base_digest", what));
   DRIFTLESS_ASSIGN_OR_RETURN(result.layout, read_layout(json, what));
   DRIFTLESS_RETURN_IF_ERROR(read_tensor_digests(json, what, result));
+  DRIFTLESS_RETURN_IF_ERROR(read_unpublished(json, what, result));
   return result;
 }
 

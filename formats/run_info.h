@@ -20,6 +20,14 @@ inline constexpr std::uint64_t kMaxRunInfoBytes = 256ULL << 20;
 // Beside the versions in a directory.
 inline constexpr std::string_view kRunInfoName = "run.json";
 
+// A tensor of the base that the run does not publish: in every version it is as it is there.
+struct UnpublishedTensor {
+  TensorSpec spec;
+  Digest digest;
+
+  friend bool operator==(const UnpublishedTensor&, const UnpublishedTensor&) = default;
+};
+
 struct RunInfo {
   Hash128 run;              // never zero
   WeightLayout layout;      // of all ranks together
@@ -28,6 +36,9 @@ struct RunInfo {
   // Of each tensor of version 0, as the layout; together the base's. A receiver of some of them
   // proves its base by these. Empty: the publisher does not say.
   std::vector<Digest> tensor_digests;
+  // Sorted by name, none of the layout's. A receiver that holds one proves it by its digest. Empty:
+  // there are none, or the publisher does not say.
+  std::vector<UnpublishedTensor> unpublished = {};
 };
 
 // One line of JSON. A tensor's name that is not UTF-8 cannot be written: parse_run_info() refuses

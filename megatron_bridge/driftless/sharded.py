@@ -27,14 +27,16 @@ class Shard(NamedTuple):
 
 class ShardedSource:
     """`shards`: (name, local tensor, full shape, offset, owner), as Shard has them. All ranks'
-    shards together have every element once: overlap and gaps are refused when a run is opened. Of
-    a tensor of which this rank holds several boxes (parts of a fused one), each is a shard. The
-    tensors are read where they are, on every publish(), so one object serves all steps of
-    parameters that are updated in place."""
+    shards together have every element: gaps are refused when a run is opened, and so is a tensor
+    that no rank owns. The same box on several ranks is published by the lowest, and must have the
+    same bits; another overlap is refused. Of a tensor of which this rank holds several boxes (parts
+    of a fused one), each is a shard. The tensors are read where they are, on every publish(), so one
+    object serves all steps of parameters that are updated in place."""
 
     def __init__(self, shards: Iterable[Sequence[Any]], bucket_bytes: int = BUCKET_BYTES) -> None:
         self._bucket_bytes = bucket_bytes
-        self._shards = published(shards)
+        self._left_out: frozenset[int] = frozenset()
+        self._shards, self._others = parted(shards)
 
     def shards(self) -> Sequence[Shard]:
         """What this rank publishes."""
@@ -61,10 +63,20 @@ class ShardedSource:
     def watched(self) -> list[bool]:
         return [s.watched for s in self.shards()]
 
+    def left_to_others(self) -> list[str]:
+        """Tensors of which this rank publishes nothing, as of the last shards()."""
+        return self._others
+
+    def leave_out(self, numbers: Iterable[int]) -> None:
+        """Shards that another rank publishes, too: visit() passes over them."""
+        self._left_out = frozenset(numbers)
+
     def visit(self) -> Iterator[list[tuple[int, Any]]]:
         batch: list[tuple[int, Any]] = []
         held = 0
         for number, shard in enumerate(self.shards()):
+            if number in self._left_out:
+                continue
             tensor = TensorRef(self.ready(shard))
             batch.append((number, tensor))
             held += tensor.size_bytes
@@ -78,9 +90,16 @@ class ShardedSource:
 class CheckpointShards(ShardedSource):
     """The boxes that a source offers, out of a checkpoint: what its publisher is opened with."""
 
-    def __init__(self, base: CheckpointSource, specs: list[TensorSpec], boxes: Boxes) -> None:
+    def __init__(
+        self,
+        base: CheckpointSource,
+        specs: list[TensorSpec],
+        boxes: Boxes,
+        others: Sequence[str] = (),
+    ) -> None:
         super().__init__(_of_base(base, spec, box) for spec, box in zip(specs, boxes, strict=True))
         self._specs = specs
+        self._others = [*others]
 
     def tensors(self) -> list[TensorSpec]:
         return self._specs
@@ -98,9 +117,18 @@ def _of_base(base: CheckpointSource, spec: TensorSpec, box: Any) -> Shard:
     return Shard(spec.name, tensor, spec.shape, offset)
 
 
-def published(shards: Iterable[Sequence[Any]]) -> list[Shard]:
-    """Those that this rank publishes. Raises on one that does not lie in its tensor."""
-    return [shard for shard in map(_checked, shards) if shard.owner and 0 not in _sizes(shard)]
+def parted(shards: Iterable[Sequence[Any]]) -> tuple[list[Shard], list[str]]:
+    """Those that this rank publishes, and the names of the others. Raises on one that does not lie
+    in its tensor. A tensor without elements is published, too: engines have it."""
+    own: list[Shard] = []
+    others: dict[str, None] = {}
+    for shard in map(_checked, shards):
+        if shard.owner and (0 not in _sizes(shard) or 0 in shard.shape):
+            own.append(shard)
+        else:
+            others[shard.name] = None
+    published = {shard.name for shard in own}
+    return own, [name for name in others if name not in published]
 
 
 def _sizes(shard: Shard) -> list[int]:

@@ -16,7 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from ._native import Publisher, PublishReport
 from .errors import UnsupportedError
-from .sharded import BUCKET_BYTES, Shard, ShardedSource, published
+from .sharded import BUCKET_BYTES, Shard, ShardedSource, parted
 from .torch_dtypes import dtype_name
 from .torch_group import PublisherGroup
 
@@ -27,21 +27,25 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.
 
 
 def publisher_group() -> PublisherGroup:
-    """Of all ranks of the default process group. Collective."""
-    alone = dist.get_world_size() == 1
+    """Of all ranks of the default process group; if there is none, of this process. Collective."""
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
     return PublisherGroup(None if alone else dist.new_group(backend="gloo"))
 
 
 def shard_of(name: str, tensor: torch.Tensor) -> Shard:
-    """This rank's part of a parameter: a DTensor's local shard, or a whole tensor, which rank 0
-    publishes. Of replicas, the first publishes."""
+    """This rank's part of a parameter: a DTensor's local shard, or a whole tensor. Of replicas that
+    its placements name, the first is the owner. Of others (plain tensors, the slices of a mesh)
+    every rank is: when a run is opened, the lowest that holds a box gets it."""
     if not isinstance(tensor, DTensor):
-        first = not dist.is_initialized() or dist.get_rank() == 0
-        return Shard(name, tensor, tuple(tensor.shape), (0,) * tensor.dim(), first)
+        return Shard(name, tensor, tuple(tensor.shape), (0,) * tensor.dim())
     if any(isinstance(placement, Partial) for placement in tensor.placements):
         raise UnsupportedError(
             f"{name}: its placements {tensor.placements} hold sums that are not reduced yet"
         )
+    place = tensor.device_mesh.get_coordinate()
+    if place is None:  # of a mesh that this rank is not in
+        nothing = torch.empty((0,) * max(tensor.dim(), 1), dtype=tensor.dtype)
+        return Shard(name, nothing, tuple(tensor.shape) or (1,), (0,) * nothing.dim(), False)
     sizes, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
@@ -51,21 +55,11 @@ def shard_of(name: str, tensor: torch.Tensor) -> Shard:
             f"{name}: its local shard has shape {tuple(local.shape)}, and its placements "
             f"{tensor.placements} say {tuple(sizes)}"
         )
-    return Shard(name, local, tuple(tensor.shape), tuple(offset), _first_replica(tensor))
-
-
-def _first_replica(tensor: DTensor) -> bool:
-    """Along the dimensions of its mesh that replicate, and of what that mesh is a slice of. Of
-    replicas that torch does not know of, the publisher takes the lowest rank's."""
-    mesh = tensor.device_mesh
-    place = mesh.get_coordinate()
-    if place is None or any(
-        at != 0 and placement.is_replicate()
+    first = all(
+        at == 0 or not placement.is_replicate()
         for at, placement in zip(place, tensor.placements, strict=True)
-    ):
-        return False
-    root = getattr(mesh, "_get_root_mesh", lambda: mesh)()
-    return bool((mesh.mesh == root.mesh.flatten()[0]).any())
+    )
+    return Shard(name, local, tuple(tensor.shape), tuple(offset), first)
 
 
 def unstack(shard: Shard, name: Callable[[int], str]) -> Iterator[Shard]:
@@ -103,7 +97,8 @@ class ShardedModel(ShardedSource):
 
     def shards(self) -> Sequence[Shard]:
         """As they are now: FSDP may have put others in the module's place since the last step."""
-        return published(self._exported())
+        shards, self._others = parted(self._exported())
+        return shards
 
     def dtype(self, shard: Shard) -> str:
         return dtype_name(self._torch_dtype(shard))
@@ -134,17 +129,23 @@ class ShardedModel(ShardedSource):
         return wanted or shard.tensor.dtype
 
     def _exported(self) -> Iterator[Shard]:
-        for name, tensor in _unique(self._module.state_dict()):
+        for name, tensor in _unique(self._module):
             shard = shard_of(name, tensor)
             yield from (shard,) if self._export is None else self._export(shard)
 
 
-def _unique(state: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def _unique(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a module, ties once. FSDP's state_dict() shards what a forward pass left
     gathered."""
+    state = module.state_dict()
+    first: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), name)
+    again = {name for name, parameter in module.named_parameters(remove_duplicate=False)
+             if first[id(parameter)] != name}  # fmt: skip
     seen = set()
     for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor) or name in again:
             continue
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         memory = (local.data_ptr(), tuple(tensor.shape))

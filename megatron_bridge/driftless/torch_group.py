@@ -2,13 +2,17 @@
 """How publisher ranks that torch.distributed joined agree: what `driftless.Publisher` asks of a
 group.
 
-Messages lie in the store that the ranks met at, under the number of the version's attempt. A
-collective of gloo that one rank came too late for is never over: the group is of no more use, and
-no version after it would come about.
+Messages lie in the store that the ranks met at, under a random name that rank 0 makes for each
+group, and under the number of the version's attempt. The store may outlive the processes (torchrun
+starts them again with the same one): what it keeps of them has another name. A collective of gloo
+that one rank came too late for is never over: the group is of no more use, and no version after it
+would come about. So the name is the only thing that is sent over the process group.
 """
 
 from __future__ import annotations
 
+import copy
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,19 +25,24 @@ _SHORTEST_S, _LONGEST_S = 0.0002, 0.05  # between two looks
 
 
 class PublisherGroup:
-    """`group`: of the ranks that publish; nothing is sent over it. None: this rank is alone."""
+    """`group`: of the ranks that publish; all of them make one at a time. None: this rank is alone."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self._store: Any = _store_of(group) if group is not None and self.size > 1 else None
-        self._opened = 0  # publishers that were made with it: each counts its epochs from 0
+        self._opened = 0  # publishers that were made with it
         self._epoch = self._message = 0
         self._said: list[list[str]] = [[], []]  # keys of ours: of the epoch before, of this one
 
+    def for_publisher(self) -> PublisherGroup:
+        """The same ranks, for one publisher: each counts its epochs from 0."""
+        self._opened += 1
+        made = copy.copy(self)
+        made._said = [[], []]  # other ranks may still read what the publisher before it said
+        return made
+
     def begin_epoch(self, number: int) -> None:
-        if number == 0:
-            self._opened += 1
         self._epoch, self._message = number, 0
         for key in self._said.pop(0):  # who waits for it now comes too late
             self._store.delete_key(key)
@@ -92,4 +101,6 @@ def _store_of(group: dist.ProcessGroup) -> dist.Store:
         store = store.underlying_store
     if isinstance(store, dist.TCPStore):
         store = dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False)
-    return dist.PrefixStore(f"driftless/{group.group_name}", store)
+    name = [secrets.token_hex(16)]
+    dist.broadcast_object_list(name, src=dist.get_global_rank(group, 0), group=group)
+    return dist.PrefixStore(f"driftless/{name[0]}", store)

@@ -8,6 +8,7 @@ TRL calls it on its main process, with whole tensors. docs/start/trl.md shows it
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ from ._native import CheckpointSource, Config, Job, Publisher, PublishReport
 from .errors import DeadlineExceededError
 from .whole import Tensors, taken
 
+_logger = logging.getLogger(__name__)
+
 
 class WeightTransfer:
     """What TRL asks of a weight transfer (its WeightTransferProtocol). A version of the run for every
@@ -25,7 +28,8 @@ class WeightTransfer:
 
     `config`: of Driftless, or its file. `base`: the checkpoint that trainer and engines start from;
     what TRL sends is published under its names and in its types, and what TRL does not send (frozen
-    towers, stored copies of tied tensors) is no part of the run. `wait_for`: so many receivers
+    towers, stored copies of tied tensors) is no part of the run: receivers that hold it prove that
+    it is the base's. `wait_for`: so many receivers
     (agents, engines) have the version before a sync returns; if they do not within `timeout_s`, that
     is an error. Engines are paused by their own receivers, for the commit alone: pause() and
     resume() do nothing."""
@@ -56,7 +60,10 @@ class WeightTransfer:
         sent = taken(self._base, iterator)
         if self._publisher is None:  # which tensors the run has is known now
             base = {name: self._base.tensor(name) for name in sent}
-            self._publisher = Publisher(self._job, Tensors(self._base, base))
+            source = Tensors(self._base, base)
+            self._publisher = Publisher(self._job, source, checkpoint=self._base)
+            for note in self._publisher.notes:
+                _logger.warning("driftless: %s", note)
         self.last = self._publisher.publish(Tensors(self._base, sent))
         self._await_receivers(self._publisher, self.last.version)
 

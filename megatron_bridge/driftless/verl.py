@@ -12,6 +12,7 @@ verl imports this module in its driver, its trainers and its rollouts. docs/star
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator
@@ -42,6 +43,8 @@ from .errors import DeadlineExceededError, MismatchError, WrongRunError
 from .torch import PublisherGroup, publisher_group
 from .verl_shards import EngineShards, tied_names
 from .whole import Tensors, taken
+
+_logger = logging.getLogger(__name__)
 
 BACKEND = "driftless"
 IDENTITY = f"{BACKEND}/identity"
@@ -164,7 +167,9 @@ class _Trainer:
             if self._shards is not None and self._group is None:  # collective: once, on all ranks
                 self._group = publisher_group()
             job = Job(self._config, "trainer", launched=False)
-            self._publisher = Publisher(job, base, group=self._group)
+            self._publisher = Publisher(job, base, group=self._group, checkpoint=self._base)
+            for note in self._publisher.notes if self._publisher.rank == 0 else ():
+                _logger.warning("driftless: %s", note)
         return self._publisher.publish(source)
 
 

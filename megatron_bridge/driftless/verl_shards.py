@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ._native import CheckpointSource, TensorSpec
-from .errors import UnsupportedError, WrongLayoutError
+from .errors import WrongLayoutError
 from .sharded import Boxes, CheckpointShards, Shard
 from .torch import shard_of, unstack
 from .torch_dtypes import dtype_name
@@ -29,6 +29,8 @@ class EngineShards:
         self._engine, self._base, self._tied = engine, base, tied
         self._specs: list[TensorSpec] = []
         self._boxes: Boxes = []
+        self._others: dict[str, None] = {}
+        self._left_out: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, engine: Any, base: CheckpointSource, tied: frozenset[str]) -> EngineShards | None:
@@ -50,13 +52,6 @@ class EngineShards:
                 raise RuntimeError(f"driftless: the shards of rank {rank}: {each.failure}")
         if not all(each.fits for each in ranks):
             return None
-        published = set().union(*(each.published for each in ranks))
-        for rank, each in enumerate(ranks):
-            if lost := sorted(each.there - published):
-                raise UnsupportedError(
-                    f"'{lost[0]}' is on rank {rank}, whole, and not on rank 0, which publishes such "
-                    "tensors: a pipeline's stages cannot be published by shards"
-                )
         return made
 
     def _learn(self, found: _Found) -> None:
@@ -71,20 +66,22 @@ class EngineShards:
             ):
                 found.fits = False
                 continue
-            if 0 not in shard.shape:
-                found.there.add(shard.name)
-            if _publishes(shard):
-                sizes = list(shard.tensor.shape)
-                whole = sizes == list(shard.shape)
-                self._specs.append(spec)
-                self._boxes.append(None if whole else (list(shard.offset), sizes))
-                found.published.add(shard.name)
+            if not _publishes(shard):
+                self._others[shard.name] = None
+                continue
+            sizes = list(shard.tensor.shape)
+            whole = sizes == list(shard.shape)
+            self._specs.append(spec)
+            self._boxes.append(None if whole else (list(shard.offset), sizes))
 
     def tensors(self) -> list[TensorSpec]:
         return self._specs
 
     def boxes(self) -> Boxes:
         return self._boxes
+
+    def leave_out(self, numbers: Iterable[int]) -> None:
+        self._left_out = frozenset(numbers)
 
     def visit(self) -> Iterator[list[tuple[int, Any]]]:
         mine = (shard for shard in self._all() if shard is not None and _publishes(shard))
@@ -97,10 +94,11 @@ class EngineShards:
                     f"verl hands out '{shard.name}' {box or 'whole'} as shard {number} of this "
                     f"rank; when the run was opened it was {[*learnt, ('none', None)][number]}"
                 )
-            yield [(number, shard.tensor.to("cpu").contiguous())]
+            if number not in self._left_out:
+                yield [(number, shard.tensor.to("cpu").contiguous())]
 
     def of_base(self) -> CheckpointShards:
-        return CheckpointShards(self._base, self._specs, self._boxes)
+        return CheckpointShards(self._base, self._specs, self._boxes, list(self._others))
 
     def _all(self) -> Iterator[Shard | None]:
         """None: one that only verl can translate."""
@@ -124,8 +122,6 @@ class _Found:
 
     fits: bool = True  # all of them are the base's
     failure: str | None = None
-    there: set[str] = field(default_factory=set)
-    published: set[str] = field(default_factory=set)
 
 
 def _of_all_ranks(found: _Found) -> list[_Found]:
@@ -137,7 +133,7 @@ def _of_all_ranks(found: _Found) -> list[_Found]:
 
 
 def _publishes(shard: Shard) -> bool:
-    return shard.owner and 0 not in shard.tensor.shape
+    return shard.owner and (0 not in shard.tensor.shape or 0 in shard.shape)
 
 
 def _as_parameter(local: torch.Tensor, spec: Any) -> torch.Tensor:

@@ -20,12 +20,14 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
  public:
   HeldPublisher(std::shared_ptr<Job> job, const py::object& base, const py::object& group,
                 const py::object& before_visible, const py::object& live,
-                const std::optional<std::string>& snapshot)
+                const std::optional<std::string>& snapshot, const py::object& checkpoint,
+                bool complete)
       : HeldSession(std::move(job), JobRole::kTrainer, "publisher"),
         before_visible_(callback<const std::string&>(before_visible, "before_visible")) {
     std::unique_ptr<Group> own = group.is_none() ? nullptr : make_own_group(group);
     Config config = job_->config();
     if (snapshot) config.gpu.snapshot = take(parse_snapshot(*snapshot));
+    take_checkpoint(checkpoint, complete, config.publisher);
     if (config.gpu.snapshot == SnapshotPlace::kNone) {
       live_ = std::make_unique<LiveSource>(live.is_none() ? base : live, failure_);
     }
@@ -153,6 +155,18 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     return make_group(group, failure_);
   }
 
+  static void take_checkpoint(const py::object& checkpoint, bool complete,
+                              PublisherOptions& options) {
+    options.complete = complete;
+    if (checkpoint.is_none()) {
+      if (!complete) return;
+      fail(StatusCode::kInvalidArgument,
+           "complete=True needs checkpoint=, the base whose tensors must all be published");
+    }
+    const bool opened = py::hasattr(checkpoint, "path");  // a CheckpointSource
+    options.base_checkpoint = path_of(opened ? py::object(checkpoint.attr("path")) : checkpoint);
+  }
+
   [[nodiscard]] Result<std::unique_ptr<PublisherSession>> open(Config config, WeightSource& source,
                                                                JobProcess& process,
                                                                std::unique_ptr<Group> group) const {
@@ -247,19 +261,23 @@ void bind_publisher(py::module_& module) {
       "`snapshot` overrides the configuration's. With 'none', `base` is read once, and `live` (if "
       "it is not `base`) offers the trainer's own weights, which stay where they are; what changes "
       "comes by capture(). A source may then have watched(): of each tensor whether others write "
-      "it, too.")
+      "it, too. `checkpoint`: the base that trainer and receivers start from, a path or a "
+      "CheckpointSource. Its tensors that no rank offers are named in `notes` and recorded in the "
+      "announcement, and receivers that hold them prove them; with `complete` they are an error.")
       .def(py::init([](const std::shared_ptr<Job>& job, const py::object& base,
                        const py::object& group, const py::object& before_visible,
-                       const py::object& live, const std::optional<std::string>& snapshot) {
-             auto made =
-                 std::make_shared<HeldPublisher>(job, base, group, before_visible, live, snapshot);
+                       const py::object& live, const std::optional<std::string>& snapshot,
+                       const py::object& checkpoint, bool complete) {
+             auto made = std::make_shared<HeldPublisher>(job, base, group, before_visible, live,
+                                                         snapshot, checkpoint, complete);
              job->enter(made);
              made->wait_at_exit(made);
              return made;
            }),
            py::arg("job"), py::arg("base"), py::arg("group") = py::none(),
            py::arg("before_visible") = py::none(), py::arg("live") = py::none(),
-           py::arg("snapshot") = py::none())
+           py::arg("snapshot") = py::none(), py::arg("checkpoint") = py::none(),
+           py::arg("complete") = false)
       .def(
           "publish",
           [](HeldPublisher& held, const py::object& source) { return *held.publish(source, true); },

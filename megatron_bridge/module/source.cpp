@@ -33,10 +33,14 @@ class PythonSource final : public WeightSource {
         tensors_.push_back(spec.cast<const TensorSpec&>());
       }
       if (py::hasattr(object_, "boxes")) take_boxes();
+      if (py::hasattr(object_, "left_to_others")) {
+        left_ = object_.attr("left_to_others")().cast<std::vector<std::string>>();
+      }
     } catch (...) {
       broken_ = failure_->capture(kSource);
       tensors_.clear();
       boxes_.clear();
+      left_.clear();
     }
   }
 
@@ -50,6 +54,10 @@ class PythonSource final : public WeightSource {
 
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
+  [[nodiscard]] std::span<const std::string> left_to_others() const override { return left_; }
+  void leave_out(std::span<const std::uint32_t> tensors) override {
+    left_out_.assign(tensors.begin(), tensors.end());
+  }
   // Tensors are kept there beyond their batch.
   void hold_in(std::vector<TensorRef>& refs) { held_ = &refs; }
 
@@ -59,9 +67,11 @@ class PythonSource final : public WeightSource {
     const py::gil_scoped_acquire acquired;
     try {
       std::vector<bool> seen(tensors_.size());
+      if (py::hasattr(object_, "leave_out")) object_.attr("leave_out")(left_out_);
       for (const py::handle batch : py::iter(object_.attr("visit")())) {
         DRIFTLESS_RETURN_IF_ERROR(offer(batch, seen, use));
       }
+      for (const std::uint32_t other : left_out_) seen[other] = true;
       return check_complete(seen);
     } catch (...) {
       return failure_->capture(kSource);
@@ -139,6 +149,8 @@ class PythonSource final : public WeightSource {
   bool waits_ = true;
   std::vector<TensorSpec> tensors_;
   std::vector<TensorBox> boxes_;  // none: all are whole
+  std::vector<std::string> left_;
+  std::vector<std::uint32_t> left_out_;  // by visit(), if the object can
   Status broken_;
   std::vector<TensorRef>* held_ = nullptr;
 };
@@ -167,7 +179,8 @@ class HeldCheckpoint final : public WeightSource {
 class PythonGroup final : public Group {
  public:
   PythonGroup(py::object object, PythonFailure& failure)
-      : object_(std::move(object)),
+      : object_(py::hasattr(object, "for_publisher") ? object.attr("for_publisher")()
+                                                     : std::move(object)),
         failure_(&failure),
         rank_(object_.attr("rank").cast<unsigned>()),
         size_(object_.attr("size").cast<unsigned>()) {

@@ -15,7 +15,8 @@
 namespace driftless::python {
 
 // `object` has tensors() and visit(), perhaps boxes() (of each tensor what is offered: None for all
-// of it, or (offsets, sizes)), or is a CheckpointSource. What it raises is captured by
+// of it, or (offsets, sizes)), left_to_others() (names) and leave_out(numbers) (before visit(), as
+// WeightSource has them), or is a CheckpointSource. What it raises is captured by
 // `failure`, which outlives the source. One that raises in tensors() offers nothing, so that the
 // publisher still meets the other ranks and all of them fail together. Made and destroyed with the
 // GIL; its methods are called without it.
@@ -62,7 +63,8 @@ void wait_for_gpu();
 [[nodiscard]] void* gpu_stream();
 
 // The group of publisher ranks in a job that no MPI launcher started. `object` has rank, size,
-// gather(bytes, timeout_s) and broadcast(bytes, timeout_s), and may have begin_epoch(number). Every
+// gather(bytes, timeout_s) and broadcast(bytes, timeout_s), and may have begin_epoch(number), or
+// for_publisher(), which returns such an object for this publisher alone. Every
 // message carries its epoch and number, so that ranks that fell out of step after a failure are
 // told and not mixed up. Made with the GIL, used without it.
 [[nodiscard]] std::unique_ptr<Group> make_group(const py::object& object, PythonFailure& failure);

@@ -71,7 +71,8 @@ Status adopt_announced(FileSystem& fs, const std::string& directory,
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, path, kMaxRunInfoBytes));
   DRIFTLESS_ASSIGN_OR_RETURN(const RunInfo run, parse_run_info(text, path));
   if (run.run != chain.front().manifest->id.run) return {};  // refused later, with the reason
-  return patcher.adopt_layout(run.layout);
+  DRIFTLESS_RETURN_IF_ERROR(patcher.adopt_layout(run.layout));
+  return run.unpublished.empty() ? Status() : check_left_alone(patcher.left_tensors(), run);
 }
 
 }  // namespace

@@ -60,6 +60,8 @@ class CheckpointPatcher {
   // stored copy is written with it. kWrongLayout, naming a tensor, if the checkpoint does not have
   // one, or was brought to a version of other tensors.
   [[nodiscard]] Status adopt_layout(const WeightLayout& published);
+  // What is left alone, read from the files.
+  [[nodiscard]] std::vector<LeftTensor> left_tensors() const;
 
   // Applies one version on top of the present one. On failure the checkpoint is as it was, or,
   // if writing into it failed, keeps its journal and is finished by the next open() or recover().
@@ -100,6 +102,7 @@ class CheckpointPatcher {
       : fs_(&fs), path_(std::move(path)), options_(std::move(options)) {}
   Status remove_leftovers();
   [[nodiscard]] Status check_copies() const;
+  [[nodiscard]] Digest digest_of(const OtherTensor& other) const;
   Status write_copies();
   Status check_run_and_layout(const VersionDirectory& version,
                               BaseTrust trust = BaseTrust::kProven) const;

@@ -34,6 +34,9 @@ class CheckpointTarget final : public WeightTarget {
   [[nodiscard]] std::vector<std::string> left_alone() const override {
     return patcher_->state().left_alone;
   }
+  [[nodiscard]] std::vector<LeftTensor> left_tensors() const override {
+    return patcher_->left_tensors();
+  }
 
   [[nodiscard]] TargetState state() const override {
     const CheckpointState& state = patcher_->state();

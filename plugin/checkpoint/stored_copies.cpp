@@ -56,9 +56,7 @@ Status CheckpointPatcher::adopt_layout(const WeightLayout& published) {
   for (std::size_t i = 0; i < checkpoint_->others().size(); ++i) {
     const OtherTensor& other = checkpoint_->others()[i];
     const TensorView view = checkpoint_->view(other);
-    const DigestTensorKey key = digest_tensor_key(other.spec.name);
-    const TensorBytes bytes{{0, view.bytes()}, &key};
-    if (state_.digest) left += digest_on_host(std::span(&bytes, 1), options_.threads);
+    if (state_.digest) left += digest_of(other);
     if (!tied || !may_be_tied(other.spec.name)) continue;
     for (std::uint32_t tensor = 0; tensor < checkpoint_->layout().size(); ++tensor) {
       if (!may_be_tied(checkpoint_->layout()[tensor].name)) continue;
@@ -74,6 +72,20 @@ Status CheckpointPatcher::adopt_layout(const WeightLayout& published) {
     }
   }
   return {};
+}
+
+std::vector<LeftTensor> CheckpointPatcher::left_tensors() const {
+  std::vector<LeftTensor> left;
+  for (const OtherTensor& other : checkpoint_->others()) {
+    if (!other.copy_of) left.push_back({other.spec.name, digest_of(other)});
+  }
+  return left;
+}
+
+Digest CheckpointPatcher::digest_of(const OtherTensor& other) const {
+  const DigestTensorKey key = digest_tensor_key(other.spec.name);
+  const TensorBytes bytes{{0, checkpoint_->view(other).bytes()}, &key};
+  return digest_on_host(std::span(&bytes, 1), options_.threads);
 }
 
 Status leave_others(const CheckpointState& state, Checkpoint& checkpoint) {

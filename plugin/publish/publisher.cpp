@@ -215,8 +215,14 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
 
 // A tensor that a source forgets would pass for unchanged: each must come, and come once.
 Status PublisherRank::visit(WeightSource& weights,
-                            const std::function<Status(std::span<const PairedTensor>)>& use) const {
+                            const std::function<Status(std::span<const PairedTensor>)>& use,
+                            TensorDigests* copies) const {
   std::vector<bool> seen(number_.size());
+  std::vector<std::uint32_t> others;
+  for (std::uint32_t i = 0; i < number_.size() && copies == nullptr; ++i) {
+    if (number_[i] == kNotOurs) others.push_back(i);
+  }
+  if (!others.empty()) weights.leave_out(others);
   DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
     std::vector<PairedTensor> batch;
     for (const auto& [number, data, memory] : offered) {
@@ -229,16 +235,24 @@ Status PublisherRank::visit(WeightSource& weights,
         return error(StatusCode::kInvalidArgument, "the source offered tensor '", name, "' twice");
       }
       seen[number] = true;
-      if (number_[number] == kNotOurs) continue;
       if (memory != MemoryKind::kHost && options_.device == nullptr) {
         return error(StatusCode::kUnsupported, "tensor '", name,
                      "' lies on a GPU, and this publisher compares in host memory: set `snapshot` "
                      "to pinned, device or none");
       }
+      if (copies != nullptr && copies_.contains(static_cast<std::uint32_t>(number))) {
+        DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place,
+                                   place_of(offered_[number], boxes_[number]));
+        DRIFTLESS_ASSIGN_OR_RETURN(
+            const Digest digest, snapshot_.digest(offered_[number], place, data, memory, threads_));
+        copies->push_back({static_cast<std::uint32_t>(number), digest});
+      }
+      if (number_[number] == kNotOurs) continue;
       batch.push_back({number_[number], data, memory});
     }
     return use(batch);
   }));
+  for (const std::uint32_t other : others) seen[other] = true;
   const auto missing = std::ranges::find(seen, false);
   if (missing == seen.end()) return {};
   return error(StatusCode::kInvalidArgument, "the source ended without tensor '",

@@ -71,6 +71,11 @@ struct PublisherOptions {
   // Called on every rank once its files of a publication are written, with the directory that they
   // lie in, before anybody can see it. Not ok: it is not published. May be empty.
   std::function<Status(const std::string& directory)> before_visible;
+  // The checkpoint that trainer and receivers start from. Tensors of it that no rank offers are
+  // named in the notes of open() and recorded in the announcement, with their digests; with
+  // `complete` they are an error. Empty: nobody says which there are.
+  std::string base_checkpoint = {};
+  bool complete = false;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
 };
 
@@ -105,10 +110,12 @@ class Publisher {
  public:
   // Collective. `base` offers the base checkpoint's bytes (version 0), which seed the snapshot; the
   // ranks' tensors together are the layout. A tensor, or block, that two ranks offer is the lower
-  // rank's, and noted. Blocks of a tensor that overlap otherwise, or leave a gap, are refused, by
-  // name and offset (kWrongLayout). `history` (null: nothing to resume) is read where the road
-  // holds versions already: the snapshot is then brought to the newest of them, so that the first
-  // publish() takes the receivers from there to the weights it is given.
+  // rank's, and noted; if their bits differ, that is refused by name (kMismatch). Blocks of a
+  // tensor that overlap otherwise, or leave a gap, are refused, by name and offset (kWrongLayout),
+  // and so is a tensor that a rank holds and none offers (WeightSource::left_to_others()).
+  // `history` (null: nothing to resume) is read where the road holds versions already: the snapshot
+  // is then brought to the newest of them, so that the first publish() takes the receivers from
+  // there to the weights it is given.
   //
   // Without a snapshot (options.keep_snapshot) `base` is read once, and `live` (null: it is `base`)
   // offers the same tensors where the trainer has them: they stay there, and are updated in place.

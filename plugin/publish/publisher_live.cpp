@@ -34,10 +34,10 @@ Status PublisherRank::open_live(WeightSource& live) {
   return live_->open(std::move(places));
 }
 
-Status PublisherRank::digest_base(WeightSource& base) {
+Status PublisherRank::digest_base(WeightSource& base, TensorDigests& copies) {
   tensor_digests_.assign(layout_.size(), Digest());
   part_digest_ = Digest();
-  return visit(base, [&](std::span<const PairedTensor> batch) -> Status {
+  const auto add = [&](std::span<const PairedTensor> batch) -> Status {
     for (const PairedTensor& offered : batch) {
       DRIFTLESS_ASSIGN_OR_RETURN(
           const Digest digest,
@@ -46,7 +46,8 @@ Status PublisherRank::digest_base(WeightSource& base) {
       part_digest_ += digest;
     }
     return {};
-  });
+  };
+  return visit(base, add, &copies);
 }
 
 // After a restart nobody has the weights of the version on the road, unless they are these.

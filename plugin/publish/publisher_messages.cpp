@@ -112,12 +112,12 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, lo
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, shard, dense,
                                    tensors, tables, mirror_tensors, mirror_shard)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, version, doubtful,
-                                   needs_full, digest, tensor_digests, unchanged, findings, parts,
-                                   notes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, left, version, doubtful,
+                                   needs_full, digest, tensor_digests, unchanged, copies, findings,
+                                   parts, notes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LeaderMessage, status, verdict, run, version, base_version, full,
-                                   anchor, resume, digest, tensors, owners, dropped, cuts, plain,
-                                   encoding, notes, changed_units, delta_bytes, wire_bytes)
+                                   anchor, resume, digest, tensors, owners, dropped, copied, cuts,
+                                   plain, encoding, notes, changed_units, delta_bytes, wire_bytes)
 
 std::string to_message(const RankMessage& message) { return dump(message); }
 

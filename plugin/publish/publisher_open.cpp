@@ -93,12 +93,14 @@ namespace {
 struct Offers {
   const TensorSpec* spec = nullptr;
   std::vector<TensorBox> boxes;
-  std::vector<std::uint32_t> ranks;  // of each
+  std::vector<std::uint32_t> ranks;    // of each
+  std::vector<std::uint32_t> numbers;  // likewise, among the rank's offers
 };
 
-// False: another rank, or this one before, has the same box; it is dropped.
-Result<bool> add_offer(const TensorSpec& tensor, const TensorBox& box, std::uint32_t rank,
-                       Offers& offers, std::vector<std::string>& notes) {
+// The same box, if another rank, or this one before, has it; then this one is dropped.
+Result<std::optional<RankOffer>> add_offer(const TensorSpec& tensor, const TensorBox& box,
+                                           const RankOffer& offer, Offers& offers) {
+  const auto& [rank, number] = offer;
   if (offers.spec == nullptr) offers.spec = &tensor;
   if (*offers.spec != tensor) {
     return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ",
@@ -107,17 +109,32 @@ Result<bool> add_offer(const TensorSpec& tensor, const TensorBox& box, std::uint
                  " on rank ", offers.ranks.front());
   }
   for (std::size_t i = 0; i < offers.boxes.size(); ++i) {
-    if (offers.boxes[i] == box) {
-      notes.push_back(concat("tensor '", tensor.name, "'",
-                             box.whole() ? "" : concat(" ", box.to_string()),
-                             " is offered by publisher ranks ", offers.ranks[i], " and ", rank,
-                             ": rank ", rank, " leaves it out"));
-      return false;
-    }
+    if (offers.boxes[i] == box) return std::optional(RankOffer(offers.ranks[i], offers.numbers[i]));
   }
   offers.boxes.push_back(box);
   offers.ranks.push_back(rank);
-  return true;
+  offers.numbers.push_back(number);
+  return std::optional<RankOffer>();
+}
+
+// Runs of offers, as LeaderMessage::dropped has them.
+void add_to_runs(const RankOffer& offer, std::vector<std::array<std::uint32_t, 3>>& runs) {
+  if (!runs.empty() && runs.back()[0] == offer.first &&
+      runs.back()[1] + runs.back()[2] == offer.second) {
+    ++runs.back()[2];
+  } else {
+    runs.push_back({offer.first, offer.second, 1});
+  }
+}
+
+// "'a', 'b', 'c' and 4 more"
+std::string some_of(std::span<const UnpublishedTensor> tensors) {
+  constexpr std::size_t kNamed = 8;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(tensors.size(), kNamed); ++i) {
+    text += concat(i > 0 ? ", '" : "'", tensors[i].spec.name, "'");
+  }
+  return tensors.size() <= kNamed ? text : concat(text, " and ", tensors.size() - kNamed, " more");
 }
 
 Status check_offers(const Offers& offers) {
@@ -130,6 +147,20 @@ Status check_offers(const Offers& offers) {
   if (covered.ok()) return {};
   return error(StatusCode::kWrongLayout, covered.message(),
                ", as the publisher ranks offer them; each element must be offered by one rank");
+}
+
+// What one rank leaves to others is what another one offers.
+Status check_left(const std::vector<RankMessage>& ranks,
+                  const std::map<std::string_view, Offers>& offered) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const std::string& name : ranks[rank].left) {
+      if (offered.contains(name)) continue;
+      return error(StatusCode::kWrongLayout, "tensor '", name, "' is held by publisher rank ", rank,
+                   ", which leaves it to others, and no rank publishes it: one that holds it must ",
+                   "own it");
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -157,13 +188,25 @@ LeaderMessage PublisherRank::assembly(const std::vector<RankMessage>& ranks) {
     const RankMessage& from = ranks[rank];
     for (std::uint32_t i = 0; i < from.tensors.size(); ++i) {
       const TensorBox box = i < from.boxes.size() ? from.boxes[i] : TensorBox();
-      const Result<bool> added =
-          add_offer(from.tensors[i], box, rank, all[from.tensors[i].name], message.notes);
-      message.status = added.status();
-      if (!added.ok()) return message;
-      if (!*added) message.dropped.emplace_back(rank, i);
+      const Result<std::optional<RankOffer>> same =
+          add_offer(from.tensors[i], box, {rank, i}, all[from.tensors[i].name]);
+      message.status = same.status();
+      if (!same.ok()) return message;
+      if (!*same) continue;
+      add_to_runs({rank, i}, message.dropped);
+      kept_for_.emplace(RankOffer(rank, i), **same);
+      copied_names_.emplace(**same, from.tensors[i].name);
     }
   }
+  for (const auto& [kept, name] : copied_names_) message.copied.push_back(kept);
+  if (!copied_names_.empty()) {
+    const auto& [kept, name] = *copied_names_.begin();
+    message.notes.push_back(concat(copied_names_.size(), " tensors or blocks, '", name,
+                                   "' among them, are held by several publisher ranks: the lowest ",
+                                   "publishes each, rank ", kept.first, " that one"));
+  }
+  message.status = check_left(ranks, all);
+  if (!message.status.ok()) return message;
   for (auto& [name, offers] : all) {
     message.status = check_offers(offers);
     if (!message.status.ok()) return message;
@@ -185,6 +228,7 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   if (boxes.ok()) boxes_ = *boxes;
   mine.tensors = offered_;
   mine.boxes = boxes_;
+  mine.left.assign(base.left_to_others().begin(), base.left_to_others().end());
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage message;
   if (!ranks.ok()) {
@@ -230,12 +274,18 @@ Status PublisherRank::own(const LeaderMessage& told) {
     owners_.push_back(std::set<std::uint32_t>(ranks.begin(), ranks.end()).size());
     in_blocks_.push_back(ranks.size() > 1);
   }
-  const std::set<std::pair<std::uint32_t, std::uint32_t>> dropped(told.dropped.begin(),
-                                                                  told.dropped.end());
+  std::set<std::uint32_t> dropped;
+  for (const auto& [rank, first, count] : told.dropped) {
+    for (std::uint32_t i = 0; i < count && rank == group_.rank(); ++i) dropped.insert(first + i);
+  }
+  copies_ = dropped;
+  for (const auto& [rank, offer] : told.copied) {
+    if (rank == group_.rank()) copies_.insert(offer);
+  }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> ours;  // tensor, which of the offers
   for (std::uint32_t i = 0; i < offered_.size(); ++i) {
     const auto index = layout_.find(offered_[i].name);
-    if (index && !dropped.contains({group_.rank(), i})) ours.emplace_back(*index, i);
+    if (index && !dropped.contains(i)) ours.emplace_back(*index, i);
   }
   std::ranges::sort(ours);
   number_.assign(offered_.size(), kNotOurs);
@@ -276,27 +326,68 @@ std::vector<std::uint32_t> PublisherRank::owned_tensors() const {
   return tensors;
 }
 
+// What several ranks offer under one name is one tensor: of different ones, all but one rank's
+// would never be published.
+Status PublisherRank::check_copies(const std::vector<RankMessage>& ranks) const {
+  std::map<RankOffer, Digest> digests;
+  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const auto& [offer, digest] : ranks[rank].copies) digests[{rank, offer}] = digest;
+  }
+  for (const auto& [dropped, kept] : kept_for_) {
+    if (digests[dropped] == digests[kept]) continue;
+    return error(
+        StatusCode::kMismatch, "tensor '", copied_names_.at(kept),
+        "' has other bits on publisher rank ", dropped.first, " than on rank ", kept.first,
+        ": if they are different tensors, publish them under different names; if they are ",
+        "copies, bring them in step");
+  }
+  return {};
+}
+
+Status PublisherRank::find_unpublished() {
+  const std::string& path = options_.base_checkpoint;
+  if (path.empty()) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(posix_file_system(), path));
+  DRIFTLESS_RETURN_IF_ERROR(
+      base.keep_only(layout_).with_context("the base checkpoint and what is published"));
+  for (const OtherTensor& other : base.others()) {
+    const DigestTensorKey key = digest_tensor_key(other.spec.name);
+    const TensorBytes bytes{{0, base.view(other).bytes()}, &key};
+    unpublished_.push_back({other.spec, digest_on_host(std::span(&bytes, 1), threads_)});
+  }
+  if (unpublished_.empty()) return {};
+  const std::string text = concat(path, ": no publisher rank holds ", unpublished_.size(),
+                                  " of its tensors: ", some_of(unpublished_));
+  if (options_.complete) {
+    return error(StatusCode::kWrongLayout, text, "; all must be published (complete)");
+  }
+  notes_.push_back(concat(text, ": receivers keep them as they are in the base, and prove it"));
+  return {};
+}
+
 Status PublisherRank::seed(WeightSource& base, WeightSource& live, const Deadline& deadline) {
   RankMessage mine;
   if (live_) {
     mine.status = open_live(live);
-    if (mine.status.ok()) mine.status = digest_base(base);
+    if (mine.status.ok()) mine.status = digest_base(base, mine.copies);
   } else {
     const unsigned threads = options_.device == nullptr ? threads_ : 1;
-    mine.status = visit(base, [&](std::span<const PairedTensor> batch) {
+    const auto write = [&](std::span<const PairedTensor> batch) {
       return parallel_for(batch.size(), threads, [&](std::size_t task, unsigned) {
         return snapshot_.write(batch[task].number, batch[task].new_data);
       });
-    });
+    };
+    mine.status = visit(base, write, &mine.copies);
     if (mine.status.ok()) mine.status = digest_snapshot();
   }
   for (const std::uint32_t tensor : owned_tensors()) {
     if (mine.status.ok()) mine.tensor_digests.push_back({tensor, tensor_digests_[tensor]});
   }
   mine.digest = part_digest_;
+  if (mine.status.ok() && group_.leads()) mine.status = find_unpublished();
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
   LeaderMessage message;
-  message.status = ranks.status();
+  message.status = ranks.ok() ? check_copies(*ranks) : ranks.status();
   if (ranks.ok()) {
     base_tensor_digests_.assign(layout_.size(), Digest());
     for (const RankMessage& rank : *ranks) {
@@ -354,6 +445,13 @@ LeaderMessage PublisherRank::find_start(const Deadline& deadline) {
         to_hex(run->base_digest), ", the base given here has ", to_hex(base_digest_), kElsewhere));
   }
   if (run->tensor_digests.empty()) base_tensor_digests_.clear();  // it is announced again as it is
+  if (!options_.base_checkpoint.empty() && !run->unpublished.empty() &&
+      run->unpublished != unpublished_) {
+    return refuse(error(StatusCode::kWrongBase, "the run on the road started from a checkpoint ",
+                        "whose other tensors are ", some_of(run->unpublished), "; ",
+                        options_.base_checkpoint, " has others, or other bits", kElsewhere));
+  }
+  unpublished_ = run->unpublished;
   const Result<std::vector<PublicationId>> there = history_->list(deadline);
   if (!there.ok()) return refuse(there.status());
   for (const PublicationId& id : *there) {
@@ -465,7 +563,8 @@ Status PublisherRank::start_or_resume(const Deadline& deadline) {
                            " as read back from the road has digest ", to_hex(sum), ", expected ",
                            to_hex(start.digest), "; start a new run on an empty road");
     } else {
-      const RunInfo run{start.run, layout_, base_digest_, group_.size(), base_tensor_digests_};
+      const RunInfo run{start.run,   layout_, base_digest_, group_.size(), base_tensor_digests_,
+                        unpublished_};
       ready.status = road_.announce(run_info_to_json(run), deadline);
     }
     // Of a run that goes on, with anchors among its versions, a whole one is there or will be.

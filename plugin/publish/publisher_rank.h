@@ -3,7 +3,10 @@
 // through their Group (JSON, small but for the tensor lists). Private to publisher*.cpp.
 #pragma once
 
+#include <set>
+
 #include "formats/receiver_needs.h"
+#include "formats/run_info.h"
 #include "plugin/publish/encoding_chooser.h"
 #include "plugin/publish/live_weights.h"
 #include "plugin/publish/publisher.h"
@@ -14,11 +17,14 @@ namespace driftless {
 // By the number in the layout, ascending.
 using TensorDigests = std::vector<TensorDigest>;
 
+using RankOffer = std::pair<std::uint32_t, std::uint32_t>;  // a rank, and which of its offers
+
 // From every rank to the leader. Which fields are used depends on the moment.
 struct RankMessage {
   Status status;                    // of this rank
   std::vector<TensorSpec> tensors;  // that it offers
   std::vector<TensorBox> boxes;     // which part of each
+  std::vector<std::string> left;    // that it holds and leaves to others
   std::uint64_t version = 0;        // that it has committed
   std::uint64_t doubtful = 0;       // sealed or not, it does not know; 0: none
   bool needs_full = false;          // no delta leads from what the receivers have to its weights
@@ -26,6 +32,7 @@ struct RankMessage {
   // Of tensors that it owns: of the base and of a full version of all, of a delta of the changed.
   TensorDigests tensor_digests;
   TensorDigests unchanged;  // of a delta: of the other tensors that it shares with other ranks
+  TensorDigests copies;     // of the base: of its offers, by number, that several ranks have
   PayloadFindings findings;
   std::vector<PartReceipt> parts;
   std::vector<std::string> notes;  // for all
@@ -45,8 +52,9 @@ struct LeaderMessage {
   Digest digest;                                   // of all ranks' weights
   std::vector<TensorSpec> tensors;                 // of all ranks, ordered as the layout
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
-  // Rank, and which of its offers: another has the same.
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> dropped;
+  // Offers that another rank has, too: a rank, the first of them, and how many.
+  std::vector<std::array<std::uint32_t, 3>> dropped;
+  std::vector<RankOffer> copied;     // what stays of each
   std::vector<BlockCut> cuts;        // ascending by tensor
   std::uint8_t encoding = 0;         // of the version, unless it is full
   std::vector<std::uint32_t> plain;  // tensors that are never coded
@@ -115,6 +123,10 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] std::vector<std::uint32_t> owned_tensors() const;  // each once, ascending
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks);
   [[nodiscard]] Status own(const LeaderMessage& told);
+  // Leader: what several ranks offer must be the same.
+  [[nodiscard]] Status check_copies(const std::vector<RankMessage>& ranks) const;
+  // Leader: which tensors of the base checkpoint no rank offers.
+  [[nodiscard]] Status find_unpublished();
   // The snapshot as a target, of which other ranks have the rest.
   [[nodiscard]] Result<std::unique_ptr<MappedTarget>> snapshot_target() const;
   [[nodiscard]] Result<std::string> announced(const Deadline& deadline);
@@ -127,9 +139,11 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
                                const RankMessage& mine);
   [[nodiscard]] Status check_source(const WeightSource& weights) const;
-  // Every tensor of this rank, in the source's batches.
+  // Every tensor of this rank, in the source's batches. With `copies`: the digests of what other
+  // ranks offer, too; else that is not asked for.
   [[nodiscard]] Status visit(WeightSource& weights,
-                             const std::function<Status(std::span<const PairedTensor>)>& use) const;
+                             const std::function<Status(std::span<const PairedTensor>)>& use,
+                             TensorDigests* copies = nullptr) const;
   [[nodiscard]] Result<LeaderMessage> make_plan(Status ready, const Deadline& deadline);
   [[nodiscard]] LeaderMessage plan_of(const std::vector<RankMessage>& ranks,
                                       const Deadline& deadline);
@@ -200,7 +214,7 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status capture_blocks(std::span<const NewTensor> values, void* stream);
   [[nodiscard]] Status look_at(WeightSource& weights, void* stream);
   [[nodiscard]] Status open_live(WeightSource& live);
-  [[nodiscard]] Status digest_base(WeightSource& base);
+  [[nodiscard]] Status digest_base(WeightSource& base, TensorDigests& copies);
   [[nodiscard]] RankMessage look_at_live(std::uint64_t version);
   void start_otherwise(std::uint64_t version);  // the weights are not the version's
   [[nodiscard]] RankMessage produce_live(const PayloadContext& made, const Deadline& deadline);
@@ -252,6 +266,7 @@ class PublisherRank final : public Publisher {
   std::vector<TensorSpec> offered_;    // what this rank's sources offer, in their order
   std::vector<TensorBox> boxes_;       // which part of each
   std::vector<std::uint32_t> number_;  // of each in the snapshot; kNotOurs: dropped
+  std::set<std::uint32_t> copies_;     // offers that other ranks have, too
   std::vector<std::size_t> owners_;    // per tensor of the layout: ranks that own some of it
   std::vector<bool> in_blocks_;        // per tensor of the layout: no rank owns all of it
   Snapshot snapshot_;
@@ -290,6 +305,9 @@ class PublisherRank final : public Publisher {
   std::uint64_t highest_number_ = 0;
   bool anchor_requested_ = false;
   std::vector<std::vector<TensorBox>> all_boxes_;  // of each tensor, of all ranks
+  std::map<RankOffer, RankOffer> kept_for_;        // of each offer that is dropped: the same one
+  std::map<RankOffer, std::string> copied_names_;  // of those
+  std::vector<UnpublishedTensor> unpublished_;     // of the base checkpoint, if it is given
   std::vector<BlockCut> own_cuts_, cuts_;          // by the options; as they are now
   // What each receiver announced: when the version was planned, and if that plan was told.
   std::map<std::string, std::string> hearing_, heard_;

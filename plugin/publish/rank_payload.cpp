@@ -312,11 +312,15 @@ Status Snapshot::write(std::uint32_t number, const std::byte* from) {
 
 Result<Digest> Snapshot::digest(std::uint32_t number, const std::byte* units, MemoryKind kind,
                                 unsigned threads) const {
-  const DigestTensorKey key = digest_tensor_key(spec(number).name);
-  const BlockPlace& place = owned(number).place();
-  const unsigned unit = unit_bytes(spec(number).dtype);
+  return digest(spec(number), owned(number).place(), units, kind, threads);
+}
+
+Result<Digest> Snapshot::digest(const TensorSpec& tensor, const BlockPlace& place,
+                                const std::byte* units, MemoryKind kind, unsigned threads) const {
+  const DigestTensorKey key = digest_tensor_key(tensor.name);
+  const unsigned unit = unit_bytes(tensor.dtype);
   const DensePiece all{place.first * unit,
-                       {units, size_bytes(number)},
+                       {units, place.units * unit},
                        kind,
                        place.contiguous() ? nullptr : &place,
                        0};

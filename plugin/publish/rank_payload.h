@@ -65,6 +65,10 @@ class Snapshot {
   }
   [[nodiscard]] Result<Digest> digest(std::uint32_t number, const std::byte* units, MemoryKind kind,
                                       unsigned threads) const;
+  // The same of a block that need not be owned.
+  [[nodiscard]] Result<Digest> digest(const TensorSpec& tensor, const BlockPlace& place,
+                                      const std::byte* units, MemoryKind kind,
+                                      unsigned threads) const;
 
  private:
   const WeightLayout* layout_ = nullptr;

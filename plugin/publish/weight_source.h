@@ -27,6 +27,9 @@ class WeightSource {
   // sizes. Blocks of all ranks make up a tensor; of one that a rank holds in several, each is an
   // entry of tensors() with the same name.
   [[nodiscard]] virtual std::span<const TensorBox> boxes() const { return {}; }
+  // Names of tensors that this rank holds, or a part of them, and leaves to others: one of them
+  // must offer each. The same on every call.
+  [[nodiscard]] virtual std::span<const std::string> left_to_others() const { return {}; }
   // Of a publisher without a snapshot: whether others than capture() write this entry of tensors().
   // It is compared with a copy of its own at every publish(). The same on every call.
   [[nodiscard]] virtual bool watched(std::size_t /*tensor*/) const { return false; }
@@ -36,6 +39,8 @@ class WeightSource {
   // second pass.
   [[nodiscard]] virtual Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) = 0;
+  // These entries of tensors(), ascending, are another rank's: visit() may leave them out.
+  virtual void leave_out(std::span<const std::uint32_t> /*tensors*/) {}
 };
 
 // Tensors of a checkpoint: those of stage `stage` of `stages` (contiguous stretches of the layout

@@ -38,15 +38,22 @@ bool is_foreign(const TargetState& state, const Hash128& run) {
 
 // What the target holds must be of this run, as far as it says, or may be taken over.
 Status check_target(const RunInfo& run, const Hash128& take_over, WeightTarget& target) {
-  if (const TargetState held = target.state(); is_foreign(held, run.run)) {
-    if (take_over == run.run) return target.admit(run.run, run.layout);
+  const TargetState held = target.state();
+  if (!is_foreign(held, run.run)) {
+    DRIFTLESS_RETURN_IF_ERROR(target.adopt_layout(run.layout));
+  } else if (take_over == run.run) {
+    DRIFTLESS_RETURN_IF_ERROR(target.admit(run.run, run.layout));
+  } else {
     return error(StatusCode::kWrongRun, "the weights are version ", held.id.version, " of run ",
                  to_hex(held.id.run), ", but the road carries run ", to_hex(run.run),
                  "; start from that run's base, or, behind an agent, set agent.take_over: ",
                  to_hex(run.run), " there");
   }
-  DRIFTLESS_RETURN_IF_ERROR(target.adopt_layout(run.layout));
   const TargetState state = target.state();
+  if (!run.unpublished.empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(check_left_alone(target.left_tensors(), run));
+  }
+  if (is_foreign(state, run.run)) return {};  // a full version of this run replaces it
   if (!state.valid || state.partial || state.id.version != 0) return {};
   if (state.digest != run.base_digest) {
     return error(StatusCode::kWrongBase, "the weights have digest ", to_hex(state.digest),

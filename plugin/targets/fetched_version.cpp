@@ -166,4 +166,19 @@ Result<std::vector<VersionSource>> open_chain(FileSystem& spool_fs,
   return sources;
 }
 
+Status check_left_alone(std::span<const LeftTensor> left, const RunInfo& run) {
+  for (const LeftTensor& each : left) {
+    const auto at = std::ranges::lower_bound(
+        run.unpublished, each.name, {},
+        [](const UnpublishedTensor& known) -> std::string_view { return known.spec.name; });
+    if (at == run.unpublished.end() || at->spec.name != each.name) continue;
+    if (!each.digest || *each.digest == at->digest) continue;
+    return error(StatusCode::kWrongBase, "tensor '", each.name, "', which run ", to_hex(run.run),
+                 " does not publish, has digest ", to_hex(*each.digest),
+                 " here, and the run's base has ", to_hex(at->digest),
+                 ": use the checkpoint that this run started from");
+  }
+  return {};
+}
+
 }  // namespace driftless

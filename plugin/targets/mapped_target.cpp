@@ -181,7 +181,12 @@ class MemoryTarget final : public MappedTarget {
     admitted_ = run;
     return {};
   }
-  [[nodiscard]] std::vector<std::string> left_alone() const override { return left_alone_; }
+  [[nodiscard]] std::vector<std::string> left_alone() const override {
+    std::vector<std::string> names;
+    for (const LeftTensor& each : left_alone_) names.push_back(each.name);
+    return names;
+  }
+  [[nodiscard]] std::vector<LeftTensor> left_tensors() const override { return left_alone_; }
   [[nodiscard]] std::shared_ptr<const TargetNeeds> needs() const override {
     const auto weights = this->weights();
     return weights ? needs_of(weights) : nullptr;
@@ -337,12 +342,27 @@ class MemoryTarget final : public MappedTarget {
     options.initial.reset();
     options.initial_digest.reset();
     options.initial_tensors.clear();
+    std::vector<LeftTensor> left = left_by(weights, next);
     const std::shared_ptr<MappedWeights> before = this->weights();
     DRIFTLESS_RETURN_IF_ERROR(take(map_weights(parts_of(all, next), options)));
+    left_alone_ = std::move(left);
     if (!whole_) whole_ = before;
     options_ = std::move(options);
     taken_ = std::move(taken);
     return {};
+  }
+  // Tensors that a run of `next` leaves alone, of those that lie here.
+  [[nodiscard]] std::vector<LeftTensor> left_by(const MappedWeights& weights,
+                                                const WeightLayout& next) const {
+    std::vector<LeftTensor> left;
+    for (const LeftTensor& each : left_alone_) {
+      if (!next.find(each.name)) left.push_back(each);
+    }
+    for (std::uint32_t tensor = 0; tensor < weights.layout.size(); ++tensor) {
+      const std::string& name = weights.layout[tensor].name;
+      if (!next.find(name)) left.push_back({name, digest_of(weights, tensor)});
+    }
+    return left;
   }
   [[nodiscard]] std::shared_ptr<MappedWeights> weights() const {
     const std::scoped_lock lock(mutex_);
@@ -386,11 +406,11 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_RETURN_IF_ERROR(own.check_has(kept, "the weights in memory", "the run"));
     MappedOptions options = options_;
     options.initial_tensors.clear();
-    std::vector<std::string> left;
+    std::vector<LeftTensor> left;
     Digest digest;
     for (std::uint32_t tensor = 0; tensor < own.size(); ++tensor) {
       if (!kept.find(own[tensor].name)) {
-        left.push_back(own[tensor].name);
+        left.push_back({own[tensor].name, digest_of(*weights, tensor)});
       } else if (!options_.initial_tensors.empty()) {
         digest += options_.initial_tensors[tensor];
         options.initial_tensors.push_back(options_.initial_tensors[tensor]);
@@ -402,6 +422,16 @@ class MemoryTarget final : public MappedTarget {
     options_ = std::move(options);
     left_alone_ = std::move(left);
     return {};
+  }
+
+  // Of one tensor, as the weights were opened: the caller's word, or its own bits.
+  [[nodiscard]] std::optional<Digest> digest_of(const MappedWeights& weights,
+                                                std::uint32_t tensor) const {
+    if (!options_.initial_tensors.empty()) return options_.initial_tensors[tensor];
+    if (weights.layout[tensor].units() == 0) return Digest();
+    const MappedWeights::Tensor& own = weights.tensors[tensor];
+    if (!weights.sums || !own.complete || own.external) return std::nullopt;
+    return weights.sums->shares.tensors[own.share].digest;
   }
 
   Result<std::vector<std::byte*>> allocate(const WeightLayout& layout) {
@@ -471,7 +501,7 @@ class MemoryTarget final : public MappedTarget {
   unsigned threads_;
   MappedOptions options_;  // that the weights were mapped with
   ProofRule proof_;
-  std::vector<std::string> left_alone_;
+  std::vector<LeftTensor> left_alone_;
   std::shared_ptr<MappedWeights> whole_;    // before some tensors were left alone; null: none were
   std::set<std::uint32_t> taken_;           // tensors that a version brought, or may have
   Hash128 admitted_;                        // the run that may take the weights over; zero: none

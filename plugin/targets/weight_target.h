@@ -8,6 +8,7 @@
 #include "core/layout.h"
 #include "formats/frame.h"
 #include "formats/manifest.h"
+#include "formats/run_info.h"
 
 namespace driftless {
 
@@ -128,6 +129,12 @@ class StagedChange {
   [[nodiscard]] virtual Status undo() = 0;
 };
 
+// A tensor that lies where the weights do and that the run does not publish.
+struct LeftTensor {
+  std::string name;
+  std::optional<Digest> digest;  // of its bits; none: nobody can say here
+};
+
 class WeightTarget {
  public:
   virtual ~WeightTarget() = default;
@@ -146,6 +153,8 @@ class WeightTarget {
   [[nodiscard]] virtual TargetState state() const = 0;
   // Tensors that lie where the weights do and that the run does not publish: never written.
   [[nodiscard]] virtual std::vector<std::string> left_alone() const { return {}; }
+  // The same with their digests, of their bits when the layout was adopted or as they are now.
+  [[nodiscard]] virtual std::vector<LeftTensor> left_tensors() const { return {}; }
   // Tensors that it holds and cannot read back, so that the state's digest is not proven of them.
   [[nodiscard]] virtual std::size_t unproven_tensors() const { return 0; }
   // Ends what an interrupted commit left half done, if the target can, so that its state may be
@@ -172,6 +181,10 @@ class WeightTarget {
   [[nodiscard]] virtual Result<std::unique_ptr<StagedChange>> stage(
       std::vector<FetchedVersion> chain) = 0;
 };
+
+// What lies beside the weights is what the run's base has there, as far as the announcement and the
+// target say: else kWrongBase, naming the tensor.
+[[nodiscard]] Status check_left_alone(std::span<const LeftTensor> left, const RunInfo& run);
 
 // Memory held for staging beside the weights: it grows to what the largest version so far needed.
 struct StagingMemory {

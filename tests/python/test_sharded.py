@@ -13,6 +13,7 @@ import pytest
 
 import binding
 from ports import free_port
+from support import copy_checkpoint, read_checkpoint, run, write_checkpoint
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
 import megatron_jobs  # noqa: E402
@@ -154,11 +155,95 @@ def test_a_version_that_a_rank_could_not_make_is_carried_by_the_next(files, rank
     assert len(check_versions(work, "fsdp", files, rank)) == 4
 
 
-def check_versions(work, layout, files, *breaks):
-    """Trains. Every version that a rollout sees is what torch's own full_tensor() said."""
+@pytest.mark.parametrize("files", ["frames", pytest.param("flush", marks=pytest.mark.long)])
+def test_a_pipelines_versions_are_the_full_tensors_of_all_stages(files, work):
+    """Two stages, FSDP of two ranks in each; norms and experts that FSDP does not know."""
+    path = configured(work, files)
+    trainers(work, "pipeline_trainer.py", path, work)
+    versions = check_followed(work, path)
+    names = set(versions[0])
+    for name in ("embed.weight", "layers.0.weight", "layers.3.bias", "norm_0.weight",
+                 "norm_1.weight", "experts.2.weight", "experts.3.weight", "seen_by_1"):  # fmt: skip
+        assert name in names
+        changes = [not np.array_equal(a[name], b[name]) for a, b in zip(versions, versions[1:])]
+        assert all(changes), f"{name} does not change: nothing is shown of it"
+
+
+def test_no_tensor_that_a_rank_holds_is_lost(work):
+    """One that no rank owns, or that is another on another rank, is refused by name on all ranks.
+    Whoever holds a tensor publishes it, and of replicas one rank; tensors of the base that no rank
+    holds are recorded, and proven by receivers."""
+    trainers(work, "holders.py", work)
+    ranks = said(work)
+    for found in ranks:
+        assert "'lost.weight' is held by publisher rank 2" in found["unowned"]
+        assert "'experts.weight' has other bits on publisher rank 1 than on rank 0" in found["differ"]
+        assert "2 of its tensors: 'mtp.weight', 'tower.weight'" in found["complete"]
+        for case in ("empty_leader", "replicas", "base"):
+            assert found[case]["version"] == 1
+    assert [found["replicas"]["read"] for found in ranks] == [2, 1, 1, 1]
+    (note,) = (note for note in ranks[0]["base"]["notes"] if "mtp.weight" in note)
+    assert "tower.weight" in note and "w.1" not in note
+    for case, names in (("empty_leader", ["w.1", "w.2", "w.3", "zero"]),
+                        ("replicas", ["everywhere", "w.0", "w.1", "w.2", "w.3"])):  # fmt: skip
+        assert [each["name"] for each in announced(work / case)["tensors"]] == names
+    for road in ("first", "second", "third"):
+        base = {f"w.{rank}": np.zeros((6, 4), np.uint16) for rank in range(RANKS)}
+        for version, held in follow(road_config(work / road), base):
+            for name, tensor in held.items():
+                assert (tensor.view(np.uint16) == ONES[version]).all(), f"{road} {version} {name}"
+    check_unpublished(work)
+
+
+ONES = [0, 0x3F80, 0x4000, 0x4040]  # 0, 1, 2, 3 in bf16
+
+
+def check_unpublished(work):
+    """The tensors of the base that no rank holds: in the announcement, and in receivers."""
+    stored = read_checkpoint(work / "checkpoint")
+    base = {name: tensor.words().reshape(tensor.shape).copy() for name, tensor in stored.items()}
+    record = announced(work / "base")["unpublished"]
+    assert [(each["name"], each["dtype"]) for each in record] == [
+        ("mtp.weight", "BF16"), ("tower.weight", "BF16")
+    ]  # fmt: skip
+    ((version, held),) = follow(road_config(work / "base"), base)
+    assert version == 1 and all((held[f"w.{rank}"] != base[f"w.{rank}"]).sum() == 1 for rank in range(4))
+    assert np.array_equal(held["tower.weight"], base["tower.weight"])
+    published = {name: tensor for name, tensor in base.items() if name.startswith("w.")}
+    assert [version for version, _ in follow(road_config(work / "base"), published)] == [1]
+    other = base | {"tower.weight": base["tower.weight"] ^ 1}
+    with pytest.raises(driftless.errors.WrongBaseError, match="'tower.weight', which run"):
+        list(follow(road_config(work / "base"), other))
+    copy = copy_checkpoint(work / "checkpoint", work / "copy")
+    run("apply", work / "base", "--to", copy).check_returncode()
+    assert read_checkpoint(copy)["w.2"].data == held["w.2"].tobytes()
+    changed = stored | {"mtp.weight": stored["tower.weight"]}
+    refused = run("apply", work / "base", "--to", write_checkpoint(work / "changed", changed))
+    assert refused.returncode != 0 and "'mtp.weight'" in refused.stderr
+
+
+def announced(road):
+    return json.loads((road / "run.json").read_text())
+
+
+def road_config(road):
+    return driftless.Config.parse(f"road: {{ kind: shared_fs, dir: {road}, layout: frames }}\n")
+
+
+def configured(work, files):
     path = work / "driftless.yaml"
     path.write_text(f"road: {{ kind: shared_fs, dir: {work}/road, layout: {files} }}\n")
+    return path
+
+
+def check_versions(work, layout, files, *breaks):
+    """Trains. Every version that a rollout sees is what torch's own full_tensor() said."""
+    path = configured(work, files)
     trainers(work, "fsdp_trainer.py", layout, path, work, *breaks)
+    return check_followed(work, path)
+
+
+def check_followed(work, path):
     versions = bits_of(work / "versions.pt")
     seen = 0
     for version, held in follow(driftless.Config.load(path), versions[0]):
@@ -228,5 +313,5 @@ def check_shares(work, base):
     """Every element is published by one rank, and no rank publishes all."""
     total = sum(tensor.size for tensor in base.values())
     shares = [found["elements"] for found in said(work)]
-    assert sum(shares) == total
+    assert sum(shares) == total, shares
     assert max(shares) < total

@@ -13,11 +13,11 @@ import megatron_jobs  # noqa: E402
 binding.driftless()  # or a skip
 
 TRAINER = """
-import sys, threading
+import json, sys, threading
 import torch
 from safetensors.torch import save_file
 import driftless, driftless.trl
-from driftless.errors import DeadlineExceededError, WrongLayoutError
+from driftless.errors import DeadlineExceededError, WrongBaseError, WrongLayoutError
 
 work = sys.argv[1]
 torch.manual_seed(1)
@@ -32,7 +32,8 @@ sent = lambda: ((n, p) for n, p in model.named_parameters() if p.requires_grad)
 transfer = driftless.trl.WeightTransfer(config, work, timeout_s=60)
 transfer.init_weight_transfer()
 
-held = {n: state[n].clone() for n, p in model.named_parameters() if p.requires_grad}
+held = {n: tensor.clone() for n, tensor in state.items()}   # with the bias, which TRL never sends
+held["lm_head.copy"] = state["0.weight"].clone()
 failed = []
 def rollout():
     try:
@@ -60,6 +61,18 @@ for step in range(5):
     optimizer.step()
     sync()
 assert transfer.last.version == 6, transfer.last
+record = json.load(open(work + "/road/run.json"))["unpublished"]
+assert [each["name"] for each in record] == ["1.bias", "lm_head.copy"], record
+for name in ("1.bias", "lm_head.copy"):                     # one that is not the base's
+    other = {n: tensor.clone() for n, tensor in held.items()}
+    for each in held: other[each].copy_(state.get(each, state["0.weight"]))
+    other[name].view(torch.int16)[0] ^= 1
+    try:
+        with driftless.Job(config, "rollout", launched=False) as job:
+            driftless.Receiver(job, driftless.MemoryTarget(other, version=0), id="two")
+        raise SystemExit(f"a changed {name} was taken")
+    except WrongBaseError as error:
+        assert f"'{name}', which run" in str(error), error
 
 taken = []
 def strange():

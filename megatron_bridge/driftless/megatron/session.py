@@ -172,6 +172,7 @@ class Session:
             return driftless.Publisher(
                 self._job, source, group=group, before_visible=self._before_visible(),
                 live=self.way.live, snapshot=None if self.way.live is None else "none",
+                checkpoint=directory,
             )  # fmt: skip
 
         self._publisher = self._all_ranks(

@@ -54,6 +54,22 @@ TEST(RunInfoTest, TensorsMayHaveDigests) {
       << "all, or none";
 }
 
+TEST(RunInfoTest, TensorsOfTheBaseThatAreNotPublishedAreRecorded) {
+  RunInfo info = example_run();
+  info.unpublished = {{spec("lm_head", DType::kBF16, {4, 2}), Digest{{1, 9}}},
+                      {spec("tower", DType::kF32, {}), Digest{{8, 3}}}};
+  const std::string text = run_info_to_json(info);
+  const auto parsed = parse_run_info(text, "r");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+  EXPECT_EQ(parsed->unpublished, info.unpublished);
+  EXPECT_EQ(run_info_to_json(*parsed), text) << "a resumed run is announced again as it is";
+  EXPECT_TRUE(parse_run_info(run_info_to_json(example_run()), "r")->unpublished.empty());
+  EXPECT_EQ(run_code_of(replaced(text, "tower", "lm_head")), StatusCode::kCorrupt) << "twice";
+  EXPECT_EQ(run_code_of(replaced(text, "tower", "a")), StatusCode::kCorrupt) << "not sorted";
+  EXPECT_EQ(run_code_of(replaced(text, "tower", "zero")), StatusCode::kCorrupt) << "published, too";
+  EXPECT_EQ(run_code_of(replaced(text, to_hex(Digest{{8, 3}}), "8")), StatusCode::kCorrupt);
+}
+
 TEST(RunInfoTest, ARunWithoutTensorsIsOne) {
   RunInfo info = example_run();
   info.layout = layout_of({});

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank that torchrun starts, kills and starts again: test_sharded_restart.py.
+
+    restart_trainer.py CONFIG OUT PHASE VICTIM
+
+In the first attempt rank VICTIM ends itself in PHASE of a publish; torchrun starts all ranks again,
+and they go on to the end. Before each publish() a rank writes its weights to
+OUT/rankR_vN_attemptA.npy, and a name with `_done` once it was told that version N is published.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import driftless
+import driftless.torch
+from driftless.torch_group import PublisherGroup
+
+VERSIONS = 3
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Dying:
+    """Ends the process in a phase of the publish that it is told to."""
+
+    def __init__(self, phase):
+        self.phase, self.now, self.messages = phase, "", 0
+        self.say = PublisherGroup._say
+        PublisherGroup._say = lambda group, *message: self.said(group, *message)
+
+    def at(self, phase):
+        self.now, self.messages = phase, 0
+
+    def said(self, group, *message):
+        self.messages += 1
+        # Of a publish: what this rank has, that it began, its parts; of the leader the plan, the
+        # word to go on, and the verdict, which comes after the seal.
+        wanted = {("open", "open"): 2, ("gather", "publish"): 1, ("seal", "publish"): 3}
+        if wanted.get((self.phase, self.now)) == self.messages:
+            die()
+        self.say(group, *message)
+
+    def before_visible(self, directory):
+        if self.phase == "part" and self.now == "publish":
+            die()
+
+
+def join():
+    """By the store of torchrun's agent, which outlives the attempts, under the attempt's name. Older
+    releases of torch do so by themselves; newer ones find the dead attempt's addresses there."""
+    attempt, rank = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, is_master=False)
+    store = dist.PrefixStore(f"/worker/attempt_{attempt}", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    return rank, attempt
+
+
+def main():
+    config, out, phase, victim = sys.argv[1:]
+    rank, attempt = join()
+    dying = Dying(phase if attempt == 0 and rank == int(victim) else "")
+    weight = torch.zeros(32, 16)
+    source = driftless.ShardedSource([("w", weight, (64, 16), (32 * rank, 0))])
+    job = driftless.Job(driftless.Config.load(config), "trainer", launched=False)
+    group = driftless.torch.publisher_group()
+    if attempt == 1 and rank == 1:
+        time.sleep(1.5)  # what the dead rank 1 left would be taken for its messages
+    dying.at("open")
+    publisher = driftless.Publisher(job, source, group=group, before_visible=dying.before_visible)
+    random = torch.Generator().manual_seed(100 * attempt + rank)
+    while publisher.version < VERSIONS:
+        weight[torch.randint(32, (3,), generator=random)] += 1 + attempt
+        if attempt == 1 and rank == 1:
+            time.sleep(0.3)
+        version = publisher.version + 1
+        file = Path(out, f"rank{rank}_v{version}_attempt{attempt}.npy")
+        np.save(file, weight.numpy())
+        dying.at("publish" if version == 2 else "")
+        assert publisher.publish(source).version == version
+        file.rename(file.with_stem(f"{file.stem}_done"))
+        if dying.phase == "after" and version == 2:
+            die()
+    publisher.declare_end()
+    job.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()
