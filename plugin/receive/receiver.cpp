@@ -204,6 +204,7 @@ class FollowingReceiver final : public Receiver {
     const Status resumed = resume();
     report_.resume_ms = watch.lap_ms();
     if (!commit.ok()) {
+      if (!target_->state().valid) const Status told = report();  // that it holds nothing
       if (left_paused_) {
         return error(commit.status().code(), commit.status().message(),
                      "; the engine is left paused: the weights are no version now");

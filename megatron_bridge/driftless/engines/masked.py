@@ -11,7 +11,7 @@ was written is undone by undo().
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -75,7 +75,7 @@ _PART = 1 << 24  # elements that are written at a time where torch does it
 
 
 class MaskedLoad(Watching):
-    """Used once: load(), and then undo() if it must be."""
+    """Used once: load(), and then undo() if it must be, or if load() raised."""
 
     def __init__(self, bound: BoundTensors, loading: set[int], maps: Maps | None = None) -> None:
         """`loading`: storages of the parameters that the tensors go to, as they were traced.
@@ -89,8 +89,6 @@ class MaskedLoad(Watching):
         self.tensors: dict[int, MaskedTensor] = {}
 
     def load(self, load_weights: LoadWeights, tensors: Iterable[MaskedTensor]) -> None:
-        """All or nothing."""
-
         pairs = []
         for each in tensors:
             self.tensors[storage_key(each.tensor)] = each
@@ -108,7 +106,8 @@ class MaskedLoad(Watching):
                 raise UnsupportedError(why)
             self.check_all_seen(pairs)
         except BaseException:
-            self.undo()
+            with suppress(Exception):  # the caller's undo() tells
+                self.undo()
             raise
         finally:
             self.tensors.clear()  # undo() needs none of them, and they are large

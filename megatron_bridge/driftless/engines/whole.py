@@ -4,6 +4,7 @@ putting other tensors in the parameters' places. What it writes can be taken bac
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -16,16 +17,16 @@ from .watching import Watching, written
 
 
 class WholeLoad(Watching):
-    """Used once: load(), and then undo() if it must be. Memory: a copy of every parameter that
-    the loader writes."""
+    """Used once: load(), and then undo() if it must be, or if load() raised. Memory: a copy of
+    every parameter that the loader writes."""
 
     def __init__(self, bound: BoundTensors) -> None:
         super().__init__(bound)
         self.before: dict[int, SavedStorage] = {}
 
     def load(self, load_weights: LoadWeights, name: str, tensor: torch.Tensor) -> None:
-        """All or nothing. Parameters keep their memory: a tensor that the loader puts in the place
-        of one is copied into that one."""
+        """Parameters keep their memory: a tensor that the loader puts in the place of one is copied
+        into that one."""
         self.run(lambda: load_weights(iter([(name, tensor)])))
 
     def run(self, work: Callable[[], Any]) -> None:
@@ -36,7 +37,8 @@ class WholeLoad(Watching):
                 for binding in list(self.bound.rebound()):
                     self.complete(binding)
         except BaseException:
-            self.undo()
+            with contextlib.suppress(Exception):  # the caller's undo() tells
+                self.undo()
             raise
 
     def ended(self) -> None:
