@@ -34,14 +34,16 @@ def span(text: str) -> range:
 def work_parent() -> str | None:
     """In memory, if there is room: cases sync a lot."""
     memory = "/dev/shm"
-    return memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30 else None
+    return (
+        memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30 else None
+    )
 
 
 def run_case(seed: int, options, endpoint) -> tuple[Case | None, str | None]:
     """The case, and what was wrong."""
     work = Path(tempfile.mkdtemp(prefix=f"driftless-night-{seed}-", dir=work_parent()))
     contracts = dict.fromkeys(CONTRACTS, True) if options.contracts == "all" else CONTRACTS
-    case, wrong = None, None
+    case, wrong, began = None, None, time.monotonic()
     try:
         case = Case(seed, work, endpoint, contracts)
         case.run()
@@ -51,6 +53,7 @@ def run_case(seed: int, options, endpoint) -> tuple[Case | None, str | None]:
         wrong = f"the harness failed: {type(reason).__name__}: {reason}"
     finally:
         if case:
+            case.took = time.monotonic() - began
             case.clean_up()
         if options.keep:
             shutil.copytree(work, Path(options.keep) / f"seed{seed}", dirs_exist_ok=True)
@@ -64,7 +67,9 @@ def run_real(options, endpoint) -> int:
     began, wrong = time.monotonic(), 0
     kinds, counts = collections.Counter(), collections.Counter()
     with ThreadPoolExecutor(options.jobs) as pool:
-        for seed, (case, reason) in zip(seeds, pool.map(lambda s: run_case(s, options, endpoint), seeds)):
+        for seed, (case, reason) in zip(
+            seeds, pool.map(lambda s: run_case(s, options, endpoint), seeds)
+        ):
             if case:
                 kinds[case.road] += 1
                 counts["claims"] += case.compared
@@ -73,27 +78,39 @@ def run_real(options, endpoint) -> int:
                 counts["processes"] += len(case.processes)
             if reason is None:
                 if options.verbose:
-                    print(f"seed {seed}: {case}: held", flush=True)
+                    print(f"seed {seed}: {case}: held, {case.took:.0f} s", flush=True)
                 continue
             wrong += 1
-            more = f" --contracts {options.contracts}" if options.contracts != "kept" else ""
+            more = (" --contracts all" if options.contracts == "all" else "") + (
+                " --stores" if endpoint else ""
+            )
             print(f"WRONG: real seed {seed} ({case}): {reason}")
-            print(f"  repeat: tests/night/night.py --real-seeds {seed}..{seed}{more} --keep night", flush=True)
+            print(
+                f"  repeat: tests/night/night.py --real-seeds {seed}..{seed}{more} --keep night",
+                flush=True,
+            )
     minutes = (time.monotonic() - began) / 60
     roads = ", ".join(f"{name} {count}" for name, count in sorted(kinds.items()))
     print(f"real: {', '.join(f'{count} {name}' for name, count in counts.items())}")
-    print(f"real: {len(seeds)} cases ({roads}), {len(seeds) / minutes:.0f} a minute: {wrong} wrong", flush=True)
+    print(
+        f"real: {len(seeds)} cases ({roads}), {len(seeds) / minutes:.0f} a minute: {wrong} wrong",
+        flush=True,
+    )
     return wrong + (counts["claims"] < len(seeds))  # cases that claim nothing are no test
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--simulated", type=int, default=0, help="so many simulated seeds")
     parser.add_argument("--real", type=int, default=0, help="so many cases with real processes")
     parser.add_argument("--first", type=int, default=1, help="the first seed of both")
     parser.add_argument("--real-seeds", type=span, help="A..B: these, instead of --real")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--contracts", choices=("kept", "all"), default="kept", help="the table in case.py")
+    parser.add_argument(
+        "--contracts", choices=("kept", "all"), default="kept", help="the table in case.py"
+    )
     parser.add_argument("--keep", help="copy every case's directory there")
     parser.add_argument("--stores", action="store_true", help="also over an object store")
     parser.add_argument("--verbose", action="store_true")
@@ -101,7 +118,13 @@ def main() -> int:
     wrong = 0
     if options.simulated:
         last = options.first + options.simulated - 1
-        line = [REPOSITORY / "build/bin/sim_night", "--seeds", f"{options.first}..{last}", "--jobs", str(options.jobs)]
+        line = [
+            REPOSITORY / "build/bin/sim_night",
+            "--seeds",
+            f"{options.first}..{last}",
+            "--jobs",
+            str(options.jobs),
+        ]
         line += ["--contracts", "all"] if options.contracts == "all" else []
         wrong += subprocess.run(line).returncode
     if options.real_seeds is None and options.real:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A publisher and a receiver by the Python package, as processes of their own:
 
-    python_roles.py publish CONFIG RUN SETTING...         replays a run
-    python_roles.py receive CONFIG BASE OUT SETTING...    follows it to its end; leaves OUT.json, OUT/"""
+python_roles.py publish CONFIG RUN SETTING...         replays a run
+python_roles.py receive CONFIG BASE OUT SETTING...    follows it to its end; leaves OUT.json, OUT/"""
 
 import json
 import sys
@@ -19,14 +19,16 @@ import driftless  # noqa: E402
 
 class Source:
     def __init__(self, path):
-        self.weights = read_checkpoint(path)
+        self.weights = dict(sorted(read_checkpoint(path).items()))
 
     def tensors(self):
         return [driftless.TensorSpec(n, t.dtype, list(t.shape)) for n, t in self.weights.items()]
 
     def visit(self):
         for number, tensor in enumerate(self.weights.values()):
-            yield [(number, tensor.data)]
+            memory = np.frombuffer(tensor.data or b"\0", np.uint8)
+            at = memory.ctypes.data
+            yield [(number, driftless.TensorRef.from_pointer(at, tensor.dtype, list(tensor.shape)))]
 
 
 def publish(config, run):
@@ -35,10 +37,18 @@ def publish(config, run):
         publisher = driftless.Publisher(job, Source(steps[0]))
         while publisher.version < len(steps) - 1:
             report = publisher.publish(Source(steps[publisher.version + 1]))
-            print(json.dumps({"event": "version", "version": report.version, "digest": report.digest}), flush=True)
+            print(
+                json.dumps(
+                    {"event": "version", "version": report.version, "digest": report.digest}
+                ),
+                flush=True,
+            )
             time.sleep(0.05)
         publisher.declare_end()
-        print(json.dumps({"event": "end", "version": publisher.version, "run": publisher.run}), flush=True)
+        print(
+            json.dumps({"event": "end", "version": publisher.version, "run": publisher.run}),
+            flush=True,
+        )
 
 
 def receive(config, base, out):
@@ -54,11 +64,18 @@ def receive(config, base, out):
         if not state.valid or end is None or state.version != end.version:
             raise SystemExit(f"at version {state.version}, the end is {end}")
         weights = {
-            spec.name: Tensor(spec.dtype, tuple(spec.shape), np.asarray(target.tensor(spec.name)).tobytes())
+            spec.name: Tensor(
+                spec.dtype, tuple(spec.shape), np.asarray(target.tensor(spec.name)).tobytes()
+            )
             for spec in target.layout
         }
         write_checkpoint(out, weights)
-        claim = {"event": "rollout", "version": state.version, "digest": state.digest, "run": state.run}
+        claim = {
+            "event": "rollout",
+            "version": state.version,
+            "digest": state.digest,
+            "run": state.run,
+        }
         print(json.dumps(claim), flush=True)
 
 
