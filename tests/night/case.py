@@ -48,7 +48,7 @@ FAULTS = (
     "none", "none", "stop trainer", "stop follower", "kill trainer", "kill trainer", "kill follower",
     "kill follower", "kill all", "end trainer", "two trainers", "other run", "other run, same place",
 )  # fmt: skip
-SMOOTH = {"none", "stop trainer", "stop follower"}
+SMOOTH = ("none", "stop trainer", "stop follower")
 MPI_FAULTS = (*SMOOTH, "kill all", "kill follower", "other run")
 
 
@@ -163,7 +163,7 @@ class Case:
         return Run(self.work / "run1", shape, self.seed + 1_000_000, self.draw.randint(1, 6), base)
 
     def smooth(self) -> bool:
-        return SMOOTH.issuperset(self.faults)
+        return set(SMOOTH).issuperset(self.faults)
 
     def draw_followers(self) -> list[str]:
         kinds = ["memory", "memory", "checkpoint", "checkpoint", "agent", "python"]

@@ -26,9 +26,13 @@ from record import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 
 
-def span(text: str) -> range:
-    first, _, last = text.partition("..")
-    return range(int(first), int(last or first) + 1)
+def spans(text: str) -> list[int]:
+    """ "3,7..9": 3, 7, 8 and 9."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("..")
+        seeds += range(int(first), int(last or first) + 1)
+    return seeds
 
 
 def work_parent() -> str | None:
@@ -106,7 +110,7 @@ def main() -> int:
     parser.add_argument("--simulated", type=int, default=0, help="so many simulated seeds")
     parser.add_argument("--real", type=int, default=0, help="so many cases with real processes")
     parser.add_argument("--first", type=int, default=1, help="the first seed of both")
-    parser.add_argument("--real-seeds", type=span, help="A..B: these, instead of --real")
+    parser.add_argument("--real-seeds", type=spans, help="A..B,C: these, instead of --real")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--contracts", choices=("kept", "all"), default="kept", help="the table in case.py"
@@ -128,7 +132,7 @@ def main() -> int:
         line += ["--contracts", "all"] if options.contracts == "all" else []
         wrong += subprocess.run(line).returncode
     if options.real_seeds is None and options.real:
-        options.real_seeds = range(options.first, options.first + options.real)
+        options.real_seeds = [*range(options.first, options.first + options.real)]
     if options.real_seeds:
         with contextlib.ExitStack() as stack:
             endpoint = None
