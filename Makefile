@@ -10,13 +10,14 @@ ENGINES = $(PYTHON) -m pytest -q -rs tests/engines
 SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-long test-engines test-engines-smoke demo lint format test-asan test-tsan \
+.PHONY: help build test test-long test-night test-engines test-engines-smoke demo lint format test-asan test-tsan \
         fuzz wheel clean setup-build setup-test setup-lint configure configure-tests build-tests
 
 help:
 	@echo 'make build      the library and the command, build/bin/driftless'
 	@echo 'make test       builds and runs the tests, except for the long ones'
 	@echo 'make test-long  soaks, sweeps and network faults that take long and seldom fail'
+	@echo 'make test-night 10,000 simulated and 300 real randomized cases; every claim against a record'
 	@echo 'make test-engines  real vLLM and SGLang on the CPU; makes their environments first, once'
 	@echo 'make test-engines-smoke  one test of each engine'
 	@echo 'make demo       the main job under mpirun over every road, on made-up data; ends with a table'
@@ -73,6 +74,14 @@ test-long: build-tests
 	$(CTEST) -L long || status=1; \
 	$(PYTEST) -m long tests/python || status=1; \
 	exit $$status
+
+# Seeds from the date, so that every night tries others; NIGHT_FIRST=N repeats those of a night.
+NIGHT_FIRST ?= $(shell date +%Y%m%d)00000
+NIGHT_SIMULATED ?= 10000
+NIGHT_REAL ?= 300
+test-night: build-tests
+	@$(PYTHON) tests/night/night.py --first $(NIGHT_FIRST) --simulated $(NIGHT_SIMULATED) \
+	  --real $(NIGHT_REAL) --stores --jobs $(JOBS)
 
 # About 20 minutes, and as many as pip needs to make the environments once; DRIFTLESS_VLLM_PYTHON,
 # DRIFTLESS_VLLM_OLDER_PYTHON and DRIFTLESS_SGLANG_PYTHON name some that are there.

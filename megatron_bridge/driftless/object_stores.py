@@ -164,7 +164,7 @@ def _open_hugging_face(rest: str) -> ObjectStore:
         raise ValueError("road.url: expected hf://user/bucket/prefix")
     prefix = prefix.strip("/")
     if {".", ".."} & set(unquote(f"{user}/{bucket}/{prefix}").split("/")) or "//" in prefix:
-        raise ValueError(f"road.url: hf://{user}/{bucket}/{prefix}: '.', '..' or an empty part in a path")
+        raise ValueError(f"road.url: '{rest}' has '.', '..' or an empty part in its path")
     return HuggingFaceBucket(f"{user}/{bucket}", prefix)
 
 

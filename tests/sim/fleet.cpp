@@ -21,11 +21,14 @@ class Fleet {
     world_.call_fault_rate = random_.chance(0.6) ? 0.05 : 0;
     if (random_.chance(0.3)) world_.disk.error_rate = 0.002;
     choose_layout();
+    contracts_ = options.contracts;
+    world_.loader_breaks = contracts_.failed_undo;
+    world_.rolls_back = contracts_.rollbacks;
     add_rollouts(options);
   }
 
   FleetResult run() {
-    trainers_.push_back(new_trainer(small_weights(seed_)));
+    trainers_.push_back(new_trainer(model_weights(seed_, seed_)));
     simulation_.start("operator", [this](Process&) { operate(); });
     simulation_.run([this](const Process& ran) { check(ran); });
     FleetResult result;
@@ -63,6 +66,10 @@ class Fleet {
     if (random_.chance(0.5)) add("some0", Holds::kSome, 0);
     if (random_.chance(0.3)) add("some1", Holds::kSome, 1);
     if (random_.chance(0.6)) add("checkpoint", Holds::kCheckpoint, 0);
+    if (world_.layout != DirectoryLayout::kHfDelta && random_.chance(0.3)) {
+      add("loader", Holds::kLoader, 0);
+      world_.plain_deltas = true;
+    }
     engines_.push_back(std::make_unique<Engine>(world_, "engine0"));
     if (random_.chance(0.3)) engines_.push_back(std::make_unique<Engine>(world_, "engine1"));
     std::vector<Engine*> driven;
@@ -100,6 +107,7 @@ class Fleet {
   void start_rollout(Rollout& rollout);
   void new_run();
   void second_trainer();
+  void other_run();
   void damage_road();
   void make_whole();
   void stop_all();
@@ -115,6 +123,8 @@ class Fleet {
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<ToldEngine> told_;  // null: there is none
   std::vector<std::unique_ptr<Trainer>> trainers_;
+  std::unique_ptr<Trainer> stranger_;  // of another run; null: none came yet
+  Contracts contracts_;
 };
 
 void Fleet::operate() {
@@ -141,7 +151,7 @@ void Fleet::start_engines() {
 void Fleet::disturb() {
   Rollout& rollout = any_rollout();
   Engine& engine = *engines_[random_.below(engines_.size())];
-  switch (random_.below(20)) {
+  switch (random_.below(22)) {
     case 0: return kill(trainer().process());
     case 1: return kill(rollout.process());
     case 2:
@@ -175,6 +185,7 @@ void Fleet::disturb() {
     case 16:
       if (told_) told_->restart_server(trainer().base());
       return;
+    case 17: return other_run();
     default:
       if (!agent_->running()) agent_->start();
       return;
@@ -195,6 +206,14 @@ void Fleet::start_rollout(Rollout& rollout) {
   if (random_.chance(0.2)) from = StartsFrom::kNothing;
   if (random_.chance(0.1)) from = StartsFrom::kAnotherBase;
   if (rollout.holds() == Holds::kCheckpoint && random_.chance(0.8)) from = StartsFrom::kWhatIsThere;
+  if (contracts_.stored_claims && trainer().published() && random_.chance(0.15) &&
+      (rollout.holds() == Holds::kAll || rollout.holds() == Holds::kSome)) {
+    const VersionId id = *trainer().published();
+    StoredClaim claim{id, world_.truth.of(id.run, id.version).back().weights};
+    if (random_.chance(0.5)) claim.weights = trained_weights(std::move(claim.weights), 78);
+    simulation_.trace(concat(rollout.name(), " starts with a claim of version ", id.version));
+    return rollout.start(trainer().base(), StartsFrom::kClaim, std::move(claim));
+  }
   rollout.start(trainer().base(), from);
 }
 
@@ -208,7 +227,8 @@ void Fleet::new_run() {
   world_.disk.remove(kRoad);
   ++world_.wipes;
   world_.road_is_damaged = false;
-  const Weights base = random_.chance(0.5) ? trainer().base() : small_weights(random_.word());
+  const Weights base =
+      random_.chance(0.5) ? trainer().base() : model_weights(seed_, random_.word());
   // A call that is still on its way names a directory, not a run: the operator waits for it, or
   // starts the engine anew, as docs/operate/notify.md asks. A checkpoint that was patched is of the
   // old run.
@@ -226,6 +246,20 @@ void Fleet::second_trainer() {
   if (random_.chance(0.8)) world_.disk.remove(concat(kRoad, "/.driftless-publisher.lock"));
   trainers_.push_back(new_trainer(trainer().base()));
   trainer().start(100);
+}
+
+// A trainer of another run, by mistake in the same directory. What it is told, or publishes, is its
+// own; the trainer of before goes on later.
+void Fleet::other_run() {
+  if (world_.hub != nullptr || told_ || (stranger_ && stranger_->running())) return;
+  simulation_.trace("a trainer of another run in the same directory");
+  if (random_.chance(0.7) && trainer().process() != nullptr) {
+    simulation_.kill(*trainer().process());
+  }
+  const std::uint64_t shape = random_.chance(0.2) ? random_.word() : seed_;
+  stranger_ = std::make_unique<Trainer>(world_, "stranger", model_weights(shape, random_.word()),
+                                        nullptr);
+  stranger_->start(3);
 }
 
 void Fleet::damage_road() {
@@ -248,6 +282,7 @@ void Fleet::stop_all() {
   for (const auto& trainer : trainers_) {
     if (trainer->process() != nullptr) simulation_.kill(*trainer->process());
   }
+  if (stranger_) simulation_.kill(*stranger_->process());
   for (const auto& rollout : rollouts_) {
     if (rollout->process() != nullptr) simulation_.kill(*rollout->process());
   }
@@ -258,6 +293,7 @@ void Fleet::stop_all() {
   if (told_ && told_->server() != nullptr) simulation_.kill(*told_->server());
   const auto running = [this] {
     return agent_->running() || (told_ && told_->running()) ||
+           (stranger_ && stranger_->running()) ||
            std::ranges::any_of(trainers_, [](const auto& one) { return one->running(); }) ||
            std::ranges::any_of(rollouts_, [](const auto& one) { return one->running(); }) ||
            std::ranges::any_of(engines_, [](const auto& one) { return one->running(); });

@@ -26,7 +26,21 @@ struct FleetResult {
   std::uint64_t commits = 0, versions = 0;  // so that a simulation of nothing does not pass
 };
 
+// What the product must hold, and what a seed therefore may try. One that is off here is not kept
+// yet; `sim_night --contracts all` tries it all the same.
+struct Contracts {
+  // A version that a receiver is said to hold when it opens is proven, or the receiver refuses.
+  bool stored_claims = false;
+  // A loader that fails, and cannot undo it, leaves no version.
+  bool failed_undo = false;
+  // A full version taken back does not bring back a foreign write as a version.
+  bool rollbacks = false;
+
+  [[nodiscard]] static Contracts all() { return {true, true, true}; }
+};
+
 struct SeedOptions {
+  Contracts contracts = {};
   bool liar = false;  // a worker that claims what it does not hold is among them
 };
 

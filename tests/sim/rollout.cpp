@@ -6,6 +6,7 @@
 
 #include "formats/checkpoint.h"
 #include "formats/safetensors.h"
+#include "sim/loader_target.h"
 #include "sim/slice_worker.h"
 #include "sim/step_road.h"
 
@@ -20,12 +21,12 @@ constexpr const char* kShard = "/checkpoint/model.safetensors";
 Rollout::Rollout(World& world, std::string name, Holds holds, unsigned part)
     : world_(world), name_(std::move(name)), holds_(holds), part_(part) {}
 
-void Rollout::start(const Weights& base, StartsFrom from) {
-  process_ = world_.simulation.start(name_, [this, base, from](Process& process) {
+void Rollout::start(const Weights& base, StartsFrom from, StoredClaim claim) {
+  process_ = world_.simulation.start(name_, [this, base, from, claim](Process& process) {
     Life life;
     life.process = &process;
     life_ = &life;
-    const Status ended = run(life, base, from);
+    const Status ended = run(life, base, from, claim);
     world_.simulation.trace(concat(name_, " ends: ", ended.to_string()));
     if (life_ == &life) life_ = nullptr;
   });
@@ -36,9 +37,9 @@ void Rollout::start(const Weights& base, StartsFrom from) {
   };
 }
 
-Status Rollout::run(Life& life, const Weights& base, StartsFrom from) {
+Status Rollout::run(Life& life, const Weights& base, StartsFrom from, const StoredClaim& claim) {
   DRIFTLESS_RETURN_IF_ERROR(make_road(life));
-  DRIFTLESS_RETURN_IF_ERROR(make_target(life, base, from));
+  DRIFTLESS_RETURN_IF_ERROR(make_target(life, base, from, claim));
   ReceiverOptions options;
   options.id = name_;
   options.threads = 1;
@@ -80,8 +81,10 @@ Status Rollout::make_road(Life& life) {
   return {};
 }
 
-Status Rollout::make_target(Life& life, const Weights& base, StartsFrom from) {
+Status Rollout::make_target(Life& life, const Weights& base, StartsFrom from,
+                            const StoredClaim& claim) {
   Weights there = from == StartsFrom::kAnotherBase ? trained_weights(base, 77) : base;
+  if (from == StartsFrom::kClaim) there = claim.weights;
   const WeightLayout layout = layout_of(there);
   const bool nothing = from == StartsFrom::kNothing;
   if (holds_ == Holds::kCheckpoint) {
@@ -98,13 +101,21 @@ Status Rollout::make_target(Life& life, const Weights& base, StartsFrom from) {
                                                  nothing ? std::nullopt : std::optional(digest)));
     return {};
   }
+  if (holds_ == Holds::kLoader) {
+    DRIFTLESS_ASSIGN_OR_RETURN(life.target,
+                               make_loader_target(world_, layout, life.memory,
+                                                  nothing ? std::nullopt : std::optional(digest)));
+    return {};
+  }
   std::vector<std::byte*> data = pointers(life.memory);
+  static std::byte no_bytes;  // of a tensor without elements, which is held all the same
+  for (std::byte*& each : data) each = each == nullptr ? &no_bytes : each;
   for (std::size_t i = 0; i < data.size(); ++i) {
     if (holds_ == Holds::kSome && !has_tensor(i)) data[i] = nullptr;
   }
   DRIFTLESS_ASSIGN_OR_RETURN(
       life.target, make_memory_target(layout, std::move(data),
-                                      nothing ? std::nullopt : std::optional(VersionId{}), 1));
+                                      nothing ? std::nullopt : std::optional(claim.id), 1));
   return {};
 }
 
@@ -114,6 +125,7 @@ Status Rollout::follow(Life& life) {
   while (!world_.ending && failures < 20) {
     DRIFTLESS_RETURN_IF_ERROR(simulation.step());
     Result<bool> staged = false;
+    life.scribbled_since_staging = false;
     simulation.within(kStageWait + kFetchDeadline + kReportDeadline, "stage()",
                       [&] { staged = life.receiver->stage(Deadline::after(kStageWait)); });
     if (!staged.ok()) {
@@ -127,6 +139,10 @@ Status Rollout::follow(Life& life) {
     if (*staged) {
       const Status committed = commit(life);
       if (!committed.ok()) ++failures;
+      if (committed.ok() && world_.rolls_back && world_.random.chance(0.05)) {
+        const Status back = roll_back(life);
+        simulation.trace(concat(name_, " rollback: ", back.to_string()));
+      }
     } else if (world_.random.chance(0.3)) {
       const Status ignored = life.receiver->report();
     }
@@ -149,10 +165,20 @@ Status Rollout::commit(Life& life) {
   if (!report.ok()) return report.status();
   ++world_.commits;
   if (restored) life.restored = false;
+  if (report->anchor && !life.scribbled_since_staging) life.scribbled = false;
   if (name_ == world_.liar && !life.memory.empty()) {
     life.memory.begin()->second.bytes[0] ^= std::byte{1};
   }
   return {};
+}
+
+// The last version is taken back: what is served then is the one before, or nothing.
+Status Rollout::roll_back(Life& life) {
+  life.committing = true;
+  const Status back = life.receiver->rollback();
+  life.committing = false;
+  if (!life.receiver->state().valid) life.serving = false;
+  return back;
 }
 
 std::optional<VersionId> Rollout::claim() const {
@@ -193,7 +219,10 @@ bool Rollout::holds_exactly(const Life& life, const Weights& weights) const {
     if (!checkpoint.ok() || checkpoint->layout().size() != weights.size()) return false;
     for (std::size_t i = 0; i < checkpoint->layout().size(); ++i) {
       const TensorView view = checkpoint->tensor(i);
-      if (!std::ranges::equal(view.bytes(), weights.at(view.spec->name).bytes)) return false;
+      const auto known = weights.find(view.spec->name);
+      if (known == weights.end() || !std::ranges::equal(view.bytes(), known->second.bytes)) {
+        return false;
+      }
     }
     return true;
   }
@@ -202,6 +231,7 @@ bool Rollout::holds_exactly(const Life& life, const Weights& weights) const {
   for (const auto& [name, tensor] : expected) {
     const bool held = holds_ != Holds::kSome || has_tensor(index);
     ++index;
+    if (!life.memory.contains(name)) return false;
     if (held && life.memory.at(name).bytes != tensor.bytes) return false;
   }
   return true;
@@ -210,14 +240,15 @@ bool Rollout::holds_exactly(const Life& life, const Weights& weights) const {
 bool Rollout::scribble() {
   if (life_ == nullptr || life_->committing || life_->receiver == nullptr) return false;
   if (holds_ == Holds::kCheckpoint) {
-    life_->scribbled = true;
+    life_->scribbled = life_->scribbled_since_staging = true;
     return disk_.damage(kShard, world_.random);
   }
   auto tensor = life_->memory.begin();
   std::advance(tensor, static_cast<std::ptrdiff_t>(world_.random.below(life_->memory.size())));
   std::vector<std::byte>& bytes = tensor->second.bytes;
+  if (bytes.empty()) return false;
   bytes[world_.random.below(bytes.size())] ^= static_cast<std::byte>(1 + world_.random.below(255));
-  life_->scribbled = true;
+  life_->scribbled = life_->scribbled_since_staging = true;
   return true;
 }
 

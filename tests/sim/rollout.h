@@ -18,18 +18,25 @@ enum class Holds {
   kSome,        // the same without some of them
   kSlice,       // a rank's half of every tensor, through maps
   kCheckpoint,  // a directory on a disk of its own
+  kLoader,      // tensors in memory, one of them written by an engine's loader
 };
 
 // What a rollout starts from.
-enum class StartsFrom { kBase, kNothing, kAnotherBase, kWhatIsThere };
+enum class StartsFrom { kBase, kNothing, kAnotherBase, kWhatIsThere, kClaim };
+
+// A version that somebody wrote down, and weights that are said to be it.
+struct StoredClaim {
+  VersionId id;
+  Weights weights;
+};
 
 class Rollout {
  public:
   // `part`: which half of the tensors, or of their rows.
   Rollout(World& world, std::string name, Holds holds, unsigned part);
 
-  // `base` is what the operator believes the run to start from.
-  void start(const Weights& base, StartsFrom from);
+  // `base` is what the operator believes the run to start from; `claim` is used with kClaim.
+  void start(const Weights& base, StartsFrom from, StoredClaim claim = {});
   [[nodiscard]] bool running() const { return process_ != nullptr && process_->fibers > 0; }
   [[nodiscard]] Process* process() { return process_.get(); }
   [[nodiscard]] SimDisk& disk() { return disk_; }
@@ -58,15 +65,18 @@ class Rollout {
     std::unique_ptr<Receiver> receiver;
     bool serving = false;
     bool committing = false;
-    bool scribbled = false;  // where a delta need not look: until the next start
+    // A byte was written where a delta need not look: until a full version that was staged later,
+    // or the next start.
+    bool scribbled = false, scribbled_since_staging = false;
     bool restored = false;   // until the next commit, which must look
   };
 
-  Status run(Life& life, const Weights& base, StartsFrom from);
+  Status run(Life& life, const Weights& base, StartsFrom from, const StoredClaim& claim);
   Status make_road(Life& life);
-  Status make_target(Life& life, const Weights& base, StartsFrom from);
+  Status make_target(Life& life, const Weights& base, StartsFrom from, const StoredClaim& claim);
   Status follow(Life& life);
   Status commit(Life& life);
+  Status roll_back(Life& life);
   [[nodiscard]] bool holds_exactly(const Life& life, const Weights& weights) const;
   [[nodiscard]] bool has_tensor(std::size_t index) const { return index % 2 == part_; }
 

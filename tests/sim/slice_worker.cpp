@@ -8,14 +8,24 @@
 
 namespace driftless::testing {
 
+namespace {
+
+// Halves; what cannot be cut is on both ranks.
+HeldRun piece_of(std::uint64_t units, unsigned part) {
+  if (units < 2) return {0, units};
+  return part == 0 ? HeldRun{0, units / 2} : HeldRun{units / 2, units - units / 2};
+}
+
+}  // namespace
+
 Weights half_of(const Weights& weights, unsigned part) {
   Weights halves;
   for (const auto& [name, tensor] : weights) {
-    TestTensor half{tensor.dtype, tensor.shape, {}};
-    half.shape[0] /= 2;
-    const auto middle = tensor.bytes.begin() + static_cast<std::ptrdiff_t>(tensor.bytes.size() / 2);
-    half.bytes.assign(part == 0 ? tensor.bytes.begin() : middle,
-                      part == 0 ? middle : tensor.bytes.end());
+    const std::uint64_t unit = unit_bytes(tensor.dtype);
+    const HeldRun held = piece_of(tensor.bytes.size() / unit, part);
+    const auto begin = tensor.bytes.begin() + static_cast<std::ptrdiff_t>(held.first * unit);
+    TestTensor half{tensor.dtype, {held.count}, {}};
+    half.bytes.assign(begin, begin + static_cast<std::ptrdiff_t>(held.count * unit));
     halves[name] = std::move(half);
   }
   return halves;
@@ -27,15 +37,16 @@ Result<std::unique_ptr<WeightTarget>> make_slice_target(const WeightLayout& layo
   MappedParts parts;
   parts.layout = layout;
   for (std::uint32_t i = 0; i < layout.size(); ++i) {
-    const std::uint64_t units = layout[i].units() / 2;
+    const HeldRun held = piece_of(layout[i].units(), part);
+    if (held.count == 0) continue;
     WeightMap map;
     map.tensor = i;
     map.data = memory.at(layout[i].name).bytes.data();
     map.unit_bytes = unit_bytes(layout[i].dtype);
     map.parameter = layout[i].name;
     DRIFTLESS_ASSIGN_OR_RETURN(map.map,
-                               StridedMap::make({part * units, {units}, {1}}, layout[i].units(),
-                                                {0, {units}, {1}}, units));
+                               StridedMap::make({held.first, {held.count}, {1}}, layout[i].units(),
+                                                {0, {held.count}, {1}}, held.count));
     parts.maps.push_back(std::move(map));
   }
   MappedOptions options;

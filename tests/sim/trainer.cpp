@@ -64,7 +64,8 @@ void Trainer::start(std::uint64_t steps) {
   ranks->options.keep_versions = random.below(4);
   const std::array encodings{Encoding::kIndices, Encoding::kDeltas, Encoding::kDeltasZstd,
                              Encoding::kCompact};
-  const bool frames = world_.layout == DirectoryLayout::kFrames;  // others know no `compact`
+  // Other layouts know no `compact`.
+  const bool frames = world_.layout == DirectoryLayout::kFrames && !world_.plain_deltas;
   ranks->options.encoding = encodings[random.below(encodings.size() - (frames ? 0 : 1))];
   ranks->options.layout = world_.layout;
   if (world_.layout == DirectoryLayout::kHfDelta) {
@@ -123,7 +124,7 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
   DRIFTLESS_RETURN_IF_ERROR(failed);
   const Hash128 run = publisher->version().run;
   if (rank == 0) {
-    world_.truth.add(run, 0, base_);
+    if (!publisher->resumed()) world_.truth.add(run, 0, base_);  // else it is what it was
     simulation.trace(concat(name_, " publishes run ", to_hex(run).substr(0, 6), " from version ",
                             publisher->version().version));
   }

@@ -2,6 +2,7 @@
 // What was published: the weights of every version that a publisher tried to seal.
 #pragma once
 
+#include <array>
 #include <map>
 #include <set>
 #include <tuple>
@@ -45,14 +46,34 @@ class Truth {
   std::vector<KnownWeights> bases_;
 };
 
-// Small enough that thousands of versions take no time; every tensor can be halved by rows.
-inline Weights small_weights(std::uint64_t seed) {
-  std::mt19937_64 random(seed);
+// A copy of the first tensor under another name, as models store tied weights.
+inline constexpr const char* kTiedFrom = "a.embed.weight";
+inline constexpr const char* kTied = "z.lm_head.weight";
+
+// A model that `shape` decides, with bits that `values` decides. Small enough that thousands of
+// versions take no time: matrices with odd sides, vectors, scalars, tensors without elements, of
+// many types; the first one has elements.
+inline Weights model_weights(std::uint64_t shape, std::uint64_t values) {
+  constexpr std::array kTypes{DType::kBF16, DType::kBF16,   DType::kBF16, DType::kF32,
+                              DType::kF16,  DType::kF8E4M3, DType::kI64,  DType::kU8,
+                              DType::kF64,  DType::kI32};
+  std::mt19937_64 form(shape), bits(values);
   Weights weights;
-  weights["a.up.weight"] = random_tensor(DType::kBF16, {6, 5}, random);
-  weights["b.down.weight"] = random_tensor(DType::kF32, {4, 3}, random);
-  weights["c.scale"] = random_tensor(DType::kF8E4M3, {8}, random);
-  weights["d.norm.weight"] = random_tensor(DType::kBF16, {4}, random);
+  weights[kTiedFrom] = random_tensor(DType::kBF16, {1 + form() % 7, 1 + form() % 6}, bits);
+  const std::uint64_t more = 2 + form() % 4;
+  for (std::uint64_t i = 0; i < more; ++i) {
+    std::vector<std::uint64_t> sides;
+    switch (form() % 6) {
+      case 0: sides = {1 + form() % 9}; break;
+      case 1: break;  // a scalar
+      case 2: sides = {form() % 3, 3, 1 + form() % 2}; break;
+      default: sides = {1 + form() % 6, 1 + form() % 5}; break;
+    }
+    const DType type = kTypes[form() % kTypes.size()];
+    weights[concat("b.", i, ".weight")] = random_tensor(type, std::move(sides), bits);
+  }
+  weights["c.norm.weight"] = random_tensor(DType::kBF16, {4}, bits);
+  if (form() % 4 == 0) weights[kTied] = weights[kTiedFrom];
   return weights;
 }
 
@@ -61,12 +82,13 @@ inline Weights trained_weights(Weights weights, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   const bool dense = random() % 12 == 0;
   for (auto& [name, tensor] : weights) {
-    if (random() % 4 == 0) continue;
+    if (random() % 4 == 0 || tensor.bytes.empty()) continue;
     const std::size_t flips = dense ? tensor.bytes.size() : 1 + random() % 3;
     for (std::size_t i = 0; i < flips; ++i) {
       tensor.bytes[random() % tensor.bytes.size()] ^= static_cast<std::byte>(1 + random() % 255);
     }
   }
+  if (weights.contains(kTied)) weights[kTied] = weights[kTiedFrom];
   return weights;
 }
 

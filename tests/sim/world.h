@@ -66,6 +66,9 @@ struct World {
   bool road_is_damaged = false;
   std::uint64_t versions = 0, commits = 0;  // that went well
   std::uint64_t wipes = 0;                  // how often the road's directory was emptied
+  // What a seed may try, of contracts that the product may not keep yet (fleet.h).
+  bool loader_breaks = false, rolls_back = false;
+  bool plain_deltas = false;  // a loader is there: it takes no changes of bits
   // The worker of this name claims a version that it does not hold: the check must find it.
   std::string liar;
 };
