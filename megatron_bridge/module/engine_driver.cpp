@@ -243,7 +243,9 @@ std::string call_sglang(const std::string& url, const std::string& path,
   return take(without_gil([&]() -> Result<std::string> {
     if (body) {
       DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(*body, path));
-      DRIFTLESS_RETURN_IF_ERROR(sglang_post(link, path, said, true));
+      const bool loads = path == "/update_weights_from_disk";
+      DRIFTLESS_RETURN_IF_ERROR(loads ? sglang_load(link, said)
+                                      : sglang_post(link, path, said, true));
       return std::string();
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, link.get(path, true));

@@ -120,7 +120,7 @@ class SglangDiskTransport final : public DiskTransport {
                        {"weight_version", std::to_string(version.version)},
                        {"flush_cache", false},  // with requests it fails, although it was loaded
                        {"abort_all_requests", false}};
-    return sglang_post(link_, "/update_weights_from_disk", body, true).with_context(directory);
+    return sglang_load(link_, body).with_context(directory);
   }
 
   // A tensor of another shape ends the server. An update leaves the shapes as they were at its

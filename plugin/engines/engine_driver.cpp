@@ -353,8 +353,9 @@ Status EngineDriver::check_same_run(const std::vector<RankReply>& replies) const
   for (const RankReply& reply : replies) {
     if (reply.holds.run.empty() || reply.holds.run == goal_.run) continue;
     return error(StatusCode::kWrongRun, "rank ", reply.rank, " holds ", to_string(reply.holds),
-                 ", and is to follow run ", goal_.run, ": set agent.take_over: ", goal_.run,
-                 " to hand the engine to that run by a full version, or restart the engine");
+                 ", of another run than ", goal_.run, ": set agent.take_over: ", goal_.run,
+                 " to hand the engine to that run by a full version, or restart the engine; it is "
+                 "left as it is");
   }
   return {};
 }

@@ -14,6 +14,9 @@ namespace driftless {
 // SGLang's: ok if it was answered with 2xx and does not say "success": false.
 [[nodiscard]] Status sglang_post(const EngineLink& link, std::string_view path, const Json& body,
                                  bool must);
+// Its /update_weights_from_disk, until every tensor-parallel rank has ended it. SGLang answers when
+// the first rank has: another one may still read the files, and does not say if it finds them gone.
+[[nodiscard]] Status sglang_load(const EngineLink& link, const Json& body);
 // What /server_info tells of the process; empty: nothing that another process would not tell, too.
 [[nodiscard]] std::string sglang_process(const Json& server_info);
 

@@ -248,6 +248,16 @@ Status sglang_post(const EngineLink& link, std::string_view path, const Json& bo
   return error(StatusCode::kIo, path, ": the engine refused: ", reply.words);
 }
 
+Status sglang_load(const EngineLink& link, const Json& body) {
+  DRIFTLESS_RETURN_IF_ERROR(sglang_post(link, "/update_weights_from_disk", body, true));
+  // The ranks meet in both. A session that somebody left open is not begun, and ended all the same.
+  const Json none = Json::object();
+  const Status begun = known_call(sglang_post(link, "/begin_weight_update", none, true));
+  if (begun.code() == StatusCode::kUnsupported) return {};  // an older release: nothing tells
+  return sglang_post(link, "/end_weight_update", none, true)
+      .with_context("waiting until all ranks have loaded it");
+}
+
 EngineAnswer sglang_server_call(const EngineLink& link, const EngineCall& call) {
   const Json none = Json::object();
   switch (call.op) {

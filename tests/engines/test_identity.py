@@ -61,6 +61,20 @@ def test_its_weights_are_not_taken_for_the_next_runs(outlived, spec):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_a_key_hands_it_to_the_next_run(outlived, spec):
+    """From version 3 of the one to version 2 of the other, by a full version; then it follows."""
+    engine, _, following, start = outlived(spec)
+    following.publisher.publish_anchor()
+    key = f"take_over: '{following.publisher.run}'"
+    agent = start(spec, following, engine, name="second", settings=[key])
+    agent.wait_for(engine, 2)
+    assert_weights(engine, following.model, 2)
+    following.publish()
+    agent.wait_for(engine, 3)
+    assert_weights(engine, following.model, 3)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_an_engine_that_reads_files_loads_all_of_them(outlived, started, place, spec):
     checkpoint = place / f"outlived-{spec}"
     shutil.rmtree(checkpoint, ignore_errors=True)

@@ -241,12 +241,24 @@ class Engine(http.server.ThreadingHTTPServer):
         self.model_path, self.version, self.loaded = str(model_path), "default", []
         self.started = str(model_path)  # SGLang tells it apart from what it was given since
         self.paused, self.calls, self.broken = False, [], {}
+        self.late, self.loading = [], []  # of a second rank, which SGLang does not wait for
         super().__init__(("127.0.0.1", 0), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def load_late(self, path):
+        def load():
+            self.late.append(read_checkpoint(Path(path)) if Path(path).exists() else None)
+
+        self.loading.append(threading.Timer(0.5, load))
+        self.loading[-1].start()
+
+    def meet(self):
+        for each in self.loading:
+            each.join()
 
     def load(self, path):
         tensors = read_checkpoint(Path(path))
@@ -294,7 +306,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path == "/update_weights_from_disk":
             assert engine.paused
             engine.load(body["model_path"])
+            engine.load_late(body["model_path"])
             engine.model_path, engine.version = body["model_path"], body["weight_version"]
+        if path in ("/begin_weight_update", "/end_weight_update"):
+            engine.meet()
         if path == "/update_weight_version":
             engine.version = body["new_version"]
         return self.reply({"success": True, "results": [None], "message": "done"})
@@ -385,6 +400,23 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
     (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
     assert rollout["version"] == 2
     assert finish(agent, 60).returncode == 1
+
+
+def test_files_stay_as_they_are_until_every_rank_has_read_them(work, name):
+    """SGLang answers when its first rank has loaded; another one comes later."""
+    history = make_run(work / "run", np.random.default_rng(18), 4)
+    engine = Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("sglang", engine), **{"keep_versions": "20"})
+    trainer = replay(host, work / "run", "--interval-ms", 50)
+    assert ended(host.start_agent(), 60)["engines"][0]["version"] == 4
+    assert finish(trainer).returncode == 0
+    engine.meet()
+    assert None not in engine.late, "the files were gone"
+    held = {}
+    for tensors in engine.late:
+        held |= tensors
+        assert held in history, "parts of two versions"
+    assert held == history[-1]
 
 
 def test_a_server_whose_last_directory_is_gone_is_updated(work, name):

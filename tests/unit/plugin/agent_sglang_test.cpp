@@ -34,7 +34,9 @@ class SglangFiles {
           }
           if (path == "/server_info") {
             const nlohmann::json took = {{"scheduler_e2e", started}};
-            return {200, nlohmann::json{{"tp_size", 1}, {"startup_time", took}}.dump(), {}, ""};
+            const nlohmann::json info = {
+                {"model_path", "/served"}, {"tp_size", 1}, {"startup_time", took}};
+            return {200, info.dump(), {}, ""};
           }
           if (path == "/pause_generation") paused = true;
           if (path == "/continue_generation") paused = false;
@@ -43,6 +45,7 @@ class SglangFiles {
             if (refuses) return {400, R"({"success":false,"message":"no"})", {}, ""};
             const auto body = nlohmann::json::parse(request.body);
             loaded.push_back(body.at("model_path"));
+            model_path = loaded.back();
             version = body.at("weight_version");
           }
           return {200, R"({"success":true,"message":"done"})", {}, ""};
