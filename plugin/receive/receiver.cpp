@@ -133,6 +133,7 @@ class FollowingReceiver final : public Receiver {
     const bool not_there =
         fetched.status().code() == StatusCode::kMismatch;  // an agent left it out
     stranded_ = fetched.status().code() == StatusCode::kWrongBase ||
+                fetched.status().code() == StatusCode::kCorrupt ||  // and no anchor leads past it
                 (not_there && misfits_ >= kMisfitsBeforeFull);
     if (stranded_) const Status told = report();
     if (not_there) note_misfit(fetched.status());
@@ -304,10 +305,11 @@ class FollowingReceiver final : public Receiver {
                  to_hex(base_digest_), "; send a full version");
   }
 
-  // A delta that does not fit the weights. Once it may be the fetched bytes; then it is the
-  // weights, or the version itself, and only a full one helps.
+  // A delta that does not fit the weights, or itself. Once it may be the fetched bytes; then it is
+  // the weights, or the version itself, and only a full one helps.
   void note_misfit(const Status& status) {
-    if (status.code() == StatusCode::kMismatch || status.code() == StatusCode::kWrongBase) {
+    if (status.code() == StatusCode::kMismatch || status.code() == StatusCode::kWrongBase ||
+        status.code() == StatusCode::kCorrupt) {
       ++misfits_;
     }
   }
@@ -341,7 +343,7 @@ class FollowingReceiver final : public Receiver {
   std::string needs_;               // the same, as reported
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
-  bool stranded_ = false;  // neither the next version nor an anchor is there
+  bool stranded_ = false;  // neither the next version nor an anchor is there, undamaged
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of what is staged
