@@ -381,7 +381,8 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
 
 void Relay::pass_damaged(std::uint64_t anchor) {
   if (!damaged_ || anchor < *damaged_) return;
-  version_ = std::max(version_, anchor);
+  // Workers look for anchors when they see a version: the anchor's own goes down, too.
+  version_ = std::max(version_, anchor > *damaged_ ? anchor - 1 : anchor);
   started_ = true;
   damaged_.reset();
 }

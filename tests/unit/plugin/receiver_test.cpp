@@ -292,6 +292,28 @@ TEST_F(ReceiverTest, AnAnchorThatIsDamagedTooIsTold) {
   EXPECT_TRUE(same(held_, run_.weights[2]));
 }
 
+// Its parts have the hashes that the manifest says, and a tensor that it does not list.
+TEST_F(ReceiverTest, AnAnchorLeadsPastAVersionThatContradictsItself) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  Publication made = run_.step(1);
+  const auto odd = std::ranges::find_if(made.manifest.tensors, [&](const ManifestTensor& tensor) {
+    return run_.layout[*run_.layout.find(tensor.name)].size_bytes > 0;
+  });
+  ASSERT_NE(odd, made.manifest.tensors.end());
+  made.manifest.tensors.erase(odd);
+  --made.manifest.changed_tensors;
+  send(*sender_, made);
+  EXPECT_EQ(update().status().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(update().status().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase);
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  publish(2, 2);
+  send(*sender_, run_.anchor(2));
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[2]));
+}
+
 TEST_F(ReceiverTest, ReturnsOtherFailuresAtOnce) {
   announce();
   publish(1, 1);
