@@ -46,7 +46,7 @@ struct HostKernels {
   Diff* diff;
   // diff() whose new side is read through a conversion that narrows (kF32ToBF16, kF32ToF16), as an
   // optimizer writes its weights: units of 2 bytes, new values of 4. `values` get what is
-  // converted.
+  // converted. A NaN always differs, since nobody can tell which bits the optimizer writes for it.
   using DiffCast = std::uint32_t(const void* old_units, const void* new_values, std::uint32_t count,
                                  ValueCast cast, std::uint32_t* offsets, void* values,
                                  void* old_values);

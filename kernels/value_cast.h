@@ -3,7 +3,8 @@
 // tensors of two types. Widening keeps every value, NaN payloads included (a signalling NaN of
 // float16 becomes quiet, as processors make it). Narrowing rounds to nearest, ties to even; a NaN
 // becomes the type's quiet NaN, of the same sign in float16. Of NaNs other than from bfloat16 to
-// float32 torch itself gives different bits, by processor and by the tensor's strides.
+// float32 torch itself gives different bits, by processor and by the tensor's strides: who needs
+// the bits that it wrote reads them there (HostKernels::diff_cast()).
 #pragma once
 
 #include <cstdint>
@@ -57,8 +58,16 @@ enum class ValueCast : std::uint8_t {
   return sign | ((113 - shift) << 23) | ((fraction & 0x3ffU) << 13);
 }
 
+[[nodiscard]] constexpr bool is_nan_f32(std::uint32_t bits) {
+  return (bits & 0x7fffffffU) > 0x7f800000U;
+}
+// Of a bfloat16 or a float16.
+[[nodiscard]] constexpr bool is_nan_16(DType dtype, std::uint16_t bits) {
+  return (bits & 0x7fffU) > (dtype == DType::kBF16 ? 0x7f80U : 0x7c00U);
+}
+
 [[nodiscard]] constexpr std::uint16_t bf16_of_f32(std::uint32_t bits) {
-  if ((bits & 0x7fffffffU) > 0x7f800000U) return 0x7fc0U;
+  if (is_nan_f32(bits)) return 0x7fc0U;
   return static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
 }
 

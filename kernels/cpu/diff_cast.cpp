@@ -4,20 +4,25 @@
 #include <cstring>
 
 #include "kernels/cpu/baseline.h"
+#include "kernels/reference/operations.h"
 
 namespace driftless::cpu {
 namespace {
 
 constexpr std::uint32_t kPieceUnits = 2048;
 
-void convert(ValueCast cast, const std::byte* from, std::uint32_t count, std::uint16_t* to) {
+// Whether there is a NaN among them.
+bool convert(ValueCast cast, const std::byte* from, std::uint32_t count, std::uint16_t* to) {
   std::uint32_t values[kPieceUnits];  // `from` may lie at any address
   std::memcpy(values, from, std::size_t{count} * sizeof(std::uint32_t));
+  unsigned nan = 0;
+  for (std::uint32_t i = 0; i < count; ++i) nan |= is_nan_f32(values[i]) ? 1U : 0U;
   if (cast == ValueCast::kF32ToBF16) {  // compilers make SIMD code of it
     for (std::uint32_t i = 0; i < count; ++i) to[i] = bf16_of_f32(values[i]);
   } else {
     for (std::uint32_t i = 0; i < count; ++i) to[i] = f16_of_f32(values[i]);
   }
+  return nan != 0;
 }
 
 }  // namespace
@@ -34,11 +39,15 @@ std::uint32_t diff_cast(DiffUnits diff, const void* old_units, const void* new_v
   std::uint32_t found = 0;
   for (std::uint32_t first = 0; first < count;) {
     const std::uint32_t units = std::min(kPieceUnits, count - first);
-    convert(cast, after + std::size_t{first} * sizeof(std::uint32_t), units, converted);
+    const std::byte* const own = after + std::size_t{first} * sizeof(std::uint32_t);
+    const bool nan = convert(cast, own, units, converted);
     const std::size_t to = std::size_t{found} * kUnit;
+    const std::byte* const old_units_here = before + std::size_t{first} * kUnit;
+    std::byte* const old_to = old_out != nullptr ? old_out + to : nullptr;
     const std::uint32_t here =
-        diff(before + std::size_t{first} * kUnit, converted, units, kUnit, offsets + found,
-             out + to, old_out != nullptr ? old_out + to : nullptr);
+        nan ? reference::diff_cast(old_units_here, own, units, cast, offsets + found, out + to,
+                                   old_to)
+            : diff(old_units_here, converted, units, kUnit, offsets + found, out + to, old_to);
     for (std::uint32_t k = found; k < found + here; ++k) offsets[k] += first;
     found += here;
     first += units;

@@ -119,6 +119,11 @@ __device__ __forceinline__ Unit<W> new_unit(const std::byte* new_dev, std::uint3
     return C == ValueCast::kF32ToBF16 ? bf16_of_f32(bits) : f16_of_f32(bits);
   }
 }
+// Whether it is a NaN that is narrowed.
+template <ValueCast C>
+__device__ __forceinline__ bool is_new_nan(const std::byte* new_dev, std::uint32_t at) {
+  return C != ValueCast::kNone && is_nan_f32(reinterpret_cast<const std::uint32_t*>(new_dev)[at]);
+}
 template <ValueCast C>
 __device__ __forceinline__ std::uint32_t narrowed(std::uint32_t first, std::uint32_t second) {
   if constexpr (C == ValueCast::kF32ToBF16) {
@@ -140,6 +145,15 @@ struct NewGroup {
     return {narrowed<C>(words[0].x, words[0].y), narrowed<C>(words[0].z, words[0].w),
             narrowed<C>(words[1].x, words[1].y), narrowed<C>(words[1].z, words[1].w)};
   }
+  // Bit i: unit i is a NaN, which always differs.
+  __device__ __forceinline__ unsigned nans() const {
+    const std::uint32_t bits[8] = {words[0].x, words[0].y, words[0].z, words[0].w,
+                                   words[1].x, words[1].y, words[1].z, words[1].w};
+    unsigned mask = 0;
+#pragma unroll
+    for (unsigned i = 0; i < 8; ++i) mask |= is_nan_f32(bits[i]) ? 1U << i : 0U;
+    return mask;
+  }
 };
 template <>
 struct NewGroup<ValueCast::kNone> {
@@ -149,6 +163,7 @@ struct NewGroup<ValueCast::kNone> {
     words = __ldg(reinterpret_cast<const uint4*>(new_dev) + group);
   }
   __device__ __forceinline__ uint4 units() const { return words; }
+  __device__ __forceinline__ unsigned nans() const { return 0; }
 };
 
 // A tile as the lanes see it, batch by batch: group j of lane l in batch b is group
@@ -184,7 +199,8 @@ struct TileView {
       Mask mask = 0;
 #pragma unroll
       for (unsigned j = 0; j < kBatch; ++j) {
-        mask |= static_cast<Mask>(differing<W>(old_groups[j], new_groups[j].units()))
+        mask |= static_cast<Mask>(differing<W>(old_groups[j], new_groups[j].units()) |
+                                  new_groups[j].nans())
                 << (j * kGroupUnits);
       }
       return mask;
@@ -207,7 +223,8 @@ struct TileView {
       const std::uint32_t first = ((batch * kBatch + j) * 32 + lane) * kGroupUnits;
 #pragma unroll
       for (unsigned i = 0; i < kGroupUnits; ++i) {
-        if (first + i < units && a[first + i] != new_unit<W, C>(new_dev, first + i)) {
+        if (first + i < units && (a[first + i] != new_unit<W, C>(new_dev, first + i) ||
+                                  is_new_nan<C>(new_dev, first + i))) {
           mask |= Mask{1} << (j * kGroupUnits + i);
         }
       }

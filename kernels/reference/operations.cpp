@@ -56,7 +56,7 @@ std::uint32_t diff_cast(const void* old_units, const void* new_values, std::uint
     const std::uint16_t bits =
         cast == ValueCast::kF32ToBF16 ? bf16_of_f32(value) : f16_of_f32(value);
     const std::size_t at = std::size_t{i} * sizeof(bits), to = std::size_t{found} * sizeof(bits);
-    if (std::memcmp(before + at, &bits, sizeof(bits)) == 0) continue;
+    if (!is_nan_f32(value) && std::memcmp(before + at, &bits, sizeof(bits)) == 0) continue;
     offsets[found] = i;
     std::memcpy(out + to, &bits, sizeof(bits));
     if (old_out != nullptr) std::memcpy(old_out + to, before + at, sizeof(bits));

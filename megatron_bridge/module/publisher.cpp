@@ -296,6 +296,17 @@ void bind_publisher(py::module_& module) {
            "tensors(), what the weights become): as many values, of the same type, or float32 that "
            "is rounded to bfloat16 or float16 as it is written. Keeps what changes until a version "
            "has it. May be called several times for a version. Not collective.")
+      .def(
+          "doubt",
+          [](HeldPublisher& held) {
+            held.call([](PublisherSession& session) {
+              session.doubt();
+              return Status();
+            });
+          },
+          "For snapshot: none: weights were written that capture() was not shown. The next "
+          "publish() "
+          "looks at all of them, also with wait=False before it returns. Not collective.")
       .def("request_anchor",
            [](HeldPublisher& held) {
              held.call([](PublisherSession& session) {

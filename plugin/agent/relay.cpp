@@ -97,8 +97,11 @@ Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(there);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_version());
   if (!next) return std::optional<DeliveryReport>();
-  DRIFTLESS_ASSIGN_OR_RETURN(std::optional<DeliveryReport> report, relay(*next));
-  if (!report) return report;
+  Result<std::optional<DeliveryReport>> report = relay(*next);
+  const StatusCode code = report.status().code();
+  if (code == StatusCode::kCorrupt || code == StatusCode::kNotFound) damaged_ = next->version;
+  if (!report.ok() || !*report) return report;
+  damaged_.reset();
   version_ = next->version;
   started_ = true;
   ++unchanged_;
@@ -110,6 +113,7 @@ Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id) {
   const Deadline deadline = Deadline::after(options_.fetch_deadline);
   Backoff backoff(5ms, 500ms);
   Status failure;  // the last one that time might have mended
+  const bool again = is_version(id) && damaged_ == id.version;  // a look at it is enough
   for (;;) {
     Result<DeliveryReport> report = attempt(id, deadline);
     if (report.ok()) {
@@ -128,7 +132,7 @@ Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id) {
         return std::optional<DeliveryReport>();
       }
     }
-    if (late || !backoff.sleep(deadline)) {
+    if (late || again || !backoff.sleep(deadline)) {
       return failure.with_context(
           concat(to_string(id), ": gave up after ", options_.fetch_deadline.count(), " ms"));
     }
@@ -376,6 +380,14 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
   return next.has_value();
 }
 
+void Relay::pass_damaged(std::uint64_t anchor) {
+  if (!damaged_ || anchor < *damaged_) return;
+  // Workers look for anchors when they see a version: the anchor's own goes down, too.
+  version_ = std::max(version_, anchor > *damaged_ ? anchor - 1 : anchor);
+  started_ = true;
+  damaged_.reset();
+}
+
 Result<std::optional<DeliveryReport>> Relay::help() {
   DRIFTLESS_ASSIGN_OR_RETURN(receivers_, down_->receivers());
   listen(receivers_);
@@ -392,6 +404,7 @@ Result<std::optional<DeliveryReport>> Relay::help() {
     const std::optional<std::uint64_t> holds = mirror_->version();
     least = std::max(least.value_or(0), holds ? *holds + 1 : 0);
   }
+  if (damaged_) least = std::max(least.value_or(0), *damaged_);
   wants_anchor_ = false;
   if (!least) return std::optional<DeliveryReport>();
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed,
@@ -402,15 +415,19 @@ Result<std::optional<DeliveryReport>> Relay::help() {
   }
   if (anchor_ && *anchor_ >= *least) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(*anchor_));
+    if (good) pass_damaged(*anchor_);
     if (good) return std::optional<DeliveryReport>();  // it has only to take it
   }
-  const bool newer =
-      newest && newest->version >= *least && (!anchor_ || newest->version > *anchor_);
+  const bool newer = newest && newest->version >= *least &&
+                     (!anchor_ || newest->version > *anchor_) && newest->version != damaged_anchor_;
   if (newer) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(newest->version));
     if (good) {
-      DRIFTLESS_ASSIGN_OR_RETURN(std::optional<DeliveryReport> report, relay(*newest));
-      if (report) anchor_ = newest->version;
+      Result<std::optional<DeliveryReport>> report = relay(*newest);
+      if (report.status().code() == StatusCode::kCorrupt) damaged_anchor_ = newest->version;
+      if (!report.ok() || !*report) return report;
+      anchor_ = newest->version;
+      pass_damaged(*anchor_);
       return report;
     }
   }

@@ -46,11 +46,12 @@ class Relay {
 
   // Waits until a version past its own is there, and relays it. Nothing: the deadline passed, or it
   // is gone already. What is incomplete or damaged is fetched again until fetch_deadline; after any
-  // failure nothing of it is on `down`, and follow() may be called again.
+  // failure nothing of it is on `down`, and follow() may be called again. Past what stays damaged
+  // leads an anchor: help() relays it, or asks for it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> follow(const Deadline& deadline);
 
-  // Looks at what the receivers on `down` say, and relays an anchor if one of them, or the mirror,
-  // needs it.
+  // Looks at what the receivers on `down` say, and relays an anchor if one of them, the mirror or
+  // follow() needs it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> help();
 
   // The newest version relayed; 0: none.
@@ -109,6 +110,7 @@ class Relay {
   void listen(std::span<const ReceiverReport> receivers);
   [[nodiscard]] bool knows_needs() const;
   [[nodiscard]] Result<bool> leads_on(std::uint64_t anchor);
+  void pass_damaged(std::uint64_t anchor);
 
   const RelayOptions options_;
   ReceiveRoad* up_;
@@ -118,6 +120,8 @@ class Relay {
   std::uint64_t version_ = 0;
   bool started_ = false;                 // a version was relayed
   std::optional<std::uint64_t> anchor_;  // relayed last
+  // The next version and the newest anchor, if they stay damaged.
+  std::optional<std::uint64_t> damaged_, damaged_anchor_;
   std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
   UnionNeeds needs_;

@@ -160,7 +160,7 @@ constexpr std::array kKeys = {
     key<Count<0, 1'000'000>, DRIFTLESS_FIELD(publisher.sweep_every)>(
         "capture.sweep_every",
         "snapshot: none: versions from one sweep that proves the captured changes to the next; 0: "
-        "only if changes may be missing. compact: every version"),
+        "only if changes may be missing. compact, hf_delta: every version"),
     key<Count<0, 1024>, DRIFTLESS_FIELD(publisher.threads), DRIFTLESS_FIELD(receiver.threads)>(
         "threads", "Threads of one process; 0: all cores"),
     key<Text, DRIFTLESS_FIELD(road)>("road.kind",

@@ -61,7 +61,7 @@ void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live,
   Stopwatch watch;
   wait_behind();
   // What it finds is what the version finds.
-  static_cast<void>(publisher_->observe(weights, stream));
+  static_cast<void>(publisher_->observe(weights, stream, process_.threads()));
   if (!process_.threads()) {
     behind_ = publish_now(live, true);
     return;

@@ -138,7 +138,8 @@ Result<bool> ReceiverSession::stage(const Deadline& deadline) {
 Result<bool> ReceiverSession::stage_patiently(const Deadline& deadline) {
   Result<bool> staged = stage(deadline);
   const StatusCode code = staged.status().code();
-  if (code != StatusCode::kWrongBase && code != StatusCode::kMismatch) {
+  if (code != StatusCode::kWrongBase && code != StatusCode::kMismatch &&
+      code != StatusCode::kCorrupt) {
     stranded_.reset();
     return staged;
   }

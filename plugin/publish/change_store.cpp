@@ -112,7 +112,11 @@ void ChangeStore::add(ChangeStore& later) {
   later.clear();
 }
 
-void ChangeStore::mark_whole(std::uint32_t number) { blocks_[number].whole = true; }
+void ChangeStore::drop(std::uint32_t number) {
+  blocks_[number].whole = true;
+  release_whole();
+  blocks_[number].whole = false;
+}
 
 DeltaView ChangeStore::delta(std::uint32_t number, std::uint64_t piece) const {
   const OwnBlock& block = blocks_[number];

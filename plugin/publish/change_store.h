@@ -49,7 +49,10 @@ class ChangeStore {
   void release_whole();
   // All of another store of the same blocks, which is empty then.
   void add(ChangeStore& later);
-  void mark_whole(std::uint32_t number);
+  // From any thread.
+  void mark_whole(std::uint32_t number) { std::atomic_ref<bool>(blocks_[number].whole) = true; }
+  // A block as if nothing of it had been added.
+  void drop(std::uint32_t number);
 
   [[nodiscard]] bool whole(std::uint32_t number) const { return blocks_[number].whole; }
   [[nodiscard]] std::uint64_t pieces(std::uint32_t number) const {

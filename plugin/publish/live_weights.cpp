@@ -2,7 +2,7 @@
 #include "plugin/publish/live_weights.h"
 
 #include <algorithm>
-#include <set>
+#include <cstring>
 
 #include "core/parallel.h"
 
@@ -28,6 +28,7 @@ LiveWeights::LiveWeights(Snapshot& snapshot, PublisherDevice* device, std::uint6
     all += snapshot.size_bytes(i);
   }
   limit_bytes_ = std::min(limit_bytes, all);  // more than that is no delta any more
+  rounded_.resize(blocks.size());
   fresh_ = ChangeStore(blocks, limit_bytes_);
   sent_ = ChangeStore(blocks, limit_bytes_);
 }
@@ -88,6 +89,8 @@ Status LiveWeights::compare(std::span<const TensorPair> pairs, void* stream) {
       host_kernels(), pairs, options,
       [this](const DiffPiece& piece) {
         fresh_.add(piece.delta, piece.old_values);
+        const std::uint32_t number = piece.delta.tensor;
+        if (unknown_bits(number, piece.delta.value_bytes())) fresh_.mark_whole(number);
         return Status();
       },
       [](const DiffPiece&) { return Status(); });
@@ -95,14 +98,29 @@ Status LiveWeights::compare(std::span<const TensorPair> pairs, void* stream) {
   return done;
 }
 
+// Torch's bits of a NaN depend on the processor and on the tensor's strides: such a block is read
+// once it is written.
+bool LiveWeights::unknown_bits(std::uint32_t number, std::span<const std::byte> values) const {
+  if (!rounded_[number]) return false;
+  const DType dtype = snapshot_.spec(number).dtype;
+  for (std::size_t at = 0; at < values.size(); at += sizeof(std::uint16_t)) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, values.data() + at, sizeof(bits));
+    if (is_nan_16(dtype, bits)) return true;
+  }
+  return false;
+}
+
 Status LiveWeights::capture(std::span<const NewValues> blocks, void* stream) {
   std::vector<TensorPair> pairs;
+  captured_ = true;
   for (const NewValues& block : blocks) {
     if (places_[block.number].watched) continue;  // publish() sees it
     if (block.memory != snapshot_.memory_kind() && snapshot_.size_bytes(block.number) > 0) {
       return error(StatusCode::kInvalidArgument, "tensor '", snapshot_.spec(block.number).name,
                    "': its new values do not lie in the memory that it lies in");
     }
+    if (block.cast != ValueCast::kNone) rounded_[block.number] = true;
     pairs.push_back({block.number, unit_bytes(snapshot_.spec(block.number).dtype),
                      snapshot_.owned(block.number).place().units, places_[block.number].data,
                      block.data, block.cast});
@@ -110,9 +128,30 @@ Status LiveWeights::capture(std::span<const NewValues> blocks, void* stream) {
   return compare(pairs, stream);
 }
 
-Status LiveWeights::observe(void* stream) {
+Status LiveWeights::observe(void* stream, bool behind) {
   DRIFTLESS_RETURN_IF_ERROR(watch(stream));
-  return on_gpu() ? device_->mark(stream) : Status();
+  if (on_gpu()) DRIFTLESS_RETURN_IF_ERROR(device_->mark(stream));
+  behind_ = behind;
+  seen_.clear();
+  if (!behind) return {};
+  // On a GPU nobody knows yet which tensors changed in more places than were kept.
+  const bool all = doubtful_ || !captured_ || (on_gpu() && had_whole_);
+  std::set<std::uint32_t> whole;
+  add_whole(fresh_, whole);
+  add_whole(sent_, whole);
+  if (!all && whole.empty()) return {};
+  if (on_gpu()) DRIFTLESS_RETURN_IF_ERROR(device_->wait_for_trainer());
+  const std::set<std::uint32_t>* const some = all ? nullptr : &whole;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, sweep(some));
+  remember(now, some);
+  return {};
+}
+
+void LiveWeights::remember(const std::vector<Digest>& now, const std::set<std::uint32_t>* tensors) {
+  for (const OwnedTensor& owned : snapshot_.owned()) {
+    const std::uint32_t tensor = owned.tensor();
+    if (tensors == nullptr || tensors->contains(tensor)) seen_[tensor] = now[tensor];
+  }
 }
 
 Status LiveWeights::watch(void* stream) {
@@ -137,6 +176,7 @@ Status LiveWeights::fetch() {
   if (!on_gpu()) return {};
   const auto missing = device_->fetch_captured(
       threads_, [this](std::uint32_t number, std::uint64_t piece, PieceChanges changes) {
+        if (unknown_bits(number, changes.values)) fresh_.mark_whole(number);
         fresh_.add(number, piece, std::move(changes));
       });
   doubtful_ = doubtful_ || !missing.ok();
@@ -150,7 +190,9 @@ Status LiveWeights::fetch() {
 Status LiveWeights::freeze(bool sweeps) {
   swept_ = {};
   if (on_gpu()) DRIFTLESS_RETURN_IF_ERROR(device_->wait_for_trainer());
-  if (sweeps && on_gpu()) swept_ = std::async(std::launch::async, [this] { return sweep(); });
+  // With a sweep in the call none is needed now.
+  if (sweeps && on_gpu() && seen_.empty())
+    swept_ = std::async(std::launch::async, [this] { return sweep(); });
   const Status fetched = fetch();
   if (!fetched.ok()) swept_ = {};  // waits for it
   DRIFTLESS_RETURN_IF_ERROR(fetched);
@@ -158,11 +200,12 @@ Status LiveWeights::freeze(bool sweeps) {
   return {};
 }
 
-Result<std::vector<Digest>> LiveWeights::sweep() const {
+Result<std::vector<Digest>> LiveWeights::sweep(const std::set<std::uint32_t>* tensors) const {
   std::vector<DigestTensorKey> keys;
   std::vector<MapToSum> maps;
   keys.reserve(maps_.size());
   for (const WeightMap& map : maps_) {
+    if (tensors != nullptr && !tensors->contains(map.tensor)) continue;
     keys.push_back(digest_tensor_key(snapshot_.layout()[map.tensor].name));
     maps.push_back({&map, &keys.back()});
   }
@@ -173,30 +216,48 @@ Result<std::vector<Digest>> LiveWeights::sweep() const {
   return digests;
 }
 
-Status LiveWeights::prove_still(std::span<const TensorDigest> said) const {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, sweep());
+Status LiveWeights::prove_still(std::span<const TensorDigest> said) {
+  std::set<std::uint32_t> tensors;
+  for (const TensorDigest& each : said) tensors.insert(each.tensor);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, sweep(on_gpu() ? nullptr : &tensors));
   for (const auto& [tensor, digest] : said) {
-    if (now[tensor] == digest) continue;
-    return error(StatusCode::kMismatch, "tensor '", snapshot_.layout()[tensor].name,
-                 "' was written while a version was made from it: the weights must stay as they "
-                 "are until publish() returns, or wait()");
+    if (now[tensor] != digest) return written_since(tensor);
   }
   return {};
 }
 
+Status LiveWeights::prove_full(std::span<const Digest> tracked,
+                               std::span<const TensorDigest> said) {
+  for (const auto& [tensor, digest] : said) {
+    if (digest != expected(tracked, tensor)) return written_since(tensor);
+  }
+  return {};
+}
+
+Status LiveWeights::written_since(std::uint32_t tensor) {
+  doubtful_ = true;
+  return error(StatusCode::kMismatch, "tensor '", snapshot_.layout()[tensor].name,
+               "' was written without capture(), while a version was made from it",
+               behind_ ? " or before" : "",
+               ": the weights must stay as they are until publish() returns, or wait(); the next "
+               "publish() sends what they are then");
+}
+
+void LiveWeights::add_whole(const ChangeStore& store, std::set<std::uint32_t>& tensors) const {
+  for (std::uint32_t i = 0; i < store.blocks(); ++i) {
+    if (store.whole(i)) tensors.insert(snapshot_.owned(i).tensor());
+  }
+}
+
 std::size_t LiveWeights::whole_tensors() const {
   std::set<std::uint32_t> tensors;
-  for (std::uint32_t i = 0; i < sent_.blocks(); ++i) {
-    if (sent_.whole(i)) tensors.insert(snapshot_.owned(i).tensor());
-  }
+  add_whole(sent_, tensors);
   return tensors.size();
 }
 
-Result<std::vector<std::uint32_t>> LiveWeights::prove(std::span<const Digest> tracked, bool all) {
+Status LiveWeights::sum_changes() {
   std::vector<std::pair<std::uint32_t, std::uint64_t>> tasks;
-  std::set<std::uint32_t> whole;
   for (std::uint32_t i = 0; i < sent_.blocks(); ++i) {
-    if (sent_.whole(i)) whole.insert(snapshot_.owned(i).tensor());
     for (std::uint64_t piece = 0; piece < sent_.pieces(i); ++piece) {
       if (sent_.delta(i, piece).count() > 0) tasks.emplace_back(i, piece);
     }
@@ -215,25 +276,69 @@ Result<std::vector<std::uint32_t>> LiveWeights::prove(std::span<const Digest> tr
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     changes_[snapshot_.owned(tasks[i].first).tensor()] += sums[i];
   }
+  return {};
+}
+
+Digest LiveWeights::expected(std::span<const Digest> tracked, std::uint32_t tensor) const {
+  const Digest* const added = change(tensor);
+  return added != nullptr ? tracked[tensor] + *added : tracked[tensor];
+}
+
+Result<std::vector<std::uint32_t>> LiveWeights::prove(std::span<const Digest> tracked, bool all) {
+  const Status summed = sum_changes();
+  std::optional<std::vector<Digest>> now;
+  if (swept_.valid()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(now, swept_.get());
+  }
+  DRIFTLESS_RETURN_IF_ERROR(summed);
+  std::set<std::uint32_t> whole;
+  add_whole(sent_, whole);
+  had_whole_ = !whole.empty();
+  const bool seen_all = std::ranges::all_of(
+      snapshot_.owned(), [&](const OwnedTensor& owned) { return seen_.contains(owned.tensor()); });
+  const bool sweeps = !seen_all && (all || (!behind_ && !whole.empty()));
+  if (sweeps && !now) {
+    DRIFTLESS_ASSIGN_OR_RETURN(now, sweep());
+  }
+  if (!behind_ && now) remember(*now, nullptr);
   std::vector<std::uint32_t> differing;
-  if (!all && whole.empty()) return differing;
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now,
-                             swept_.valid() ? swept_.get() : sweep());
+  for (const OwnedTensor& owned : snapshot_.owned()) {
+    const std::uint32_t tensor = owned.tensor();
+    const auto seen = seen_.find(tensor);
+    const bool is_seen = seen != seen_.end();
+    if (whole.contains(tensor) && !is_seen) {
+      doubtful_ = true;
+      return error(StatusCode::kIncomplete, "tensor '", snapshot_.layout()[tensor].name,
+                   "' changed in more places than were kept, or holds a NaN, and nobody knows what "
+                   "it was when publish(wait=False) was called: the next publish() sends it whole");
+    }
+    const Digest must = is_seen ? seen->second : expected(tracked, tensor);
+    if (behind_ && now && (*now)[tensor] != must) return written_since(tensor);
+    if (whole.contains(tensor) || must == expected(tracked, tensor)) continue;
+    differing.push_back(tensor);
+    whole.insert(tensor);
+  }
+  send_whole(whole, tracked);
+  if (all || seen_all) doubtful_ = false;
+  return differing;
+}
+
+void LiveWeights::send_whole(const std::set<std::uint32_t>& whole,
+                             std::span<const Digest> tracked) {
+  for (const std::uint32_t tensor : whole) changes_[tensor] = seen_[tensor] - tracked[tensor];
   for (std::uint32_t i = 0; i < sent_.blocks(); ++i) {
     const std::uint32_t tensor = snapshot_.owned(i).tensor();
-    const auto found = changes_.find(tensor);
-    const Digest expected = tracked[tensor] + (found != changes_.end() ? found->second : Digest());
-    const bool differs = all && !whole.contains(tensor) && now[tensor] != expected;
-    if (differs) differing.push_back(tensor);
-    if (differs) whole.insert(tensor);
-    if (whole.contains(tensor)) {
-      changes_[tensor] = now[tensor] - tracked[tensor];
+    if (!whole.contains(tensor)) continue;
+    if (changes_[tensor] == Digest()) {
+      sent_.drop(i);  // receivers have it so
+    } else {
       sent_.mark_whole(i);
     }
   }
-  if (all) doubtful_ = false;
+  std::erase_if(changes_, [&](const auto& each) {
+    return whole.contains(each.first) && each.second == Digest();
+  });
   sent_.release_whole();
-  return differing;
 }
 
 const Digest* LiveWeights::change(std::uint32_t tensor) const {

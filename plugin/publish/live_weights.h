@@ -10,6 +10,7 @@
 
 #include <future>
 #include <map>
+#include <set>
 
 #include "plugin/publish/change_store.h"
 #include "plugin/publish/publisher.h"
@@ -46,8 +47,12 @@ class LiveWeights {
   // `stream`: what weights on a GPU are written on (PublisherDevice::capture()).
   [[nodiscard]] Status capture(std::span<const NewValues> blocks, void* stream);
   // The weights are as they will be once this is done. Captures what is watched: until the next
-  // call the snapshot has it as it is now.
-  [[nodiscard]] Status observe(void* stream);
+  // call the snapshot has it as it is now. `behind`: the version is made while the trainer goes on,
+  // and must be the weights of now. Captured changes say what these are; tensors of which they do
+  // not are summed here.
+  [[nodiscard]] Status observe(void* stream, bool behind);
+  [[nodiscard]] bool behind() const { return behind_; }
+  void end_behind() { behind_ = false; }
   // What was captured until now is what the next version carries, beside what no version did.
   // `sweeps`: prove() follows, and sweeps; on a GPU that begins here.
   [[nodiscard]] Status freeze(bool sweeps);
@@ -55,10 +60,13 @@ class LiveWeights {
   // Works out what those changes add to the digest of each tensor, and compares with a sweep.
   // `tracked`: the digests at the last version, by tensor. Of all tensors, or of those alone that
   // go out whole anyway. Returns the tensors that are not what the changes say: they go out whole,
-  // too.
+  // too, unless they are as they were. Behind the trainer's back such a tensor is a kMismatch,
+  // unless observe() summed it: it may have been written since. kIncomplete: more changed than was
+  // kept, and observe() did not know.
   [[nodiscard]] Result<std::vector<std::uint32_t>> prove(std::span<const Digest> tracked, bool all);
-  // By tensor, of the weights as they are; other tensors than these ranks' have none.
-  [[nodiscard]] Result<std::vector<Digest>> sweep() const;
+  // By tensor, of the weights as they are, or of some; other tensors than these ranks' have none.
+  [[nodiscard]] Result<std::vector<Digest>> sweep(
+      const std::set<std::uint32_t>* tensors = nullptr) const;
   // As prove() found it; null: the tensor does not change.
   [[nodiscard]] const Digest* change(std::uint32_t tensor) const;
   // The changes of a block in order. Of one that goes out whole all units, and no old values
@@ -70,10 +78,17 @@ class LiveWeights {
   [[nodiscard]] std::size_t whole_tensors() const;
   // Not ok if a tensor does not have the digest that a version says: it was written while that was
   // made from it.
-  [[nodiscard]] Status prove_still(std::span<const TensorDigest> said) const;
+  [[nodiscard]] Status prove_still(std::span<const TensorDigest> said);
+  // Not ok if a tensor of a full version, as it was read, is not what prove() expects.
+  [[nodiscard]] Status prove_full(std::span<const Digest> tracked,
+                                  std::span<const TensorDigest> said);
 
   // The last version has what freeze() took.
-  void commit() { sent_.clear(); }
+  void commit() {
+    sent_.clear();
+    changes_.clear();
+    captured_ = false;
+  }
   // Changes may be missing: a capture failed, or the weights are not those of the last version.
   [[nodiscard]] bool doubtful() const { return doubtful_; }
   void doubt(bool doubtful) { doubtful_ = doubtful; }
@@ -86,6 +101,15 @@ class LiveWeights {
   [[nodiscard]] Status compare(std::span<const TensorPair> pairs, void* stream);
   [[nodiscard]] Status watch(void* stream);
   [[nodiscard]] Status fetch();
+  // Changes with a value that nobody can tell before it is written.
+  [[nodiscard]] bool unknown_bits(std::uint32_t number, std::span<const std::byte> values) const;
+  void add_whole(const ChangeStore& store, std::set<std::uint32_t>& tensors) const;
+  void remember(const std::vector<Digest>& now, const std::set<std::uint32_t>* tensors);
+  [[nodiscard]] Status sum_changes();
+  [[nodiscard]] Digest expected(std::span<const Digest> tracked, std::uint32_t tensor) const;
+  [[nodiscard]] Status written_since(std::uint32_t tensor);  // and doubts
+  // As observe(), or a sweep of prove(), saw them; those that are as they were are left out.
+  void send_whole(const std::set<std::uint32_t>& whole, std::span<const Digest> tracked);
 
   Snapshot& snapshot_;
   PublisherDevice* device_;
@@ -95,7 +119,12 @@ class LiveWeights {
   std::shared_ptr<std::byte> copies_;  // of what is watched
   std::vector<WeightMap> maps_;        // of what is not empty: the snapshot's places, in its tensor
   ChangeStore fresh_, sent_;
+  std::vector<bool> rounded_;  // of each block: capture() rounded values of it
   bool doubtful_ = false;
+  bool captured_ = false;   // since the last version
+  bool had_whole_ = false;  // tensors of the last version, also if that failed
+  bool behind_ = false;
+  std::map<std::uint32_t, Digest> seen_;            // by tensor: what the weights had in the call
   std::map<std::uint32_t, Digest> changes_;         // by tensor
   std::future<Result<std::vector<Digest>>> swept_;  // last: it reads the rest
 };

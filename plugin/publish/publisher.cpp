@@ -39,7 +39,8 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   Stopwatch watch;
   const Deadline deadline = Deadline::after(options_.deadline);
   group_.next_epoch();
-  if (!observed_) static_cast<void>(observe(weights, nullptr));  // what it found fails the plan
+  if (!observed_)
+    static_cast<void>(observe(weights, nullptr, false));  // what it found fails the plan
   DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan,
                              make_plan(*std::exchange(observed_, std::nullopt), deadline));
   PublishReport report;

@@ -151,8 +151,12 @@ class Publisher {
   // The part of publish() that must be over before weights are written that capture() does not see
   // (WeightSource::watched()). Not collective; publish() with the same source does it if nobody
   // has. `stream` as above: the version has what is queued there until now, and publish() waits for
-  // it.
-  [[nodiscard]] virtual Status observe(WeightSource& weights, void* stream = nullptr) = 0;
+  // it. `behind`: publish() comes while the trainer goes on. The version is then what the weights
+  // are in this call, or fails (kMismatch). They are read here, all of them, if capture() was not
+  // called since the last version, if it failed, or if the last version found something; else only
+  // tensors of which more changed than was kept.
+  [[nodiscard]] virtual Status observe(WeightSource& weights, void* stream = nullptr,
+                                       bool behind = false) = 0;
   // The next publish() adds an anchor. Said by the leader. So it does where a receiver asks for one
   // because it fell too far behind (kAnchorWanted in its report).
   virtual void request_anchor() = 0;

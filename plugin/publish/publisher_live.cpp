@@ -114,12 +114,12 @@ Status PublisherRank::capture_blocks(std::span<const NewTensor> values, void* st
   return live_->capture(blocks, stream);
 }
 
-Status PublisherRank::observe(WeightSource& weights, void* stream) {
-  observed_ = look_at(weights, stream);
+Status PublisherRank::observe(WeightSource& weights, void* stream, bool behind) {
+  observed_ = look_at(weights, stream, behind);
   return *observed_;
 }
 
-Status PublisherRank::look_at(WeightSource& weights, void* stream) {
+Status PublisherRank::look_at(WeightSource& weights, void* stream, bool behind) {
   DRIFTLESS_RETURN_IF_ERROR(check_source(weights));
   if (!live_) return {};
   DRIFTLESS_RETURN_IF_ERROR(visit(weights, [&](std::span<const PairedTensor> batch) -> Status {
@@ -128,7 +128,7 @@ Status PublisherRank::look_at(WeightSource& weights, void* stream) {
     }
     return {};
   }));
-  return live_->observe(stream);
+  return live_->observe(stream, behind);
 }
 
 bool PublisherRank::sweep_due() const {
@@ -139,13 +139,17 @@ Status PublisherRank::prove_live(RankMessage& mine) {
   constexpr std::size_t kNamed = 8;
   Stopwatch watch;
   // `compact` is coded with the weights: of others than receivers have nothing could be decoded.
-  const bool all = sweep_due() || live_->doubtful() || encoding_ == Encoding::kCompact;
+  // A shard has checksums of them.
+  const bool all = sweep_due() || live_->doubtful() || reads_weights();
   since_sweep_ = all ? 0 : since_sweep_ + 1;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> differing,
                              live_->prove(tensor_digests_, all));
   for (std::size_t i = 0; i < std::min(differing.size(), kNamed); ++i) {
     mine.notes.push_back(concat("tensor '", layout_[differing[i]].name, "' of publisher rank ",
-                                group_.rank(), " was written without capture(): it is sent whole"));
+                                group_.rank(), " was written without capture()",
+                                live_->change(differing[i]) != nullptr
+                                    ? ": it is sent whole"
+                                    : ", or captured and not written: it is as it was"));
   }
   if (differing.size() > kNamed) {
     mine.notes.push_back(concat("and ", differing.size() - kNamed, " further tensors"));
@@ -155,8 +159,11 @@ Status PublisherRank::prove_live(RankMessage& mine) {
   return {};
 }
 
-Status PublisherRank::prove_read(const RankMessage& mine, bool full) const {
-  const bool captured = !full && encoding_ != Encoding::kCompact && live_->whole_tensors() == 0;
+Status PublisherRank::prove_read(const RankMessage& mine, bool full) {
+  if (full && live_->behind()) {
+    DRIFTLESS_RETURN_IF_ERROR(live_->prove_full(tensor_digests_, mine.tensor_digests));
+  }
+  const bool captured = !full && !reads_weights() && live_->whole_tensors() == 0;
   return captured ? Status() : live_->prove_still(mine.tensor_digests);
 }
 
@@ -166,6 +173,9 @@ RankMessage PublisherRank::produce_live(const PayloadContext& made, const Deadli
   proof.status = live_->freeze(!full && options_.background && sweep_due());
   live_costs_.captured_bytes = live_->held_bytes();
   if (!full && proof.status.ok()) proof.status = prove_live(proof);
+  if (full && live_->behind() && proof.status.ok()) {  // what it must be
+    proof.status = live_->prove(tensor_digests_, false).status();
+  }
   // The layouts of others know a change by its old value, or a whole version.
   proof.needs_full =
       !full && live_->whole_tensors() > 0 && options_.layout == DirectoryLayout::kHfDelta;

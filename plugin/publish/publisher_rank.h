@@ -82,7 +82,7 @@ class PublisherRank final : public Publisher {
 
   [[nodiscard]] Result<PublishReport> publish(WeightSource& weights) override;
   [[nodiscard]] Status capture(std::span<const NewTensor> values, void* stream) override;
-  [[nodiscard]] Status observe(WeightSource& weights, void* stream) override;
+  [[nodiscard]] Status observe(WeightSource& weights, void* stream, bool behind) override;
   void doubt() override {
     if (live_) live_->doubt(true);
   }
@@ -212,14 +212,18 @@ class PublisherRank final : public Publisher {
 
   // publisher_live.cpp: without a snapshot.
   [[nodiscard]] Status capture_blocks(std::span<const NewTensor> values, void* stream);
-  [[nodiscard]] Status look_at(WeightSource& weights, void* stream);
+  [[nodiscard]] Status look_at(WeightSource& weights, void* stream, bool behind);
   [[nodiscard]] Status open_live(WeightSource& live);
   [[nodiscard]] Status digest_base(WeightSource& base, TensorDigests& copies);
   [[nodiscard]] RankMessage look_at_live(std::uint64_t version);
   void start_otherwise(std::uint64_t version);  // the weights are not the version's
   [[nodiscard]] RankMessage produce_live(const PayloadContext& made, const Deadline& deadline);
+  // Whether the bytes of tensors that change are read, beside what was captured of them.
+  [[nodiscard]] bool reads_weights() const {
+    return encoding_ == Encoding::kCompact || options_.layout == DirectoryLayout::kHfDelta;
+  }
   // That a payload is of weights that nobody wrote meanwhile, as far as it was read from them.
-  [[nodiscard]] Status prove_read(const RankMessage& mine, bool full) const;
+  [[nodiscard]] Status prove_read(const RankMessage& mine, bool full);
   // What was captured, proven; the notes name what is not as it was said to be.
   [[nodiscard]] Status prove_live(RankMessage& mine);
   [[nodiscard]] bool sweep_due() const;  // with the next version

@@ -330,6 +330,7 @@ Status PublisherRank::add_anchor(std::vector<std::string>& notes) {
 Status PublisherRank::publish_anchor() {
   const Deadline deadline = Deadline::after(options_.deadline);
   group_.next_epoch();
+  if (live_) live_->end_behind();
   LeaderMessage message;
   if (group_.leads()) {
     message.status =

@@ -141,6 +141,7 @@ class FollowingReceiver final : public Receiver {
     const bool not_there =
         fetched.status().code() == StatusCode::kMismatch;  // an agent left it out
     stranded_ = fetched.status().code() == StatusCode::kWrongBase ||
+                fetched.status().code() == StatusCode::kCorrupt ||  // and no anchor leads past it
                 (not_there && misfits_ >= kMisfitsBeforeFull);
     if (stranded_) const Status told = report();
     if (not_there) note_misfit(fetched.status());
@@ -386,10 +387,11 @@ class FollowingReceiver final : public Receiver {
                  to_hex(base_digest_), "; send a full version");
   }
 
-  // A delta that does not fit the weights. Once it may be the fetched bytes; then it is the
-  // weights, or the version itself, and only a full one helps.
+  // A delta that does not fit the weights, or itself. Once it may be the fetched bytes; then it is
+  // the weights, or the version itself, and only a full one helps.
   void note_misfit(const Status& status) {
-    if (status.code() == StatusCode::kMismatch || status.code() == StatusCode::kWrongBase) {
+    if (status.code() == StatusCode::kMismatch || status.code() == StatusCode::kWrongBase ||
+        status.code() == StatusCode::kCorrupt) {
       ++misfits_;
     }
   }
@@ -423,8 +425,8 @@ class FollowingReceiver final : public Receiver {
   std::string needs_;               // the same, as reported
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
-  bool stranded_ = false;  // neither the next version nor an anchor is there
-  std::string unproven_;   // why nothing proves what the target is said to hold; empty: it is proven
+  bool stranded_ = false;  // neither the next version nor an anchor is there, undamaged
+  std::string unproven_;   // why nothing proves what the target is said to hold; empty: it is
   std::string unproven_before_;  // the same, of what rollback() leads back to
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()

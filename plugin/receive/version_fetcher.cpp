@@ -132,6 +132,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
   const Deadline deadline = Deadline::after(options_.fetch_deadline);
   Backoff backoff(5ms, 500ms);
   Status failure;  // the last one that time might have mended
+  const bool again = std::exchange(damaged_, false);
   while (true) {
     Result<std::optional<FetchedChain>> chain = attempt(state, mode, needs, deadline);
     // That the time is over says nothing; what was waited for does.
@@ -145,13 +146,21 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
       if (full.ok()) return full;
     }
     if (!late) failure = chain.status();
-    if (late || !backoff.sleep(deadline)) {
+    const bool damaged = failure.code() == StatusCode::kCorrupt;
+    if (!late && !(again && damaged) && backoff.sleep(deadline)) continue;
+    if (!again) {
       failure =
           failure.with_context(concat("gave up after ", options_.fetch_deadline.count(), " ms"));
-      // It is listed and stays gone, as if it were not listed: only an anchor helps.
-      if (failure.code() != StatusCode::kNotFound) return failure;
-      return error(StatusCode::kWrongBase, failure.message(), "; publish an anchor");
     }
+    if (damaged && mode == FetchMode::kAny) {  // an anchor leads past this, too
+      Result<std::optional<FetchedChain>> full =
+          attempt(state, FetchMode::kFullOnly, needs, Deadline::after(options_.fetch_deadline));
+      if (full.ok()) return full;
+    }
+    damaged_ = damaged;
+    // It is listed and stays gone, as if it were not listed: only an anchor helps.
+    if (failure.code() != StatusCode::kNotFound) return failure;
+    return error(StatusCode::kWrongBase, failure.message(), "; publish an anchor");
   }
 }
 
@@ -228,15 +237,22 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
 // The newest anchor, or a full version that is newer still.
 Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::newest_full(
     const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline) {
+  Status damaged;  // what was passed over
   for (auto id = listed.rbegin(); id != listed.rend(); ++id) {
     if (!is_newer(state, *id)) break;
-    DRIFTLESS_ASSIGN_OR_RETURN(Candidate candidate, fetch_manifest(*id, deadline));
-    if (candidate.manifest.encoding == Encoding::kFull) {
+    Result<Candidate> candidate = fetch_manifest(*id, deadline);
+    if (candidate.status().code() == StatusCode::kCorrupt) {
+      damaged = candidate.status();
+      continue;
+    }
+    DRIFTLESS_RETURN_IF_ERROR(candidate.status());
+    if (candidate->manifest.encoding == Encoding::kFull) {
       std::vector<Candidate> chosen;
-      chosen.push_back(std::move(candidate));
+      chosen.push_back(std::move(*candidate));
       return chosen;
     }
   }
+  DRIFTLESS_RETURN_IF_ERROR(damaged);
   return std::vector<Candidate>();
 }
 

@@ -251,6 +251,68 @@ TEST_F(AgentMirrorTest, WorkersThatCanDoWithoutAskForNoAnchor) {
   }
 }
 
+// A trainer without a snapshot: a tensor goes out whole, or was captured and never written.
+TEST(AgentOfALivePublisher, WorkersWithSlicesTakeWholeTensors) {
+  for (const Encoding encoding : {Encoding::kCompact, Encoding::kDeltasZstd}) {
+    const Weights base = matrices(1);
+    LoopbackHub hub({}, 1);
+    PublisherOptions publishing = quick_options();
+    publishing.keep_snapshot = false;
+    publishing.encoding = encoding;
+    publishing.full_above_density = 1;
+    Trainer trainer(hub, 1, publishing, base);
+    expect_ok(trainer.opened());
+    TempDir dir(TempDir::Where::kMemory);
+    HostShmOptions shm;
+    shm.dir = dir.path();
+    const auto up = hub.receiver();
+    const auto down = std::move(*make_host_shm_sender(shm));
+    RelayOptions options;
+    options.fetch_deadline = 1s;
+    options.workers = 2;
+    const auto relay = std::move(*Relay::open(options, *up, *down, in_time()));
+    if (encoding == Encoding::kCompact) {
+      write_checkpoint(dir.file("base"), base);
+      ReceiverOptions following;
+      following.id = "mirror";
+      relay->set_mirror(std::move(*WeightMirror::open(
+          dir.file("base"), std::move(*make_host_shm_receiver(shm)), following, in_time())));
+    }
+    SlicedWorker first(shm, base, 0), second(shm, base, 1);
+    ASSERT_TRUE(relay->help().ok());
+    Weights weights = base;
+    for (const std::string unseen : {"nothing", "b.down", "not written", "a.up", "nothing"}) {
+      SCOPED_TRACE(concat(unseen, " in ", info(encoding).name));
+      const Weights next = stepped_weights(weights, trainer.rank(0).version().version + 5);
+      if (unseen == "not written") {
+        MemorySource after = trainer.offer(next, 0);
+        const Publisher::NewTensor value{1, after.bytes(1).data(), after.tensors()[1].dtype};
+        ASSERT_TRUE(trainer.rank(0).capture({&value, 1}).ok());
+      } else {
+        weights = next;
+        trainer.step(weights, unseen);
+      }
+      expect_ok(trainer.publish_live());
+      EXPECT_EQ(trainer.report().encoding, encoding);
+      const auto report = relay->follow(in_time());
+      ASSERT_TRUE(report.ok() && *report) << report.status().to_string();
+      EXPECT_TRUE((*report)->update.notes.empty());
+      std::map<std::uint32_t, Digest> sums;
+      for (SlicedWorker* const worker : {&first, &second}) {
+        ASSERT_EQ(worker->follow().to_string(), "ok");
+        EXPECT_TRUE(worker->held.target().sweep().ok());
+        for (const TensorShare& share : worker->held.target().tracked().tensors) {
+          sums[share.tensor] += share.digest;
+        }
+      }
+      std::uint32_t number = 0;
+      for (const auto& [name, tensor] : weights) {
+        EXPECT_EQ(sums[number++], digest_of({{name, tensor}})) << name;
+      }
+    }
+  }
+}
+
 // The steps that are still there begin behind the mirror's base.
 TEST_F(AgentMirrorTest, AfterAStartInTheMiddleOfARunItTakesAnAnchor) {
   shm_.versions = options_.versions = 2;

@@ -73,6 +73,7 @@ class GpuTrainer final : public WeightSource {
                          cudaMemcpyHostToDevice, stream));
     return captured;
   }
+  void diverge(std::size_t unit) { main_[unit] = 0xffc00000U; }
   [[nodiscard]] Weights weights() const {
     Weights all;
     all["bias"] = {DType::kF32, {77}, bytes_of(bias_)};
@@ -105,7 +106,9 @@ class GpuTrainer final : public WeightSource {
   }
   [[nodiscard]] std::vector<std::uint16_t> narrow() const {
     std::vector<std::uint16_t> units;
-    for (const std::uint32_t value : main_) units.push_back(bf16_of_f32(value));
+    for (const std::uint32_t value : main_) {
+      units.push_back(is_nan_f32(value) ? 0x7fff : bf16_of_f32(value));  // as CUDA rounds
+    }
     return units;
   }
   void write() {
@@ -232,6 +235,46 @@ TEST_F(LiveOnGpu, AStepOfFarMoreChangesGoesOutWhole) {
   EXPECT_EQ(publish().live.resent_tensors, 1U);
   ASSERT_TRUE(trainer_.step(*publisher_, 0x8000).ok());
   EXPECT_EQ(publish().live.resent_tensors, 0U);
+}
+
+// Nobody knows in the call that so much changed; the next version sweeps within it.
+TEST_F(LiveOnGpu, BehindAStepFarMoreChangesGoOutWithTheNextVersion) {
+  PublisherOptions options = quick_options();
+  options.full_above_density = 1;
+  open(options);
+  ASSERT_TRUE(trainer_.step(*publisher_, 2).ok());
+  publish();
+  ASSERT_TRUE(trainer_.step(*publisher_, 0x8000).ok());
+  ASSERT_TRUE(publisher_->observe(trainer_, nullptr, true).ok());
+  EXPECT_EQ(publisher_->publish(trainer_).status().code(), StatusCode::kIncomplete);
+  ASSERT_TRUE(publisher_->observe(trainer_, nullptr, true).ok());
+  EXPECT_EQ(publish().live.resent_tensors, 1U);
+}
+
+TEST_F(LiveOnGpu, BehindAStepOtherWeightsFailTheVersion) {
+  open();
+  for (int version = 0; version < 2; ++version) {
+    ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+    ASSERT_TRUE(publisher_->observe(trainer_, nullptr, true).ok());
+    ASSERT_TRUE(trainer_.step(*publisher_, 900, false).ok());
+    EXPECT_EQ(publisher_->publish(trainer_).status().code(), StatusCode::kMismatch);
+    ASSERT_TRUE(publisher_->observe(trainer_, nullptr, true).ok());
+    EXPECT_GT(publish().live.resent_tensors, 0U);
+  }
+}
+
+// Also from one NaN to another, and nothing is swept.
+TEST_F(LiveOnGpu, SendsTheBitsThatWereWrittenForANaN) {
+  PublisherOptions options = quick_options();
+  options.sweep_every = 0;
+  options.full_above_density = 1;
+  open(options);
+  for (int version = 0; version < 3; ++version) {
+    trainer_.diverge(3 + GpuTrainer::kColumns * 900);
+    if (version == 1) trainer_.diverge(GpuTrainer::kColumns * GpuTrainer::kRows - 1);
+    ASSERT_TRUE(trainer_.step(*publisher_, 900).ok());
+    EXPECT_EQ(publish().live.resent_tensors, 1U);
+  }
 }
 
 TEST_F(LiveOnGpu, ADenseStepGoesOutInFull) {

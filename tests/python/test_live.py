@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishers without a snapshot: changes are captured as they are written (Publisher.capture())."""
 
+import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import binding
+import jobs
+from support import COMMAND, Tensor, ok, read_checkpoint, write_checkpoint
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
+import megatron_jobs  # noqa: E402
 
 driftless = binding.driftless()
 
@@ -22,7 +31,9 @@ def bf16(values):
 
 def as_bf16(block):
     """The same memory: numpy has no bfloat16."""
-    return driftless.TensorRef.from_pointer(block.ctypes.data, "BF16", list(block.shape), owner=block)
+    return driftless.TensorRef.from_pointer(
+        block.ctypes.data, "BF16", list(block.shape), owner=block
+    )
 
 
 class Trainer:
@@ -294,3 +305,174 @@ def test_a_failure_behind_a_step_is_told_when_asked(work):
         publisher.publish(trainer.source, wait=False)
         with pytest.raises(driftless.Error, match="the disk is full"):
             publisher.close()
+
+
+class OneRank:
+    """A group of one rank. A version behind a step goes on when it is told to."""
+
+    rank, size = 0, 1
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.go.set()
+
+    def begin_epoch(self, number):
+        pass
+
+    def gather(self, message, timeout_s):
+        assert self.go.wait(timeout_s)
+        return [message]
+
+    def broadcast(self, message, timeout_s):
+        return message
+
+
+@pytest.mark.parametrize("mode", ["delta", "full"])
+@pytest.mark.parametrize("blocks", [slice(None), slice(0, 3)], ids=["all", "some"])
+def test_other_weights_after_the_call_fail_the_version(work, mode, blocks):
+    """Those of an evaluation, say, swapped in before the version is read, all of them or some."""
+    config = binding.config(driftless, work / "road", f"mode={mode}")
+    trainer, group = Trainer(), OneRank()
+    held = {name: tensor.copy() for name, tensor in trainer.weights().items()}
+    with (
+        driftless.Job(config, "trainer", launched=False) as job,
+        driftless.Job(config, "rollout", launched=False) as other,
+        driftless.Publisher(job, trainer.source, snapshot="none", group=group) as publisher,
+    ):
+        target = driftless.MemoryTarget(held, version=0, dtypes={"w": "BF16"})
+        receiver = driftless.Receiver(other, target)
+        for step in range(1, 3):
+            trainer.step(publisher)
+            kept = trainer.weight.copy()
+            group.go.clear()
+            publisher.publish(trainer.source, wait=False)
+            trainer.weight[blocks] ^= 3
+            group.go.set()
+            with pytest.raises(driftless.errors.MismatchError, match="'w'"):
+                publisher.wait()
+            assert publisher.version == step - 1
+            trainer.weight[:] = kept
+            publisher.publish(trainer.source, wait=False)
+            assert publisher.wait().version == step
+            assert receiver.stage(timeout_s=10.0)
+            receiver.commit()
+            assert np.array_equal(held["w"], trainer.weight)
+
+
+def test_a_checkpoint_that_was_loaded_before_the_call_goes_out(run):
+    trainer, publisher, follow = run
+    trainer.step(publisher, capture=False)
+    publisher.publish(trainer.source, wait=False)
+    assert any("without capture()" in note for note in publisher.wait().notes)
+    follow()
+
+
+@pytest.mark.parametrize("strides", ["contiguous", "strided"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_torch_rounds_to_is_what_rollouts_get(work, dtype, strides):
+    """Any class of numbers, though nothing is swept: torch's bits of a NaN depend on strides."""
+    script = Path(__file__).parent / "sharded" / "torch_rounding.py"
+    line = [megatron_jobs.venv_python(), script, work / "road", dtype, strides]
+    subprocess.run(line, check=True, timeout=240, env=megatron_jobs.environment())
+
+
+# --- a tensor that is sent whole, and every kind of receiver -------------------------------------
+
+LAYOUTS = [
+    ("frames", "deltas_zstd"),
+    ("frames", "compact"),
+    ("flush", "deltas"),
+    ("hf_delta", "xor"),
+]
+
+
+class Receivers:
+    """Files on a road: `driftless apply`, a rollout with a checkpoint, an agent with a worker."""
+
+    def __init__(self, work, name, layout, encoding, weights):
+        self.work = work
+        for directory in ("base", "applied", "rollout"):
+            write_checkpoint(work / directory, weights)
+        self.settings = {
+            "road.kind": "shared_fs", "road.dir": work / "road", "road.layout": layout,
+            "encoding": encoding, "road.host_shm.name": name, "agent.workers": 1,
+            "deadlines.fetch": "5s", "deadlines.connect": "20s", "road.poll_longest": "20ms",
+            "full_above_density": 1,
+        }  # fmt: skip
+
+    def config(self):
+        settings = [f"{key}={value}" for key, value in self.settings.items()]
+        return driftless.Config.parse("road: {kind: shared_fs}\n", settings)
+
+    def line(self, command, *arguments, **more):
+        settings = {**self.settings, **{key.replace("__", "."): more[key] for key in more}}
+        sets = [text for key in settings for text in ("--set", f"{key}={settings[key]}")]
+        empty = self.work / "empty.yaml"
+        empty.write_text("road: {kind: shared_fs}\n")
+        return [COMMAND, *map(str, [command, "--config", empty, "--threads", 1, *sets, *arguments])]
+
+    def start(self):
+        self.agent = jobs.start(self.line("agent"))
+        shm = {"road__kind": "host_shm", "road__layout": "auto", "encoding": "auto"}
+        metrics = self.work / "worker.jsonl"
+        save = ["--base", self.work / "base", "--save", self.work / "worker"]
+        self.worker = jobs.start(self.line("rollout", *save, metrics__file=metrics, **shm))
+
+    def expect(self, version, weights):
+        ok("apply", self.work / "road", "--to", self.work / "applied")
+        assert read_checkpoint(self.work / "applied") == weights
+        followed = {
+            "receiver__target": "checkpoint",
+            "receiver__checkpoint_dir": self.work / "rollout",
+        }
+        rollout = jobs.finish(
+            jobs.start(self.line("rollout", "--target-version", version, **followed))
+        )
+        assert rollout.returncode == 0, rollout.stderr
+        assert read_checkpoint(self.work / "rollout") == weights
+        metrics = self.work / "worker.jsonl"
+
+        def committed():
+            assert self.worker.poll() is None, self.worker.communicate()
+            return metrics.exists() and f'"version":{version},' in metrics.read_text().replace(
+                " ", ""
+            )
+
+        jobs.wait_for(committed, f"version {version} at the worker")
+
+
+@pytest.fixture
+def shm_name():
+    made = f"test-{uuid.uuid4().hex[:12]}"
+    yield made
+    jobs.stop_started()
+    shutil.rmtree(Path(f"/dev/shm/driftless-{os.geteuid()}-{made}"), ignore_errors=True)
+
+
+@pytest.mark.parametrize("layout, encoding", LAYOUTS)
+def test_every_receiver_takes_a_tensor_that_is_sent_whole(work, shm_name, layout, encoding):
+    """Written without capture(), or captured and skipped."""
+    trainer = Trainer()
+
+    def stored():
+        kinds = {"w": "BF16", "bias": "F32"}
+        return {n: Tensor(kinds[n], t.shape, t.tobytes()) for n, t in trainer.weights().items()}
+
+    receivers = Receivers(work, shm_name, layout, encoding, stored())
+    with (
+        driftless.Job(receivers.config(), "trainer", launched=False) as job,
+        driftless.Publisher(job, trainer.source, snapshot="none") as publisher,
+    ):
+        receivers.start()
+        for number, kind in enumerate(["seen", "unseen", "skipped", "unseen", "seen"], 1):
+            if kind == "skipped":
+                publisher.capture([(0, trainer.main[:3] + 1)])
+                trainer.bias += 1
+            else:
+                trainer.step(publisher, capture=kind == "seen")
+            assert publisher.publish(trainer.source).version == number
+            receivers.expect(number, stored())
+        publisher.declare_end()
+    assert jobs.finish(receivers.agent).returncode == 0
+    assert jobs.finish(receivers.worker).returncode == 0
+    assert read_checkpoint(work / "worker" / "rollout_00") == stored()

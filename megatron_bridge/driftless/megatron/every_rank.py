@@ -93,6 +93,8 @@ class EveryRank:
         self._shards: list[Shard] = []
         self._written: dict[int, list[_Written]] = {}  # by the optimizer's number
         self._addresses: list[tuple[str, torch.Tensor, int]] = []  # of the parameters
+        self._captured: list[torch.Tensor] = []  # parameters that are not watched
+        self._writes: list[int] | None = None  # torch's counts of in-place writes to them
         for one in bound:
             self._add(one, owned)
         self.source: ShardedSource | None = None
@@ -120,6 +122,16 @@ class EveryRank:
         """What an optimizer is about to write: (number in the source, values) of each block."""
         return [(each.number, each.now()) for each in self._written.get(child, ())]
 
+    def count_writes(self) -> None:
+        """The weights are those of a version."""
+        self._writes = [parameter._version for parameter in self._captured]
+
+    def others_wrote(self) -> bool:
+        """Before the first copy to the parameters since count_writes(): whether one was written in
+        place, by a checkpoint that was loaded, say. What goes through `.data` does not show."""
+        before, self._writes = self._writes, None
+        return before not in (None, [parameter._version for parameter in self._captured])
+
     def _check_places(self) -> None:
         for name, parameter, address in self._addresses:
             if parameter.data_ptr() != address:
@@ -138,6 +150,8 @@ class EveryRank:
             if not part.owner:
                 continue
             self._addresses.append((item.names[0], shard, shard.data_ptr()))
+            if not self._written_elsewhere(item.names[0], shard):
+                self._captured.append(shard)
             flat = shard.detach().view(-1)
             for block in blocks_of(item, piece, part.begin, part.end):
                 local = flat[block.begin : block.end].view(block.sizes)

@@ -254,6 +254,8 @@ class Session:
         If it fails, the next version finds by itself what was not seen."""
         self._quietly(self.finish)
         begin = time.perf_counter()
+        if way.others_wrote():
+            self._quietly(self._publisher.doubt)
         self._quietly(lambda: self._publisher.capture(way.new_values(child)))
         self._added_s += time.perf_counter() - begin
 
@@ -278,6 +280,7 @@ class Session:
         begin = time.perf_counter()
         try:
             report = self._publisher.publish(self.way.live, wait=not self.behind)
+            self.way.count_writes()
         finally:
             took = time.perf_counter() - begin
             self._added_s += took

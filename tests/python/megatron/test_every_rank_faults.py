@@ -30,9 +30,12 @@ def config_of(job):
 
 def test_skipped_steps_failed_versions_and_weights_written_by_others(work):
     """In fp16, where Megatron skips a step of infinite gradients. The version of step 3 fails in
-    the hook; after step 4 a checkpoint of step 1 is loaded, after step 6 a parameter is edited."""
+    the hook; after step 4 a checkpoint of step 1 is loaded, after step 6 a parameter is edited
+    through `.data`: torch does not count that, and the version that finds it, behind the step, fails."""
     (work / "push.py").write_text(FAIL.format(log=str(work / "pushes")))
-    job = Job(work, tp=2, dtype="float16", lr=2e-7, steps=8, poison=[2], save_at=1, reload_at=4, edit_at=6)
+    job = Job(
+        work, tp=2, dtype="float16", lr=2e-7, steps=8, poison=[2], save_at=1, reload_at=4, edit_at=6
+    )
     job.over_disk(*NONE, "--custom-delta-pre-push-path", f"{work}/push.py:once",
                   rollouts=("disk0",), layout="frames")  # fmt: skip
     rollouts = job.start_disk_rollouts("disk0")
@@ -41,14 +44,15 @@ def test_skipped_steps_failed_versions_and_weights_written_by_others(work):
     assert result.stdout.count("successful False") == 1
     assert "the hook says no" in result.stderr
     versions = job.versions()
-    steps = ["step1", "step4", "step5", "step6", "step7", "step8"]
+    assert "down_proj.weight' was written without capture()" in result.stderr
+    steps = ["step1", "step4", "step5", "step6", "step8"]
     assert [v["label"] for v in versions] == steps, result.stderr
     job.check(0, ["disk0"], config_of(job))
     by_step = {v["label"]: v for v in versions}
     # What capture() saw is what there is, but for what others wrote.
-    assert [by_step[s]["resent"] for s in ("step4", "step6", "step8")] == [0, 0, 0], versions
+    assert [by_step[s]["resent"] for s in ("step4", "step6")] == [0, 0], versions
     assert by_step["step5"]["resent"] > 10
-    edited = [n for n in by_step["step7"]["notes"] if "without capture" in n]
+    edited = [n for n in by_step["step8"]["notes"] if "without capture" in n]
     assert edited and all("model.layers.0.mlp.down_proj.weight" in n for n in edited), edited
 
 

@@ -198,6 +198,38 @@ TEST_F(AgentRelayTest, ADamagedVersionIsNotHandedOn) {
   EXPECT_EQ(relay_->version(), 0U);
 }
 
+TEST_F(AgentRelayTest, AnAnchorLeadsPastADamagedVersion) {
+  open();
+  const auto steady = worker("steady");
+  Publication damaged = run_.step(1);
+  damaged.parts.begin()->second.back() ^= std::byte{1};
+  send(*trainer_, damaged);
+  Publication anchor = run_.anchor(1);
+  anchor.parts.begin()->second.back() ^= std::byte{1};
+  send(*trainer_, anchor);
+  EXPECT_EQ(relay_->follow(soon()).status().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(relay_->help().status().code(), StatusCode::kCorrupt) << "the anchor, too";
+  for (int tries = 0; tries < 2; ++tries) {
+    const auto helped = relay_->help();
+    ASSERT_TRUE(helped.ok()) << helped.status().to_string();
+    EXPECT_TRUE(relay_->wants_anchor());
+    EXPECT_EQ(relay_->follow(soon()).status().code(), StatusCode::kCorrupt);
+  }
+  send(*trainer_, run_.step(2));
+  send(*trainer_, run_.anchor(2));
+  const auto helped = relay_->help();
+  ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
+  EXPECT_FALSE(relay_->wants_anchor());
+  EXPECT_EQ(relay_all(), 1U) << "version 2, which tells the workers that there is something";
+  EXPECT_EQ(relay_->version(), 2U);
+  ASSERT_EQ(steady->follow().to_string(), "ok");
+  EXPECT_TRUE(same(steady->weights, run_.weights[2]));
+  send(*trainer_, run_.step(3));
+  EXPECT_EQ(relay_all(), 1U);
+  ASSERT_EQ(steady->follow().to_string(), "ok");
+  EXPECT_TRUE(same(steady->weights, run_.weights[3]));
+}
+
 TEST_F(AgentRelayTest, AnotherRunIsRefused) {
   open();
   Publication other = run_.step(1);

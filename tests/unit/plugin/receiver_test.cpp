@@ -238,6 +238,85 @@ TEST_F(ReceiverTest, GivesUpOnWhatStaysDamagedAndStaysUsable) {
   EXPECT_TRUE(same(held_, run_.weights[1]));
 }
 
+Publication with_damage(Publication made) {
+  made.parts.begin()->second.back() ^= std::byte{1};
+  return made;
+}
+
+TEST_F(ReceiverTest, AnAnchorLeadsPastAVersionThatStaysDamaged) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  send(*sender_, with_damage(run_.step(1)));
+  for (int tries = 0; tries < 2; ++tries) {
+    EXPECT_EQ(update().status().code(), StatusCode::kCorrupt);
+    EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  }
+  publish(2, 2);
+  EXPECT_EQ(update().status().code(), StatusCode::kCorrupt);
+  send(*sender_, run_.anchor(2));
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_TRUE(done->anchor);
+  EXPECT_TRUE(same(held_, run_.weights[2]));
+  EXPECT_EQ((*sender_->receivers())[0].proof, to_hex(digest_of(run_.weights[2])));
+  publish(3, 3);
+  ASSERT_TRUE(update().ok());
+}
+
+// It is there already.
+TEST_F(ReceiverTest, TakesAnAnchorInPlaceOfAVersionThatStaysDamaged) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  send(*sender_, with_damage(run_.step(1)));
+  send(*sender_, run_.anchor(1));
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+}
+
+// Told every time, and not fetched on and on.
+TEST_F(ReceiverTest, AnAnchorThatIsDamagedTooIsTold) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  const Publication step = with_damage(run_.step(1)), anchor = with_damage(run_.anchor(1));
+  send(*sender_, step);
+  send(*sender_, anchor);
+  EXPECT_EQ(update().status().code(), StatusCode::kCorrupt);
+  for (int tries = 0; tries < 3; ++tries) {
+    road_.parts = 0;
+    const Status status = update().status();
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt) << status.to_string();
+    EXPECT_LE(road_.parts, static_cast<int>(step.parts.size() + anchor.parts.size()));
+    EXPECT_TRUE(same(held_, run_.weights[0]));
+  }
+  publish(2, 2);
+  send(*sender_, run_.anchor(2));
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[2]));
+}
+
+// Its parts have the hashes that the manifest says, and a tensor that it does not list.
+TEST_F(ReceiverTest, AnAnchorLeadsPastAVersionThatContradictsItself) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  Publication made = run_.step(1);
+  const auto odd = std::ranges::find_if(made.manifest.tensors, [&](const ManifestTensor& tensor) {
+    return run_.layout[*run_.layout.find(tensor.name)].size_bytes > 0;
+  });
+  ASSERT_NE(odd, made.manifest.tensors.end());
+  made.manifest.tensors.erase(odd);
+  --made.manifest.changed_tensors;
+  send(*sender_, made);
+  EXPECT_EQ(update().status().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(update().status().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(update().status().code(), StatusCode::kWrongBase);
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  publish(2, 2);
+  send(*sender_, run_.anchor(2));
+  ASSERT_TRUE(update().ok());
+  EXPECT_TRUE(same(held_, run_.weights[2]));
+}
+
 TEST_F(ReceiverTest, ReturnsOtherFailuresAtOnce) {
   announce();
   publish(1, 1);
