@@ -11,6 +11,7 @@
 #include "module/source.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
+#include "plugin/job/report_proof.h"
 
 namespace driftless::python {
 namespace {
@@ -178,6 +179,23 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   std::vector<EngineTally> engines_;
 };
 
+void bind_receiver_report(py::module_& module) {
+  py::class_<ReceiverReport> receiver(
+      module, "ReceiverReport",
+      "What a receiver last reported. A version's number is no identity: receivers of an earlier "
+      "run may have reported it, too. Compare `digest` (hex; '' if it holds nothing) with that of "
+      "the version. `proven`: the digest was computed from all of the receiver's tensors. One that "
+      "holds some of the run's tensors has a digest of its own.");
+  def_fields(
+      receiver, "id", &ReceiverReport::id, "version", &ReceiverReport::version, "proof",
+      &ReceiverReport::proof, "digest",
+      [](const ReceiverReport& report) { return parse_proof(report.proof).digest; }, "proven",
+      [](const ReceiverReport& report) {
+        const ReportProof proof = parse_proof(report.proof);
+        return !proof.digest.empty() && proof.unproven == 0;
+      });
+}
+
 void bind_publish_reports(py::module_& module) {
   py::class_<LiveCosts> live(
       module, "LiveCosts",
@@ -199,9 +217,7 @@ void bind_publish_reports(py::module_& module) {
     return concat("PublishReport(version=", self.version, ", encoding='", info(self.encoding).name,
                   "', changed_units=", self.changed_units, ", wire_bytes=", self.wire_bytes, ")");
   });
-  py::class_<ReceiverReport> receiver(module, "ReceiverReport");
-  def_fields(receiver, "id", &ReceiverReport::id, "version", &ReceiverReport::version, "proof",
-             &ReceiverReport::proof);
+  bind_receiver_report(module);
   py::class_<EngineTally> engine(
       module, "EngineTally",
       "An engine that the leading trainer tells about every version: of how many it was told, how "

@@ -11,7 +11,7 @@
 namespace driftless {
 
 struct ReportProof {
-  std::string digest;          // 32 digits
+  std::string digest;          // 32 digits; empty if it holds nothing
   std::uint64_t unproven = 0;  // tensors that the digest was not computed from
   bool timed = false;          // the times were in it
   double stage_ms = 0;         // fetching included
