@@ -126,6 +126,13 @@ void bind_config(py::module_& module) {
           "publish_s", [](const Config& config) { return seconds_of(config.publisher.deadline); })
       .def_property_readonly(
           "connect_s", [](const Config& config) { return seconds_of(config.connect_deadline); })
+      .def(
+          "check_available",
+          [](const Config& config) {
+            check(check_available(road_table(), config, launched_by_mpi()));
+          },
+          "Raises what a Job of this configuration would lack here: a road or another part that was "
+          "not built. Joins nobody.")
       .def("settings", [](const Config& config) {
         py::dict settings;
         for (const auto& [key, value] : effective_settings(config)) settings[py::str(key)] = value;

@@ -184,8 +184,8 @@ void bind_receiver_report(py::module_& module) {
       module, "ReceiverReport",
       "What a receiver last reported. A version's number is no identity: receivers of an earlier "
       "run may have reported it, too. Compare `digest` (hex; '' if it holds nothing) with that of "
-      "the version. `proven`: the digest was computed from all of the receiver's tensors. One that "
-      "holds some of the run's tensors has a digest of its own.");
+      "the version. `proven`: the digest was computed from all of the receiver's tensors. "
+      "`partial`: it holds some of the run's tensors, and the digest is theirs.");
   def_fields(
       receiver, "id", &ReceiverReport::id, "version", &ReceiverReport::version, "proof",
       &ReceiverReport::proof, "digest",
@@ -193,7 +193,8 @@ void bind_receiver_report(py::module_& module) {
       [](const ReceiverReport& report) {
         const ReportProof proof = parse_proof(report.proof);
         return !proof.digest.empty() && proof.unproven == 0;
-      });
+      },
+      "partial", &wants_parts);
 }
 
 void bind_publish_reports(py::module_& module) {

@@ -7,9 +7,7 @@
 #include <nlohmann/json.hpp>
 
 namespace driftless {
-namespace {
 
-// One that holds some of the tensors has another digest than the version.
 bool wants_parts(const ReceiverReport& report) {
   if (report.proof.empty() || report.proof == kAnchorWanted) return false;
   const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
@@ -17,8 +15,6 @@ bool wants_parts(const ReceiverReport& report) {
            return need.kind != TensorNeed::Kind::kAll;
          });
 }
-
-}  // namespace
 
 Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& config,
                                                                  JobProcess& process,

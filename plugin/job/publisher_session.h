@@ -15,6 +15,10 @@
 
 namespace driftless {
 
+// Whether a receiver that holds a version holds some of the tensors: then the digest that it
+// reports is theirs, and not the version's.
+[[nodiscard]] bool wants_parts(const ReceiverReport& report);
+
 class PublisherSession {
  public:
   // Collective. `base`: version 0 (Publisher::open()). `group`: of trainers that no MPI launcher
