@@ -33,6 +33,9 @@ class PythonSource final : public WeightSource {
         tensors_.push_back(spec.cast<const TensorSpec&>());
       }
       if (py::hasattr(object_, "boxes")) take_boxes();
+      if (py::hasattr(object_, "companions_dir")) {
+        companions_dir_ = path_of(object_.attr("companions_dir"));
+      }
     } catch (...) {
       broken_ = failure_->capture(kSource);
       tensors_.clear();
@@ -50,6 +53,7 @@ class PythonSource final : public WeightSource {
 
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
+  [[nodiscard]] std::string companions_dir() const override { return companions_dir_; }
   // Tensors are kept there beyond their batch.
   void hold_in(std::vector<TensorRef>& refs) { held_ = &refs; }
 
@@ -139,6 +143,7 @@ class PythonSource final : public WeightSource {
   bool waits_ = true;
   std::vector<TensorSpec> tensors_;
   std::vector<TensorBox> boxes_;  // none: all are whole
+  std::string companions_dir_;
   Status broken_;
   std::vector<TensorRef>* held_ = nullptr;
 };
@@ -155,6 +160,7 @@ class HeldCheckpoint final : public WeightSource {
       const std::function<Status(std::span<const OfferedTensor>)>& use) override {
     return source_.visit(use);
   }
+  [[nodiscard]] std::string companions_dir() const override { return checkpoint_.directory(); }
   [[nodiscard]] const Checkpoint& checkpoint() const { return checkpoint_; }
   [[nodiscard]] const WeightLayout& layout() const { return checkpoint_.layout(); }
   [[nodiscard]] const std::string& path() const { return checkpoint_.path(); }
