@@ -15,6 +15,10 @@ class ForwardingReceiveRoad : public ReceiveRoad {
   [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override {
     return road_->run_info(deadline);
   }
+  [[nodiscard]] Status check_held(std::uint64_t version, std::string_view digest,
+                                  const Deadline& deadline) override {
+    return road_->check_held(version, digest, deadline);
+  }
   [[nodiscard]] Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
     return road_->list(deadline);
   }

@@ -164,6 +164,13 @@ class ReceiveRoad {
 
   // The announcement; waits for it.
   [[nodiscard]] virtual Result<std::string> run_info(const Deadline& deadline) = 0;
+  // Before anything else is asked for, if the receiver holds all weights of a version already, with
+  // this digest (hexadecimal). kWrongBase if the road finds that the version is another one. Of
+  // roads whose runs have random ids the run says it.
+  [[nodiscard]] virtual Status check_held(std::uint64_t /*version*/, std::string_view /*digest*/,
+                                          const Deadline& /*deadline*/) {
+    return {};
+  }
   // What can be fetched now, ascending by number, a version before its anchor.
   [[nodiscard]] virtual Result<std::vector<PublicationId>> list(const Deadline& deadline) = 0;
   // Returns once a version past `version` is there; looks again and again, ever more rarely.

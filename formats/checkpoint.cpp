@@ -2,6 +2,7 @@
 #include "formats/checkpoint.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -46,17 +47,6 @@ Result<std::string> only_file(FileSystem& fs, const std::string& directory) {
   return names.front();
 }
 
-Result<SafetensorsFile> open_shard(FileSystem& fs, const std::string& directory,
-                                   const std::string& file, const std::string& first_tensor) {
-  const Status inside = check_inside(fs, directory, file);
-  if (inside.code() == StatusCode::kNotFound) {
-    return error(StatusCode::kNotFound, join_path(directory, file), ": is missing; ",
-                 kCheckpointIndexName, " has tensor ", shown(first_tensor), " in it");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(inside);
-  return SafetensorsFile::open(fs, join_path(directory, file));
-}
-
 // The tensors of a file must be exactly those that the index has in it.
 Status check_shard(const SafetensorsFile& shard, const std::string& file, const TensorFiles& index,
                    std::uint64_t expected_tensors) {
@@ -82,50 +72,39 @@ Status check_shard(const SafetensorsFile& shard, const std::string& file, const 
                " tensors in the index");
 }
 
-Result<std::vector<SafetensorsFile>> open_shards(FileSystem& fs, const std::string& directory) {
-  const std::string name(kCheckpointIndexName);
-  const std::string index_path = join_path(directory, name);
-  DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, directory, name));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
-                             read_text(fs, index_path, kMaxCheckpointIndexBytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(const TensorFiles index, parse_checkpoint_index(text, index_path));
-  struct Expected {
-    std::string first_tensor;
-    std::uint64_t tensors = 0;
-  };
-  std::map<std::string, Expected> expected;
-  for (const auto& [tensor, file] : index) {
-    Expected& shard = expected.try_emplace(file, Expected{tensor, 0}).first->second;
-    ++shard.tensors;
+// Whether `file` is a blob of the repository in a model hub's cache that `directory` belongs to a
+// snapshot of. Both are real paths.
+bool is_blob_of_snapshot(const std::filesystem::path& directory,
+                         const std::filesystem::path& file) {
+  for (std::filesystem::path at = directory; at.has_relative_path(); at = at.parent_path()) {
+    const std::filesystem::path above = at.parent_path(), repository = above.parent_path();
+    if (above.filename() == "snapshots" && repository.filename().string().starts_with("models--")) {
+      return file.parent_path() == repository / "blobs";
+    }
   }
-  std::vector<SafetensorsFile> files;
-  files.reserve(expected.size());
-  for (const auto& [file, shard] : expected) {
-    DRIFTLESS_ASSIGN_OR_RETURN(SafetensorsFile opened,
-                               open_shard(fs, directory, file, shard.first_tensor));
-    DRIFTLESS_RETURN_IF_ERROR(check_shard(opened, file, index, shard.tensors));
-    files.push_back(std::move(opened));
-  }
-  return files;
+  return false;
 }
 
-Result<std::vector<SafetensorsFile>> open_files(FileSystem& fs, const std::string& path) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool directory, is_directory(fs, path));
-  if (directory) {
-    const Result<FileInfo> index = fs.info(join_path(path, kCheckpointIndexName));
-    if (index.ok()) return open_shards(fs, path);
-    if (index.status().code() != StatusCode::kNotFound) return index.status();
-  }
-  std::string file = path;
-  if (directory) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, only_file(fs, path));
-    DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, path, name));
-    file = join_path(path, name);
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(SafetensorsFile opened, SafetensorsFile::open(fs, file));
-  std::vector<SafetensorsFile> files;
-  files.push_back(std::move(opened));
-  return files;
+// Where a symbolic link in a checkpoint's directory leads to, if it may be followed.
+Result<std::string> follow_link(FileSystem& fs, const std::string& directory,
+                                const std::string& name) {
+  const Status inside = check_inside(fs, directory, name);
+  if (inside.code() == StatusCode::kNotFound) return inside;
+  std::error_code problem;
+  const auto root = std::filesystem::canonical(directory, problem);
+  const auto real = std::filesystem::canonical(join_path(directory, name), problem);
+  if (problem) return errno_status(problem.value(), join_path(directory, name));
+  if (!inside.ok() && !is_blob_of_snapshot(root, real)) return inside;
+  return real.string();
+}
+
+// Whether a file of this name may be configuration or tokenizer.
+bool is_companion(std::string_view name) {
+  constexpr std::string_view kOthers[] = {".safetensors", ".bin",        ".pt",   ".pth", ".ckpt",
+                                          ".h5",          ".msgpack",    ".gguf", ".npz", ".onnx",
+                                          ".tar",         ".index.json", ".tmp"};
+  if (name.starts_with('.') || name == "manifest.json" || name == "DONE") return false;
+  return std::ranges::none_of(kOthers, [&](std::string_view end) { return name.ends_with(end); });
 }
 
 }  // namespace
@@ -156,10 +135,106 @@ Result<TensorFiles> parse_checkpoint_index(std::string_view text, std::string_vi
   return read_weight_map(index, what);
 }
 
+Result<CheckpointFile> open_checkpoint_file(FileSystem& fs, const std::string& directory,
+                                            const std::string& name) {
+  std::string real = join_path(directory, name);
+  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(real));
+  CheckpointFile file{{}, info.kind == FileKind::kSymlink};
+  if (file.linked) {
+    DRIFTLESS_ASSIGN_OR_RETURN(real, follow_link(fs, directory, name));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(file.content, fs.map(real));
+  // A link that somebody put in its place meanwhile was followed, wherever it leads.
+  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo now, fs.info(real));
+  const bool same = !file.linked || file.content.identity() == now.identity;
+  if (now.kind == FileKind::kFile && same) return file;
+  return error(StatusCode::kBusy, real, ": was replaced while it was opened; try again");
+}
+
+Result<Companions> open_companions(FileSystem& fs, const std::string& directory) {
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{256} << 20;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(directory));
+  Companions found;
+  for (const std::string& name : names) {
+    const std::string path = join_path(directory, name);
+    if (!is_companion(name) || fs.info(join_path(path, ".")).ok()) continue;  // a directory
+    Result<CheckpointFile> file = open_checkpoint_file(fs, directory, name);
+    if (file.ok() && file->content.bytes().size() <= kMaxBytes) {
+      found.files[name] = std::move(file->content);
+    } else {
+      found.left_out.push_back(file.ok() ? concat(path, ": more than ", kMaxBytes, " bytes")
+                                         : std::string(file.status().message()));
+    }
+  }
+  return found;
+}
+
+Status Checkpoint::open_shard(FileSystem& fs, const std::string& name) {
+  DRIFTLESS_ASSIGN_OR_RETURN(CheckpointFile file, open_checkpoint_file(fs, path_, name));
+  linked_ = linked_ || file.linked;
+  Result<SafetensorsFile> opened = SafetensorsFile::open(std::move(file.content));
+  if (!opened.ok()) {
+    return file.linked ? opened.status().with_context(join_path(path_, name)) : opened.status();
+  }
+  files_.push_back(std::move(*opened));
+  names_.push_back(name);
+  return {};
+}
+
+Status Checkpoint::open_shards(FileSystem& fs, const TensorFiles& index) {
+  struct Expected {
+    std::string first_tensor;
+    std::uint64_t tensors = 0;
+  };
+  std::map<std::string, Expected> expected;
+  for (const auto& [tensor, file] : index) {
+    Expected& shard = expected.try_emplace(file, Expected{tensor, 0}).first->second;
+    ++shard.tensors;
+  }
+  for (const auto& [name, shard] : expected) {
+    const Status opened = open_shard(fs, name);
+    if (opened.code() == StatusCode::kNotFound) {
+      return error(StatusCode::kNotFound, join_path(path_, name), ": is missing; ",
+                   kCheckpointIndexName, " has tensor ", shown(shard.first_tensor), " in it");
+    }
+    DRIFTLESS_RETURN_IF_ERROR(opened);
+    DRIFTLESS_RETURN_IF_ERROR(check_shard(files_.back(), name, index, shard.tensors));
+  }
+  return {};
+}
+
+Status Checkpoint::open_files(FileSystem& fs) {
+  DRIFTLESS_ASSIGN_OR_RETURN(directory_, is_directory(fs, path_));
+  if (!directory_) {  // a link that the caller names is followed
+    DRIFTLESS_ASSIGN_OR_RETURN(SafetensorsFile opened, SafetensorsFile::open(fs, path_));
+    files_.push_back(std::move(opened));
+    names_.push_back(path_.substr(path_.rfind('/') + 1));
+    return {};
+  }
+  const std::string index_path = join_path(path_, kCheckpointIndexName);
+  const Result<FileInfo> index = fs.info(index_path);
+  if (index.status().code() == StatusCode::kNotFound) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, only_file(fs, path_));
+    return open_shard(fs, name);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(index.status());
+  DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointFile file,
+                             open_checkpoint_file(fs, path_, std::string(kCheckpointIndexName)));
+  linked_ = file.linked;
+  const std::span<const std::byte> bytes = file.content.bytes();
+  if (bytes.size() > kMaxCheckpointIndexBytes) {
+    return error(StatusCode::kCorrupt, index_path, ": ", bytes.size(), " bytes, at most ",
+                 kMaxCheckpointIndexBytes, " are expected");
+  }
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  DRIFTLESS_ASSIGN_OR_RETURN(const TensorFiles tensors, parse_checkpoint_index(text, index_path));
+  return open_shards(fs, tensors);
+}
+
 Result<Checkpoint> Checkpoint::open(FileSystem& fs, const std::string& path) {
   Checkpoint checkpoint;
   checkpoint.path_ = path;
-  DRIFTLESS_ASSIGN_OR_RETURN(checkpoint.files_, open_files(fs, path));
+  DRIFTLESS_RETURN_IF_ERROR(checkpoint.open_files(fs));
   std::vector<TensorSpec> specs;
   for (const SafetensorsFile& file : checkpoint.files_) {
     for (const SafetensorsEntry& entry : file.header().tensors) specs.push_back(entry.spec);

@@ -47,11 +47,33 @@ struct OtherTensor {
   std::optional<std::uint32_t> copy_of{};
 };
 
+// A file of a checkpoint's directory. A symbolic link is followed if it stays in the directory, or
+// leads from a snapshot in the cache of a model hub to a blob of the same repository
+// (models--org--name/snapshots/<revision>/... to models--org--name/blobs/..., by real paths);
+// kInvalidArgument otherwise. kBusy if the file was replaced while it was opened. The content's
+// path() is the real one.
+struct CheckpointFile {
+  MappedFile content;
+  bool linked = false;
+};
+[[nodiscard]] Result<CheckpointFile> open_checkpoint_file(FileSystem& fs,
+                                                          const std::string& directory,
+                                                          const std::string& name);
+
+// The files of a checkpoint's directory that hold no weights: configuration, tokenizer. Not hidden
+// ones, sub-directories or files of a version (manifest.json, DONE). `left_out` says which others
+// were: links that may not be followed, files that cannot be opened or are too large for that.
+struct Companions {
+  std::map<std::string, MappedFile> files;
+  std::vector<std::string> left_out;
+};
+[[nodiscard]] Result<Companions> open_companions(FileSystem& fs, const std::string& directory);
+
 // `path` is a directory with model.safetensors.index.json and the files that it names, a directory
 // with one *.safetensors file, or such a file itself. The index and the files must agree on every
-// tensor; files that the index does not name are ignored. File names must be plain, and no file may
-// be a symbolic link that leads out of the directory. Once set up immutable, and safe to share
-// between threads.
+// tensor; files that the index does not name are ignored. File names must be plain, and links are
+// followed as open_checkpoint_file() says. Once set up immutable, and safe to share between
+// threads.
 class Checkpoint {
  public:
   [[nodiscard]] static Result<Checkpoint> open(FileSystem& fs, const std::string& path);
@@ -64,10 +86,16 @@ class Checkpoint {
   void mark_copy(std::size_t other, std::uint32_t tensor) { others_[other].copy_of = tensor; }
 
   [[nodiscard]] const std::string& path() const { return path_; }
+  // The same; empty if that is a file.
+  [[nodiscard]] std::string directory() const { return directory_ ? path_ : std::string(); }
   // In ascending order of their names.
   [[nodiscard]] const std::vector<OtherTensor>& others() const { return others_; }
   [[nodiscard]] const WeightLayout& layout() const { return layout_; }
   [[nodiscard]] const std::vector<SafetensorsFile>& files() const { return files_; }
+  // As the directory names it; files()[file] has the real path.
+  [[nodiscard]] const std::string& file_name(std::size_t file) const { return names_[file]; }
+  // Whether the index or a file is a symbolic link: such a checkpoint is read, never written to.
+  [[nodiscard]] bool linked() const { return linked_; }
   [[nodiscard]] const TensorLocation& location(std::size_t tensor) const {
     return locations_[tensor];
   }
@@ -81,6 +109,9 @@ class Checkpoint {
   void forget(std::size_t tensor, std::uint64_t byte_offset, std::uint64_t size_bytes) const;
 
  private:
+  [[nodiscard]] Status open_files(FileSystem& fs);
+  [[nodiscard]] Status open_shards(FileSystem& fs, const TensorFiles& index);
+  [[nodiscard]] Status open_shard(FileSystem& fs, const std::string& name);
   [[nodiscard]] const std::byte* data(const TensorLocation& at) const {
     return files_[at.file].file().bytes().data() + at.file_offset;
   }
@@ -88,6 +119,9 @@ class Checkpoint {
   std::string path_;
   WeightLayout layout_;
   std::vector<SafetensorsFile> files_;
+  std::vector<std::string> names_;
+  bool directory_ = false;
+  bool linked_ = false;
   std::vector<TensorLocation> locations_;
   std::vector<OtherTensor> others_;
 };

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ._native import CheckpointSource, Config, Job, Publisher, PublishReport
+from ._native import CheckpointSource, Config, Job, Publisher, PublishReport, ReceiverReport
 from .errors import DeadlineExceededError
 from .whole import Tensors, taken
 
@@ -29,9 +29,9 @@ class WeightTransfer:
     `config`: of Driftless, or its file. `base`: the checkpoint that trainer and engines start from;
     what TRL sends is published under its names and in its types, and what TRL does not send (frozen
     towers, stored copies of tied tensors) is no part of the run: receivers that hold it prove that
-    it is the base's. `wait_for`: so many receivers
-    (agents, engines) have the version before a sync returns; if they do not within `timeout_s`, that
-    is an error. Engines are paused by their own receivers, for the commit alone: pause() and
+    it is the base's. `wait_for`: so many receivers (agents, engines) report the version, with its
+    digest, before a sync returns; if they do not within `timeout_s`, that is an error. Engines are
+    paused by their own receivers, for the commit alone: pause() and
     resume() do nothing."""
 
     def __init__(
@@ -46,6 +46,8 @@ class WeightTransfer:
         self._wait_for, self._timeout_s = wait_for, timeout_s
         self._job: Job | None = None
         self._publisher: Publisher | None = None
+        self._named: set[str] = set()
+        self._left_behind: dict[str, tuple[int, str]] = {}  # said before the first version
         self.last: PublishReport | None = None
 
     def init_weight_transfer(self) -> None:
@@ -64,8 +66,10 @@ class WeightTransfer:
             self._publisher = Publisher(self._job, source, checkpoint=self._base)
             for note in self._publisher.notes:
                 _logger.warning("driftless: %s", note)
+            found = self._publisher.receivers()
+            self._left_behind = {each.id: (each.version, each.proof) for each in found}
         self.last = self._publisher.publish(Tensors(self._base, sent))
-        self._await_receivers(self._publisher, self.last.version)
+        self._await_receivers(self._publisher, self.last)
 
     def resume(self) -> None:
         """Nothing: see pause()."""
@@ -81,18 +85,44 @@ class WeightTransfer:
             if job is not None:
                 job.close()
 
-    def _await_receivers(self, publisher: Publisher, version: int) -> None:
+    def _await_receivers(self, publisher: Publisher, sent: PublishReport) -> None:
         deadline = time.monotonic() + self._timeout_s
         while True:
             found = publisher.receivers()
-            there = [each.id for each in found if each.version >= version]
+            there = [each for each in found if self._holds(each, sent)]
             if len(there) >= self._wait_for:
+                self._name_unproven(e.id for e in there if e.partial or not e.proven)
                 return
             if time.monotonic() > deadline:
-                known = ", ".join(f"{each.id}: version {each.version}" for each in found)
+                known = ", ".join(map(_described, found))
                 raise DeadlineExceededError(
-                    f"version {version} is published, but {len(there)} of {self._wait_for} "
-                    f"receivers have it after {self._timeout_s:g} s ({known or 'none is there'}): "
-                    "look at the agent's log, or wait for fewer (wait_for=)"
+                    f"version {sent.version} (digest {sent.digest}) is published, but {len(there)} "
+                    f"of {self._wait_for} receivers have it after {self._timeout_s:g} s "
+                    f"({known or 'none is there'}): look at the agent's log, or wait for fewer "
+                    "(wait_for=)"
                 )
             time.sleep(0.02)
+
+    def _holds(self, receiver: ReceiverReport, sent: PublishReport) -> bool:
+        """By its digest: a number may be what a receiver of an earlier run left behind. One that
+        holds some of the tensors has a digest of its own; it counts if it was said in this run."""
+        if receiver.version != sent.version or not receiver.digest:
+            return False
+        if receiver.partial:
+            return self._left_behind.get(receiver.id) != (receiver.version, receiver.proof)
+        return receiver.digest == sent.digest
+
+    def _name_unproven(self, ids: Iterable[str]) -> None:
+        """A receiver that does not prove all tensors of the version counts, and is named, once."""
+        if new := sorted(set(ids) - self._named):
+            self._named.update(new)
+            logging.getLogger(__name__).warning(
+                "counted as receivers, and do not prove all tensors of the version: %s",
+                ", ".join(new),
+            )
+
+
+def _described(receiver: ReceiverReport) -> str:
+    if not receiver.digest:
+        return f"{receiver.id}: nothing"
+    return f"{receiver.id}: version {receiver.version} with digest {receiver.digest}"

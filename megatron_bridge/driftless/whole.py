@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ class Tensors:
 
     def __init__(self, base: CheckpointSource, tensors: dict[str, Any]) -> None:
         self._specs = [spec for spec in base.tensors() if spec.name in tensors]
+        # Whole versions carry the base's configuration and tokenizer.
+        self.companions_dir = base.path if os.path.isdir(base.path) else ""
         self._tensors = tensors
 
     def tensors(self) -> list[TensorSpec]:

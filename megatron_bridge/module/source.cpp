@@ -36,6 +36,9 @@ class PythonSource final : public WeightSource {
       if (py::hasattr(object_, "left_to_others")) {
         left_ = object_.attr("left_to_others")().cast<std::vector<std::string>>();
       }
+      if (py::hasattr(object_, "companions_dir")) {
+        companions_dir_ = path_of(object_.attr("companions_dir"));
+      }
     } catch (...) {
       broken_ = failure_->capture(kSource);
       tensors_.clear();
@@ -58,6 +61,7 @@ class PythonSource final : public WeightSource {
   void leave_out(std::span<const std::uint32_t> tensors) override {
     left_out_.assign(tensors.begin(), tensors.end());
   }
+  [[nodiscard]] std::string companions_dir() const override { return companions_dir_; }
   // Tensors are kept there beyond their batch.
   void hold_in(std::vector<TensorRef>& refs) { held_ = &refs; }
 
@@ -151,6 +155,7 @@ class PythonSource final : public WeightSource {
   std::vector<TensorBox> boxes_;  // none: all are whole
   std::vector<std::string> left_;
   std::vector<std::uint32_t> left_out_;  // by visit(), if the object can
+  std::string companions_dir_;
   Status broken_;
   std::vector<TensorRef>* held_ = nullptr;
 };
@@ -167,6 +172,7 @@ class HeldCheckpoint final : public WeightSource {
       const std::function<Status(std::span<const OfferedTensor>)>& use) override {
     return source_.visit(use);
   }
+  [[nodiscard]] std::string companions_dir() const override { return checkpoint_.directory(); }
   [[nodiscard]] const Checkpoint& checkpoint() const { return checkpoint_; }
   [[nodiscard]] const WeightLayout& layout() const { return checkpoint_.layout(); }
   [[nodiscard]] const std::string& path() const { return checkpoint_.path(); }

@@ -67,7 +67,8 @@ Result<std::vector<VersionDirectory>> plan(FileSystem& fs, const std::string& di
 Status adopt_announced(FileSystem& fs, const std::string& directory,
                        const std::vector<VersionDirectory>& chain, CheckpointPatcher& patcher) {
   const std::string path = join_path(directory, kRunInfoName);
-  if (!chain.front().manifest || !exists(fs, path)) return {};
+  if (!chain.front().manifest) return {};
+  if (!exists(fs, path)) return patcher.adopt_signature(chain.front().manifest->layout);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, path, kMaxRunInfoBytes));
   DRIFTLESS_ASSIGN_OR_RETURN(const RunInfo run, parse_run_info(text, path));
   if (run.run != chain.front().manifest->id.run) return {};  // refused later, with the reason
@@ -88,6 +89,12 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
   }
   // Opened once before anything is made in it: what is no checkpoint stays as it is.
   DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint probe, Checkpoint::open(fs, path));
+  if (probe.linked()) {
+    return error(StatusCode::kInvalidArgument, path,
+                 ": its files are symbolic links, as in the cache of a model hub, and are not "
+                 "written to, since others may load them; patch a copy of your own: cp -rL ",
+                 path, " DIR");
+  }
   const std::string sync_directory = join_path(path, kSyncDirectory);
   if (Status made = fs.make_directory(sync_directory);
       !made.ok() && made.code() != StatusCode::kAlreadyExists) {
@@ -444,6 +451,10 @@ Result<ApplyReport> apply_versions(FileSystem& fs, const std::string& directory,
   for (const VersionDirectory& version : chain) {
     DRIFTLESS_ASSIGN_OR_RETURN(AppliedVersion applied, patcher->apply(version));
     report.applied.push_back(std::move(applied));
+    if (!version.full()) continue;
+    CompanionDifferences found = compare_companions(fs, version.path, checkpoint);
+    report.other_files = std::move(found.others);
+    std::ranges::move(found.here_alone, std::back_inserter(report.other_files));
   }
   report.digest_known = patcher->state().digest.has_value();
   return report;

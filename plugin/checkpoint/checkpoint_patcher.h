@@ -60,6 +60,10 @@ class CheckpointPatcher {
   // stored copy is written with it. kWrongLayout, naming a tensor, if the checkpoint does not have
   // one, or was brought to a version of other tensors.
   [[nodiscard]] Status adopt_layout(const WeightLayout& published);
+  // The same if only the signature of what the run publishes is known: it is that of all that is
+  // stored here, or of that without the copy of a tied tensor. If it is neither, nothing happens,
+  // and versions of it are refused.
+  [[nodiscard]] Status adopt_signature(const Hash128& published);
   // What is left alone, read from the files.
   [[nodiscard]] std::vector<LeftTensor> left_tensors() const;
 
@@ -132,6 +136,9 @@ struct ApplyReport {
   std::uint64_t to_version = 0;
   bool recovered = false;     // an interrupted apply was finished first
   bool digest_known = false;  // the weights' digest is known after this
+  // Of the newest full version applied: files beside its weights that the checkpoint has otherwise,
+  // or not at all. They are left as they are.
+  std::vector<std::string> other_files;
   std::vector<AppliedVersion> applied;
 };
 

@@ -20,6 +20,7 @@ struct Identity {
   std::uint64_t base_version = 0;
   Hash128 run;
   std::optional<Digest> base_digest;  // if a version that is there tells it
+  Hash128 layout;                     // of the run; zero: not known
 };
 
 struct DeltaInput {
@@ -55,12 +56,14 @@ Status find_run(FileSystem& fs, const DeltaOptions& options,
                 const std::vector<std::uint64_t>& versions, Identity& identity) {
   if (const auto base = manifest_of(fs, options.directory, identity.base_version)) {
     identity.run = base->id.run;
+    identity.layout = base->layout;
     identity.base_digest = base->digest;
     return {};
   }
   for (auto at = versions.rbegin(); at != versions.rend() && identity.run.is_zero(); ++at) {
     const auto manifest = manifest_of(fs, options.directory, *at);
     if (manifest) identity.run = manifest->id.run;
+    if (manifest) identity.layout = manifest->layout;
   }
   const auto sibling = manifest_of(fs, options.directory, identity.base_version + 1);
   if (sibling && sibling->base_version == identity.base_version) {
@@ -154,6 +157,16 @@ Manifest describe(const DeltaInput& input, const DeltaFindings& findings) {
   }
   manifest.created = utc_now();
   return manifest;
+}
+
+// Versions of a run have the same tensors.
+Status check_layout(const DeltaInput& input) {
+  const Hash128& found = input.layout().signature();
+  if (input.identity->layout.is_zero() || input.identity->layout == found) return {};
+  return error(StatusCode::kWrongLayout, input.options->directory, ": its run has weight layout ",
+               to_hex(input.identity->layout), ", and what both checkpoints store has ",
+               to_hex(found), " (a tied tensor's copy that one of them alone stores is left out): ",
+               "give checkpoints that store the run's tensors, or another directory");
 }
 
 Status check_base(const DeltaOptions& options, const Identity& identity, const Digest& found) {
@@ -374,7 +387,19 @@ Status write_shard(FileSystem& fs, const std::string& path, const DeltaInput& in
   return {};
 }
 
-// One shard of compressed tensors, or of whole ones, and the index.
+// A full version is a whole checkpoint: readers of others make theirs what it is.
+Status write_companions(FileSystem& fs, const Checkpoint& after, const VersionWriter& version) {
+  if (after.directory().empty()) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const Companions found, open_companions(fs, after.directory()));
+  for (const auto& [name, file] : found.files) {
+    const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                                file.bytes().size());
+    DRIFTLESS_RETURN_IF_ERROR(write_text(fs, version.file_path(name), text));
+  }
+  return {};
+}
+
+// One shard of compressed tensors, or of whole ones, the index, and what goes with a whole one.
 Status write_hf_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
                         DeltaFindings& findings) {
   DRIFTLESS_RETURN_IF_ERROR(compare_checkpoints(input, findings, {}));
@@ -392,7 +417,8 @@ Status write_hf_payload(FileSystem& fs, const DeltaInput& input, const VersionWr
   for (const std::uint32_t tensor : tensors) {
     index.weight_map[input.layout()[tensor].name] = shard_file_name(0, 1);
   }
-  return write_text(fs, version.file_path(kIndexName), index_to_json(index));
+  DRIFTLESS_RETURN_IF_ERROR(write_text(fs, version.file_path(kIndexName), index_to_json(index)));
+  return input.encoding == Encoding::kFull ? write_companions(fs, *input.after, version) : Status();
 }
 
 }  // namespace
@@ -403,13 +429,16 @@ Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Encoding encoding, choose_encoding(options));
   DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.old_checkpoint));
   DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.new_checkpoint));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint before, Checkpoint::open(fs, options.old_checkpoint));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint after, Checkpoint::open(fs, options.new_checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint before, Checkpoint::open(fs, options.old_checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint after, Checkpoint::open(fs, options.new_checkpoint));
+  DeltaReport report;
+  DRIFTLESS_ASSIGN_OR_RETURN(report.notes, leave_out_copies(fs, before, after));
   DRIFTLESS_RETURN_IF_ERROR(
       before.layout().check_same(after.layout(), before.path(), after.path()));
   DRIFTLESS_RETURN_IF_ERROR(check_sizes(before.layout(), encoding));
   DRIFTLESS_ASSIGN_OR_RETURN(const Identity identity, identify(fs, options));
   const DeltaInput input{&before, &after, &identity, encoding, &options};
+  DRIFTLESS_RETURN_IF_ERROR(check_layout(input));
   DRIFTLESS_ASSIGN_OR_RETURN(VersionWriter version,
                              VersionWriter::create(fs, options.directory, identity.version));
   DeltaFindings findings;
@@ -423,7 +452,6 @@ Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
     default: DRIFTLESS_RETURN_IF_ERROR(write_hf_payload(fs, input, version, findings));
   }
   DRIFTLESS_RETURN_IF_ERROR(check_base(options, identity, findings.base_digest));
-  DeltaReport report;
   report.manifest = describe(input, findings);
   report.manifest.timings_ms["process_ms"] = watch.lap_ms();
   DRIFTLESS_RETURN_IF_ERROR(version.publish(report.manifest));

@@ -25,6 +25,7 @@ struct DeltaReport {
   std::string path;               // of the version directory
   std::uint64_t total_bytes = 0;  // of all files in it
   double seconds = 0;
+  std::vector<std::string> notes;  // what was left out
 };
 
 // Compares, encodes, publishes. Where `directory` holds the base version with a manifest, the new

@@ -79,8 +79,11 @@ Result<Inspection> inspect_version(FileSystem& fs, const std::string& path) {
        {"checksum", std::string(to_string(version.checksum))},
        {"changed_tensors", std::to_string(version.weight_map.size())},
        {"manifest", "none: written by another tool"}}};
-  result.columns = {"file"};
-  for (const std::string& file : version.payload_files) result.rows.push_back({file});
+  result.columns = {"file", "bytes"};
+  for (const std::string& file : version.payload_files) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo found, fs.info(join_path(path, file)));
+    result.rows.push_back({file, std::to_string(found.size_bytes)});
+  }
   return result;
 }
 
@@ -128,8 +131,7 @@ Result<Inspection> inspect_checkpoint(FileSystem& fs, const std::string& path) {
   result.columns.emplace_back("file");
   for (std::size_t i = 0; i < checkpoint.layout().size(); ++i) {
     result.rows.push_back(tensor_row(checkpoint.layout()[i]));
-    result.rows.back().push_back(
-        last_component(checkpoint.files()[checkpoint.location(i).file].file().path()));
+    result.rows.back().push_back(checkpoint.file_name(checkpoint.location(i).file));
   }
   return result;
 }
@@ -158,13 +160,16 @@ Result<Inspection> inspect_journal(std::span<const std::byte> bytes, const std::
                      {"bytes", std::to_string(bytes.size())}}};
 }
 
-Result<Inspection> inspect_safetensors(std::span<const std::byte> bytes, const std::string& path) {
+// `bytes` are those of the file, or, if `compressed` is not 0, what so many of the file decode to.
+Result<Inspection> inspect_safetensors(std::span<const std::byte> bytes, const std::string& path,
+                                       std::uint64_t compressed = 0) {
   DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsHeader header,
                              parse_safetensors_header(bytes, bytes.size(), path));
   const bool flush = header.metadata.contains("encoding") && header.metadata.contains("params");
   Inspection result{flush ? "flush" : "safetensors",
                     {{"tensors", std::to_string(header.tensors.size())},
-                     {"bytes", std::to_string(bytes.size())}}};
+                     {"bytes", std::to_string(compressed == 0 ? bytes.size() : compressed)}}};
+  if (compressed != 0) result.facts.emplace_back("decoded_bytes", std::to_string(bytes.size()));
   for (const auto& [key, value] : header.metadata) {
     result.facts.emplace_back(concat("metadata ", key), value);
   }
@@ -208,16 +213,14 @@ Result<Inspection> inspect_file(FileSystem& fs, const std::string& path) {
   if (!is_zstd_frame(bytes)) return inspect_safetensors(bytes, path);
   const Result<std::vector<std::byte>> inflated = zstd_decompress(bytes, kMaxInflatedBytes);
   if (!inflated.ok()) return inflated.status().with_context(path);
-  DRIFTLESS_ASSIGN_OR_RETURN(Inspection result, inspect_safetensors(*inflated, path));
-  result.facts.emplace_back("compressed_bytes", std::to_string(bytes.size()));
-  return result;
+  return inspect_safetensors(*inflated, path, bytes.size());
 }
 
 }  // namespace
 
 Result<Inspection> inspect_path(FileSystem& fs, const std::string& path) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo file, fs.info(path));
-  if (file.kind != FileKind::kDirectory) return inspect_file(fs, path);
+  DRIFTLESS_RETURN_IF_ERROR(fs.info(path).status());
+  if (!fs.info(join_path(path, ".")).ok()) return inspect_file(fs, path);  // no directory
   if (last_component(path).starts_with("weight_v")) return inspect_version(fs, path);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> versions, list_versions(fs, path));
   if (!versions.empty()) return inspect_versions(fs, path, versions);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// CheckpointPatcher: what is stored in a checkpoint, and not published by the run.
+// What is stored in a checkpoint and not published by the run: CheckpointPatcher's part, and copies
+// of tied tensors that one of two checkpoints stores.
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "plugin/checkpoint/checkpoint_patcher.h"
+#include "plugin/checkpoint/verify.h"
 #include "plugin/targets/weight_memory.h"
 
 namespace driftless {
@@ -23,18 +25,24 @@ bool may_be_tied(std::string_view name) {
   });
 }
 
-// Whether the model's configuration says that the embedding is used for the output, too.
-bool ties_embeddings(FileSystem& fs, const std::string& checkpoint) {
+// Whether the model's configuration says that the embedding is used for the output, too; nothing if
+// it does not say.
+std::optional<bool> ties_embeddings(FileSystem& fs, const std::string& checkpoint) {
   const Result<std::string> text =
       read_text(fs, join_path(checkpoint, kConfigName), kMaxConfigBytes);
-  if (!text.ok()) return false;
+  if (!text.ok()) return std::nullopt;
   const Result<Json> config = parse_json(*text, kConfigName);
-  if (!config.ok() || !config->is_object()) return false;
-  const auto says = [](const Json& json) {
-    return json.value("tie_word_embeddings", Json()) == true;
+  if (!config.ok() || !config->is_object()) return std::nullopt;
+  std::optional<bool> found;
+  const auto ask = [&found](const Json& json) {
+    const Json said = json.value("tie_word_embeddings", Json());
+    if (said.is_boolean()) found = found.value_or(false) || said.get<bool>();
   };
-  return says(*config) || (config->contains("text_config") &&
-                           (*config)["text_config"].is_object() && says((*config)["text_config"]));
+  ask(*config);
+  if (config->contains("text_config") && (*config)["text_config"].is_object()) {
+    ask((*config)["text_config"]);
+  }
+  return found;
 }
 
 bool same_bits(const TensorView& a, const TensorView& b) {
@@ -42,7 +50,83 @@ bool same_bits(const TensorView& a, const TensorView& b) {
          std::memcmp(a.data, b.data, a.spec->size_bytes) == 0;
 }
 
+// Of `one`, without the tensors of these names.
+Status leave_out(Checkpoint& one, const std::set<std::string>& names) {
+  std::vector<TensorSpec> kept;
+  for (const TensorSpec& spec : one.layout().tensors()) {
+    if (!names.contains(spec.name)) kept.push_back(spec);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, WeightLayout::make(std::move(kept)));
+  return one.keep_only(layout);
+}
+
+// Copies of tied tensors that `one` stores and `other` does not.
+Result<std::set<std::string>> copies_beside(FileSystem& fs, const Checkpoint& one,
+                                            const WeightLayout& other) {
+  std::set<std::string> copies;
+  for (std::uint32_t tensor = 0; tensor < one.layout().size(); ++tensor) {
+    const std::string& name = one.layout()[tensor].name;
+    if (other.find(name) || !may_be_tied(name) || ties_embeddings(fs, one.path()) == false) {
+      continue;
+    }
+    std::string_view unlike;  // one that it might be tied to, and is not
+    bool copy = false;
+    for (std::uint32_t source = 0; source < one.layout().size() && !copy; ++source) {
+      const std::string& twin = one.layout()[source].name;
+      if (source == tensor || !may_be_tied(twin) || !other.find(twin)) continue;
+      copy = same_bits(one.tensor(tensor), one.tensor(source));
+      unlike = twin;
+    }
+    if (copy) copies.insert(name);
+    if (copy || unlike.empty()) continue;
+    return error(StatusCode::kWrongLayout, one.path(), ": tensor '", name,
+                 "' is stored here and not in the other checkpoint, and is no copy of '", unlike,
+                 "', with other bits or another shape, so it cannot be left out");
+  }
+  return copies;
+}
+
 }  // namespace
+
+Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& a, Checkpoint& b) {
+  std::vector<std::string> notes;
+  if (a.layout().signature() == b.layout().signature()) return notes;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::set<std::string> of_a, copies_beside(fs, a, b.layout()));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::set<std::string> of_b, copies_beside(fs, b, a.layout()));
+  for (const auto& [one, names] : {std::pair(&a, &of_a), std::pair(&b, &of_b)}) {
+    if (names->empty()) continue;
+    DRIFTLESS_RETURN_IF_ERROR(leave_out(*one, *names));
+    for (const std::string& name : *names) {
+      notes.push_back(concat("tensor '", name, "' is a stored copy of a tied tensor in ",
+                             one->path(), " alone: left out"));
+    }
+  }
+  return notes;
+}
+
+Status CheckpointPatcher::adopt_signature(const Hash128& published) {
+  const WeightLayout& own = checkpoint_->layout();
+  if (own.signature() == published || !state_.layout.is_zero() || !checkpoint_->others().empty()) {
+    return {};
+  }
+  std::vector<TensorSpec> tied;
+  for (const TensorSpec& spec : own.tensors()) {
+    if (may_be_tied(spec.name)) tied.push_back(spec);
+  }
+  for (const TensorSpec& left : tied) {
+    std::vector<TensorSpec> kept(own.tensors().begin(), own.tensors().end());
+    std::erase(kept, left);
+    DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, WeightLayout::make(std::move(kept)));
+    if (layout.signature() != published) continue;
+    DRIFTLESS_RETURN_IF_ERROR(adopt_layout(layout));
+    if (state_.copies.contains(left.name)) return {};
+    return error(StatusCode::kWrongLayout, path_, ": stores tensor '", left.name,
+                 "', which the version does not have, and it is no copy of a tied tensor "
+                 "(tie_word_embeddings in config.json, the same bits): applying the version would "
+                 "leave it behind; use the checkpoint that this run started from");
+  }
+  return {};
+}
 
 Status CheckpointPatcher::adopt_layout(const WeightLayout& published) {
   const WeightLayout& own = checkpoint_->layout();
@@ -51,7 +135,7 @@ Status CheckpointPatcher::adopt_layout(const WeightLayout& published) {
     return own.check_same(published, concat(path_, ", as it was patched so far,"), "the run");
   }
   DRIFTLESS_RETURN_IF_ERROR(checkpoint_->keep_only(published));
-  const bool tied = ties_embeddings(*fs_, path_);
+  const bool tied = ties_embeddings(*fs_, path_) == true;
   Digest left;
   for (std::size_t i = 0; i < checkpoint_->others().size(); ++i) {
     const OtherTensor& other = checkpoint_->others()[i];

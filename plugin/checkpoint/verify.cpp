@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/checkpoint/verify.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -152,6 +153,26 @@ Status diff_checkpoints(const Checkpoint& before, const Checkpoint& after, unsig
         return {};
       },
       in_order);
+}
+
+CompanionDifferences compare_companions(FileSystem& fs, const std::string& here,
+                                        const std::string& there) {
+  CompanionDifferences found;
+  const Result<Companions> mine = open_companions(fs, here);
+  const Result<Companions> theirs = open_companions(fs, there);
+  if (!mine.ok() || !theirs.ok()) return found;
+  for (const auto& [name, file] : mine->files) {
+    const auto twin = theirs->files.find(name);
+    if (twin == theirs->files.end()) {
+      found.here_alone.push_back(name);
+    } else if (!std::ranges::equal(file.bytes(), twin->second.bytes())) {
+      found.others.push_back(name);
+    }
+  }
+  for (const auto& [name, file] : theirs->files) {
+    if (!mine->files.contains(name)) found.there_alone.push_back(name);
+  }
+  return found;
 }
 
 Result<std::optional<Difference>> compare_weights(const Checkpoint& checkpoint,

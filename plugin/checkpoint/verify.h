@@ -46,6 +46,20 @@ struct Difference {
                                                                 unsigned threads,
                                                                 const Progress& progress);
 
+// For a comparison of two checkpoints: a tied tensor's copy (lm_head.weight) that only one of them
+// stores is left out there, if it has the bits of the tensor that it is tied to; kWrongLayout if it
+// has not. Other differences stay for the comparison. Returns notes, one for each copy.
+[[nodiscard]] Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& a,
+                                                                Checkpoint& b);
+
+// How the files beside the weights (configuration, tokenizer) of two directories differ. What
+// cannot be read is no file.
+struct CompanionDifferences {
+  std::vector<std::string> others, here_alone, there_alone;
+};
+[[nodiscard]] CompanionDifferences compare_companions(FileSystem& fs, const std::string& here,
+                                                      const std::string& there);
+
 // One unit for people: "0x3f80 (1)".
 [[nodiscard]] std::string describe_unit(DType dtype, const std::byte* unit);
 

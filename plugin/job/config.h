@@ -77,6 +77,8 @@ struct Config {
   bool trl = false;  // road.layout: trl: publisher.layout is flush, and TRL's files lie beside it
   bool encoding_auto = true;
   bool keep_auto = true;            // publisher.keep_versions
+  bool first_anchor_auto = true;    // publisher.first_anchor
+  bool anchor_every_auto = true;    // publisher.anchor_every
   bool anchor_by_size_auto = true;  // publisher.anchor_by_size
   bool anchor_auto = true;  // mpi_rma.anchor_bytes: as much as the base takes, where anchors are on
   std::chrono::milliseconds connect_deadline{120'000};  // until the other side is there

@@ -39,9 +39,12 @@ void complete_layout(Config& config) {
 void complete_pruning(Config& config) {
   constexpr std::uint64_t kKeptDeltas = 16;
   constexpr std::uint64_t kKeptWhole = 2;
+  constexpr std::uint64_t kTrlEvery = 10;  // TRL's workers begin with an anchor, and only there
   PublisherOptions& publisher = config.publisher;
   const bool files = config.road == kSharedFs || config.road == kObjectStore;
   const bool whole = publisher.mode == UpdateMode::kFull;
+  if (config.trl && config.first_anchor_auto) publisher.first_anchor = true;
+  if (config.trl && config.anchor_every_auto) publisher.anchor_every = kTrlEvery;
   if (config.keep_auto) publisher.keep_versions = !files ? 0 : whole ? kKeptWhole : kKeptDeltas;
   const bool prunes = files && publisher.keep_versions > 0 && publisher.anchor_every == 0;
   if (config.anchor_by_size_auto) publisher.anchor_by_size = prunes && !whole;

@@ -255,7 +255,8 @@ constexpr std::array kKeys = {
     key<Text, DRIFTLESS_FIELD(publisher.assets_dir)>(
         "road.assets_dir", kPath,
         "shared_fs with road.layout: hf_delta or flush: whole versions carry the other files of "
-        "this checkpoint, its configuration and tokenizer"),
+        "this checkpoint, its configuration and tokenizer; empty: of the one that is published, if "
+        "it is a checkpoint"),
     key<Text, DRIFTLESS_FIELD(shared_fs.after_publish)>(
         "road.after_publish", "a shell command",
         "shared_fs: run by the leading trainer once a version is there"),
@@ -286,10 +287,15 @@ constexpr std::array kKeys = {
              OfRoad<kObjectStore, DRIFTLESS_FIELD(object_store.patience)>,
              OfRoad<kHostShm, DRIFTLESS_FIELD(host_shm.patience)>>(
         "road.patience", kDurationOrAuto, "How long a silent rollout counts as there. auto: 10min"),
-    key<Switch, DRIFTLESS_FIELD(publisher.first_anchor)>(
-        "anchors.first", "Publish version 0 whole, for rollouts that have no base"),
-    key<Count<>, DRIFTLESS_FIELD(publisher.anchor_every)>(
-        "anchors.every", "A whole version beside every so many; 0: not by number"),
+    auto_key<SwitchOrAuto, DRIFTLESS_FIELD(first_anchor_auto),
+             DRIFTLESS_FIELD(publisher.first_anchor)>(
+        "anchors.first", "true, false or auto",
+        "Publish version 0 whole, for rollouts that have no base. auto: true with road.layout: "
+        "trl, whose workers begin with an anchor, else false"),
+    auto_key<Count<>, DRIFTLESS_FIELD(anchor_every_auto), DRIFTLESS_FIELD(publisher.anchor_every)>(
+        "anchors.every", kNumberOrAuto,
+        "A whole version beside every so many; 0: not by number. auto: 10 with road.layout: trl, "
+        "else 0"),
     auto_key<SwitchOrAuto, DRIFTLESS_FIELD(anchor_by_size_auto),
              DRIFTLESS_FIELD(publisher.anchor_by_size)>(
         "anchors.by_size", "true, false or auto",

@@ -61,6 +61,8 @@ class ForeignDirectory final : public ReceiveRoad {
     }
     return run_info_;
   }
+  Status check_held(std::uint64_t version, std::string_view digest,
+                    const Deadline& deadline) override;
   Result<std::vector<PublicationId>> list(const Deadline&) override {
     DRIFTLESS_RETURN_IF_ERROR(fenced_);
     std::vector<PublicationId> ids;
@@ -125,10 +127,11 @@ class ForeignDirectory final : public ReceiveRoad {
   std::string run_info_;
   std::uint64_t newest_ = 0;
   std::deque<HeldVersion> held_;
-  bool trl_ = false;              // of TRL's layout
-  TrlStep step_;                  // of it, as read last
-  bool looked_ = false;           // once
-  std::set<std::uint64_t> seen_;  // at the last look
+  std::map<std::uint64_t, Digest> digests_;  // of all versions that were followed
+  bool trl_ = false;                         // of TRL's layout
+  TrlStep step_;                             // of it, as read last
+  bool looked_ = false;                      // once
+  std::set<std::uint64_t> seen_;             // at the last look
   std::map<std::uint64_t, FileState> taken_;
   std::optional<Deadline> rest_until_;  // from the first failure of a version on
   std::vector<FileState> last_states_;  // what there was then
@@ -171,6 +174,25 @@ Result<MappedFile> ForeignDirectory::fetch_part(const PublicationId& id, const P
   }
   return error(StatusCode::kCorrupt, options_.dir, ": ", to_string(id), " has no part '", part.name,
                "' of ", part.size_bytes, " bytes");
+}
+
+Status ForeignDirectory::check_held(std::uint64_t version, std::string_view digest,
+                                    const Deadline& deadline) {
+  const Status followed = wait_beyond(version - 1, deadline);
+  const std::string said = concat(options_.dir, ": the weights here are said to be version ",
+                                  version, " and have digest ", digest);
+  const std::string again = concat(": they are an earlier run's; start again from ",
+                                   options_.foreign_base, " (of a checkpoint: a new copy)");
+  if (followed.code() == StatusCode::kDeadlineExceeded) {
+    return error(StatusCode::kWrongBase, said, ", and the newest version there is ", newest_,
+                 again);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(followed);
+  const auto found = digests_.find(version);
+  // One that a full version has passed over cannot be compared; that full version is taken next.
+  if (found == digests_.end() || to_hex(found->second) == digest) return {};
+  return error(StatusCode::kWrongBase, said, ", and version ", version, " there has ",
+               to_hex(found->second), again);
 }
 
 Status ForeignDirectory::wait_beyond(std::uint64_t version, const Deadline& deadline) {
@@ -456,6 +478,7 @@ Status ForeignDirectory::take(VersionDirectory version) {
   }
   newest_ = version.version;
   taken_[newest_] = before.front();
+  digests_[newest_] = manifest.digest;
   held_.push_back({{newest_, PublicationKind::kVersion}, manifest_to_json(manifest), parts});
   drop_old();
   return {};

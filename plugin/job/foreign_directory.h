@@ -11,7 +11,8 @@
 // that a delta changes, after it; that versions follow each other. A version that is incomplete is
 // waited for; one that is damaged for as long as the caller's deadline, and at most kSettleWait.
 // If the directory was begun anew (a number that was followed is another version now), every call
-// ends with kWrongRun.
+// ends with kWrongRun. The run is named after its base alone, so a receiver that holds a version
+// already is compared, by its digest, with what the files up to that version make of the base.
 //
 // Memory: the weights once, and the parts of the last few versions (of a whole one alone). Nothing
 // is written into the directory. There is one receiver for each road; it starts from the base.

@@ -39,6 +39,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   Stopwatch watch;
   const Deadline deadline = Deadline::after(options_.deadline);
   group_.next_epoch();
+  companions_ = weights.companions_dir();
   if (!observed_)
     static_cast<void>(observe(weights, nullptr, false));  // what it found fails the plan
   DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan,

@@ -63,7 +63,8 @@ struct PublisherOptions {
   // captured changes make of them. 0: never.
   std::uint64_t sweep_every = 1;
   // Layouts hf_delta and flush: whole versions carry the files of this checkpoint that hold no
-  // weights. Their readers make a directory exactly what a whole version holds. Empty: none.
+  // weights. Their readers make a directory exactly what a whole version holds. Empty: those of
+  // the source (WeightSource::companions_dir()).
   std::string assets_dir;
   // Files that others read too (hf_delta, flush) hold positions of 4 bytes. A layout with a larger
   // tensor is published in an encoding whose positions fit; tests lower it.

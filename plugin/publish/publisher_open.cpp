@@ -226,6 +226,7 @@ Status PublisherRank::assemble(WeightSource& base, const Deadline& deadline) {
   const Result<std::vector<TensorBox>> boxes = boxes_of(base);
   mine.status = boxes.status();
   if (boxes.ok()) boxes_ = *boxes;
+  base_companions_ = base.companions_dir();
   mine.tensors = offered_;
   mine.boxes = boxes_;
   mine.left.assign(base.left_to_others().begin(), base.left_to_others().end());

@@ -238,8 +238,9 @@ class PublisherRank final : public Publisher {
   void flush_parts(RankMessage& mine, bool full, const Deadline& deadline);
   [[nodiscard]] bool has_index(bool full) const;  // the leader adds one once it has heard all
   [[nodiscard]] Status add_index(const PublicationId& id, std::uint64_t base_version, bool full,
-                                 std::vector<RankMessage>& ranks, const Deadline& deadline);
-  [[nodiscard]] Status add_assets();
+                                 std::vector<RankMessage>& ranks, const Deadline& deadline,
+                                 std::vector<std::string>& notes);
+  [[nodiscard]] Status add_assets(std::vector<std::string>& notes);
   [[nodiscard]] Result<std::vector<PartReceipt>> flush(const Deadline& deadline);
   // The digests of this rank's tensors after a version that was found to change them so.
   [[nodiscard]] TensorDigests digests_after(const PayloadFindings& findings, bool full) const;
@@ -261,6 +262,8 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] RankMessage write_anchor(const PublicationId& id, const Deadline& deadline);
 
   PublisherOptions options_;
+  // WeightSource::companions_dir() of the base, and of what was published last.
+  std::string base_companions_, companions_;
   Group& group_;
   SendRoad& road_;
   ReceiveRoad* history_;

@@ -45,20 +45,13 @@ PayloadContext PublisherRank::context(const PublicationId& id, std::uint64_t bas
   return made;
 }
 
-// Whether a file of a checkpoint is none of its weights, and has no name that a version needs.
-static bool is_asset(std::string_view name) {
-  constexpr std::string_view kWeights[] = {".safetensors", ".bin", ".pt",      ".pth",
-                                           ".ckpt",        ".h5",  ".msgpack", ".index.json"};
-  if (name.starts_with('.') || name == kManifestName || name == kDoneName) return false;
-  return std::ranges::none_of(kWeights, [&](std::string_view end) { return name.ends_with(end); });
-}
-
 bool PublisherRank::has_index(bool full) const {
   return layout_of(options_.layout, full) == DirectoryLayout::kHfDelta;
 }
 
 Status PublisherRank::add_index(const PublicationId& id, std::uint64_t base_version, bool full,
-                                std::vector<RankMessage>& ranks, const Deadline& deadline) {
+                                std::vector<RankMessage>& ranks, const Deadline& deadline,
+                                std::vector<std::string>& notes) {
   HfDeltaIndex index;
   index.ours = true;
   index.version = id.version;
@@ -76,22 +69,35 @@ Status PublisherRank::add_index(const PublicationId& id, std::uint64_t base_vers
   const std::string text = index_to_json(index);
   DRIFTLESS_RETURN_IF_ERROR(
       put_part(road_, std::string(kIndexName), std::as_bytes(std::span(text.data(), text.size()))));
-  if (full) DRIFTLESS_RETURN_IF_ERROR(add_assets());
+  if (full) DRIFTLESS_RETURN_IF_ERROR(add_assets(notes));
   DRIFTLESS_ASSIGN_OR_RETURN(ranks.front().parts, flush(deadline));
   return {};
 }
 
 // A reader of others makes its directory what a whole version is, so that holds all of a
-// checkpoint.
-Status PublisherRank::add_assets() {
-  if (options_.assets_dir.empty()) return {};
-  FileSystem& fs = posix_file_system();
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(options_.assets_dir));
-  for (const std::string& name : names) {
-    const std::string path = join_path(options_.assets_dir, name);
-    DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
-    if (info.kind == FileKind::kDirectory || !is_asset(name)) continue;  // links are followed
-    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file, fs.map(path));
+// checkpoint. What road.assets_dir asks for must be there; of the sources' files what can be read.
+Status PublisherRank::add_assets(std::vector<std::string>& notes) {
+  const bool asked = !options_.assets_dir.empty();
+  std::vector<std::string> directories{options_.assets_dir};
+  if (!asked) directories = {base_companions_, companions_};
+  Companions all;
+  for (const std::string& directory : directories) {
+    if (directory.empty()) continue;
+    Result<Companions> found = open_companions(posix_file_system(), directory);
+    if (!found.ok()) {
+      all.left_out.emplace_back(found.status().message());
+      continue;
+    }
+    for (auto& [name, file] : found->files) all.files[name] = std::move(file);
+    all.left_out.insert(all.left_out.end(), found->left_out.begin(), found->left_out.end());
+  }
+  if (asked && !all.left_out.empty()) {
+    return error(StatusCode::kInvalidArgument, "road.assets_dir: ", all.left_out.front());
+  }
+  for (const std::string& text : all.left_out) {
+    notes.push_back(concat("not carried by this whole version: ", text));
+  }
+  for (const auto& [name, file] : all.files) {
     DRIFTLESS_RETURN_IF_ERROR(put_part(road_, name, file.bytes()));
   }
   return {};
@@ -205,7 +211,7 @@ Status PublisherRank::seal_publication(const PublicationId& id, std::uint64_t ba
                                        const Deadline& deadline, LeaderMessage& outcome,
                                        bool& doubt) {
   if (has_index(full)) {
-    DRIFTLESS_RETURN_IF_ERROR(add_index(id, base_version, full, ranks, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(add_index(id, base_version, full, ranks, deadline, outcome.notes));
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest, manifest_of(id, base_version, full, ranks));
   if (id.kind == PublicationKind::kAnchor && manifest.digest != digest_) {

@@ -33,6 +33,9 @@ class WeightSource {
   // Of a publisher without a snapshot: whether others than capture() write this entry of tensors().
   // It is compared with a copy of its own at every publish(). The same on every call.
   [[nodiscard]] virtual bool watched(std::size_t /*tensor*/) const { return false; }
+  // The directory of the checkpoint that these weights are, or started from: whole versions in
+  // layouts that others read carry its other files. Empty: there is none.
+  [[nodiscard]] virtual std::string companions_dir() const { return {}; }
   // Passes every tensor once (publish() refuses what is left out or comes twice), in batches of the
   // source's choice; the data of a batch is valid until `use` returns. May be called again, and
   // then offers the same bytes again: a version that turns out to be dense is sent in full from a
@@ -49,6 +52,7 @@ class CheckpointSource final : public WeightSource {
  public:
   explicit CheckpointSource(const Checkpoint& checkpoint, unsigned stage = 0, unsigned stages = 1);
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
+  [[nodiscard]] std::string companions_dir() const override { return checkpoint_->directory(); }
   [[nodiscard]] Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) override;
 

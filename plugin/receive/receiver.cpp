@@ -442,6 +442,11 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
                              read_run_info(road, options.fetch_deadline, deadline));
   DRIFTLESS_RETURN_IF_ERROR(target.recover());
   DRIFTLESS_RETURN_IF_ERROR(check_target(run, options.take_over, target));
+  if (const TargetState state = target.state();
+      state.valid && !state.partial && state.id.version > 0 && !is_foreign(state, run.run)) {
+    DRIFTLESS_RETURN_IF_ERROR(road.check_held(state.id.version, to_hex(state.digest),
+                                              deadline.sooner(options.fetch_deadline)));
+  }
   target.set_proof(options.proof);
   ReceiverOptions own = options;
   if (own.threads == 0) own.threads = default_threads();

@@ -12,6 +12,7 @@ from environments import HERE, REPOSITORY, allow, environment, python_of
 from hosts import Host, Server
 
 sys.path.append(str(REPOSITORY / "tests/python"))
+from model_hub import add_to_cache  # noqa: E402
 from ports import free_port  # noqa: E402
 
 LIMITS = {"max_model_len": 128, "max_num_seqs": 4}
@@ -32,6 +33,7 @@ class Spec:
     dtype: str = "float32"
     load_layout: bool = True  # vLLM: parameters as they were loaded
     experts: bool = False  # each rank holds whole experts (EP), as many ranks as tp
+    hub: bool = False  # started by a name of the model hub, which its cache has
 
     @property
     def maker(self):
@@ -46,7 +48,8 @@ class Spec:
     def __str__(self):
         stock = "" if self.load_layout else "-stock"
         experts = f"-ep{self.tp}" if self.experts else ""
-        return f"{self.engine}-{self.kind}-tp{self.tp}{experts}-{self.dtype}{stock}"
+        hub = "-hub" if self.hub else ""
+        return f"{self.engine}-{self.kind}-tp{self.tp}{experts}-{self.dtype}{stock}{hub}"
 
 
 # A server of each engine, of two ranks.
@@ -94,7 +97,18 @@ class Pool:
 
 def vllm_environment(pool, spec):
     keep = {"DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT": 1} if spec.load_layout else {}
-    return environment(pool.entry_points, **VLLM, **keep)
+    hub = {"HF_HUB_CACHE": pool.place / "hub"} if spec.hub else {}
+    return environment(pool.entry_points, **VLLM, **keep, **hub)
+
+
+def model_of(pool, spec):
+    """What a server is started with: the checkpoint, or its name in a cache of the model hub."""
+    checkpoint = pool.models[spec.kind].checkpoint(0)
+    if not spec.hub:
+        return checkpoint
+    name = f"driftless/{spec.kind}"
+    add_to_cache(pool.place / "hub", name, checkpoint)
+    return name
 
 
 def vllm_options(pool, spec):
@@ -172,7 +186,7 @@ def start_vllm_server(pool, spec):
     port = free_port()
     line = [
         python_of("vllm"), "-m", "vllm.entrypoints.openai.api_server",
-        "--model", pool.models[spec.kind].checkpoint(0), "--dtype", spec.dtype,
+        "--model", model_of(pool, spec), "--dtype", spec.dtype,
         "--host", "127.0.0.1", "--port", port, "--tensor-parallel-size", spec.tp,
         "--enforce-eager", "--skip-tokenizer-init", "--enable-scale-out",
         "--no-use-tqdm-on-load",

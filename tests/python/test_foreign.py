@@ -169,6 +169,54 @@ def test_a_checkpoint_of_an_older_run_is_refused(work, rng):
     assert read_checkpoint(local) == before
 
 
+@pytest.mark.parametrize("layout", ["hf_delta", "trl"])
+@pytest.mark.parametrize("there", [2, 3, 6])
+def test_a_checkpoint_at_the_same_number_of_an_older_run_is_refused(work, rng, layout, there):
+    """Both runs start from one base, so only the digest tells version 3 from version 3. Of the new
+    run `there` versions are there."""
+    trainer = Trainer(work, rng)
+    job, local = patching(work, trainer)
+    write = foreign.write_hf_delta if layout == "hf_delta" else foreign.write_trl_delta
+    line = ["--target-version", 3, "--timeout", "60s"]
+    for _ in range(3):
+        write(trainer.dir, *trainer.step())
+    assert ended(job.start_rollout(*line))["version"] == 3
+    before = read_checkpoint(local)
+    assert ended(job.start_rollout(*line))["version"] == 3  # it is that version, and goes on
+    shutil.rmtree(trainer.dir)
+    trainer.history = trainer.history[:1]
+    for _ in range(there):
+        write(trainer.dir, *trainer.step())
+    result = finish(job.start_rollout(*line), 60)
+    assert_refusal(result, 4, "wrong_base", "an earlier run's", str(trainer.base))
+    assert read_checkpoint(local) == before
+    shutil.rmtree(local)
+    copy_checkpoint(trainer.base, local)
+    assert ended(job.start_rollout("--target-version", there, "--timeout", "60s"))["version"] == there
+    assert read_checkpoint(local) == trainer.history[there]
+
+
+def test_an_agents_checkpoint_of_an_older_run_is_refused(work, rng):
+    trainer = Trainer(work, rng)
+    local = copy_checkpoint(trainer.base, work / "local")
+    settings = {"agent.hand_over": "checkpoint", "agent.checkpoint_dir": local}
+    job = following(work, trainer, **settings)
+    agent = [jobs.COMMAND, "agent", "--config", job.config, "--once", *job.settings]
+    for _ in range(3):
+        foreign.write_hf_delta(trainer.dir, *trainer.step())
+    result = finish(jobs.start(list(map(str, agent))))
+    assert result.returncode == 0, result.stderr
+    before = read_checkpoint(local)
+    assert before == trainer.history[3]
+    shutil.rmtree(trainer.dir)
+    trainer.history = trainer.history[:1]
+    for _ in range(3):
+        foreign.write_hf_delta(trainer.dir, *trainer.step())
+    result = finish(jobs.start(list(map(str, agent))))
+    assert_refusal(result, 4, "wrong_base", "an earlier run's", str(trainer.base))
+    assert read_checkpoint(local) == before
+
+
 def test_another_base_is_named_by_its_tensor(work, rng):
     trainer = Trainer(work, rng)
     job = following(work, trainer)
@@ -317,7 +365,8 @@ ASSETS = {"config.json": "{}", "tokenizer.json": "{}", "merges.txt": "a b\n"}
 
 
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
-def test_their_hosts_follow_us_early_and_late(work, rng, encoding):
+@pytest.mark.parametrize("asked", [True, False], ids=["assets_dir", "no key"])
+def test_their_hosts_follow_us_early_and_late(work, rng, encoding, asked):
     """Every third version is whole, and carries what an engine's directory needs; older versions
     go; a late host takes the newest whole one and the deltas behind it."""
     history = make_run(work / "run", rng, STEPS)
@@ -326,7 +375,9 @@ def test_their_hosts_follow_us_early_and_late(work, rng, encoding):
         (base / name).write_text(text)
     (base / "pytorch_model.bin").write_text("no weights of ours")
     settings = {"encoding": encoding, "anchors.every": 3, "keep_versions": 2, "anchors.first": "false"}
-    job = Files(work, "hf_delta", **settings, **{"road.assets_dir": base})
+    for step in range(1, STEPS + 1):  # a replay: these are the newer ones
+        (work / f"run/step_{step:06d}/config.json").write_text(ASSETS["config.json"])
+    job = Files(work, "hf_delta", **settings, **({"road.assets_dir": base} if asked else {}))
     early = work / "early"
     for version in range(1, STEPS + 1):
         trainer = job.start_trainer("--replay", work / "run", "--steps", version)
@@ -344,6 +395,27 @@ def test_their_hosts_follow_us_early_and_late(work, rng, encoding):
     rollout = job.start_rollout("--save", work / "ours", "--timeout", "60s")
     assert ended(rollout)["version"] == STEPS
     assert read_checkpoint(work / "ours/rollout_00") == history[STEPS]
+
+
+def test_a_whole_version_carries_no_file_that_a_link_leads_out_to(work, rng):
+    """And says so; what is not there, or no file, is not waited for."""
+    history = make_run(work / "run", rng, 1)
+    (work / "secret").write_text("secret")
+    for step in (0, 1):
+        path = work / f"run/step_{step:06d}"
+        (path / "notes.txt").symlink_to(work / "secret")
+        (path / "gone.txt").symlink_to(work / "nothing")
+        (path / "folder").mkdir()
+        (path / "config.json").unlink()
+        os.mkfifo(path / "config.json")
+    job = Files(work, "hf_delta", mode="full")
+    result = finish(job.start_trainer("--replay", work / "run"))
+    assert result.returncode == 0, result.stderr
+    names = {path.name for path in job.version_dir(1).iterdir()}
+    assert not names & {"notes.txt", "gone.txt", "folder", "config.json"}
+    notes = str(jobs.events(result)["version"][0]["notes"])
+    assert "notes.txt: a symbolic link that leads out of" in notes and "gone.txt" in notes
+    assert read_checkpoint(job.version_dir(1)) == history[1]
 
 
 def test_a_command_runs_on_every_rank_before_the_version_is_visible(work, rng):

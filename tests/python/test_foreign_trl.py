@@ -146,6 +146,21 @@ def test_their_workers_follow_us_early_and_late(work, rng, encoding):
     assert read_checkpoint(work / "a/rollout_00") == history[STEPS]
 
 
+def test_their_workers_begin_without_a_setting(work, rng):
+    """With an anchor, at the start and every ten steps."""
+    history = make_run(work / "run", rng, 11)
+    job = Files(work)
+    job.config = work / "trl.yaml"
+    job.config.write_text("road: { kind: shared_fs, layout: trl }\n")
+    assert finish(job.start_trainer("--replay", work / "run", "--steps", 3)).returncode == 0
+    assert foreign.follow_trl(job.dir, 0) == history[0]
+    assert foreign.follow_trl(job.dir, 3) == history[3]
+    assert finish(job.start_trainer("--replay", work / "run")).returncode == 0
+    assert foreign.follow_trl(job.dir, 11) == history[11]
+    anchors = sorted(p.name[5:11] for p in (job.dir / "anchors").iterdir())
+    assert anchors == ["000000", "000010"]
+
+
 def test_ranks_of_a_trainer_make_one_file(work, rng):
     jobs.need_mpirun()
     history = make_run(work / "run", rng, 3)

@@ -73,6 +73,19 @@ def test_what_it_says_of_a_checkpoint(seen, pair):
     assert ok_json("inspect", seen["checkpoint fresh"])["version"] == 0
 
 
+def test_the_bytes_of_a_file_are_those_on_disk(seen):
+    """Of a compressed one, too, and beside them those that it decodes to."""
+    path = seen["flush zstd"]
+    data = path.read_bytes()
+    facts = ok_json("inspect", path)
+    assert int(facts["bytes"]) == len(data)
+    assert int(facts["decoded_bytes"]) == len(foreign.unzstd(data)) != len(data)
+    plain = ok_json("inspect", seen["flush"])
+    assert int(plain["bytes"]) == seen["flush"].stat().st_size and "decoded_bytes" not in plain
+    for row in ok_json("inspect", seen["version theirs"])["rows"]:
+        assert int(row["bytes"]) == (seen["version theirs"] / row["file"]).stat().st_size
+
+
 def test_damage_among_versions_is_shown_in_its_row(seen):
     (seen["version"] / "DONE").unlink()
     rows = ok_json("inspect", seen["versions"])["rows"]

@@ -103,3 +103,70 @@ def test_every_sync_is_what_the_engine_holds(work):
     ended = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout.strip().endswith("all versions held")
+
+
+LEFT_BEHIND = """
+import glob, os, shutil, subprocess, sys
+import torch
+from safetensors.torch import save_file
+import driftless, driftless.trl
+from driftless.errors import DeadlineExceededError
+
+work = sys.argv[1]
+torch.manual_seed(1)
+model = torch.nn.Linear(16, 24)
+save_file({n: p.detach().to(torch.bfloat16) for n, p in model.named_parameters()}, work + "/model.safetensors")
+ROAD = "road: { kind: shared_fs, dir: %s/road }" % work
+FOLLOW = '''
+import sys
+from safetensors.torch import load_file
+import driftless
+job = driftless.Job(driftless.Config.parse(sys.argv[2], []), "rollout", launched=False)
+held = load_file(sys.argv[1] + "/model.safetensors")
+receiver = driftless.Receiver(job, driftless.MemoryTarget(held, version=0), id="one")
+while True:
+    if receiver.stage(timeout_s=0.2): receiver.commit()
+'''
+
+def follow():
+    return subprocess.Popen([sys.executable, "-c", FOLLOW, work, ROAD])
+def run():
+    transfer = driftless.trl.WeightTransfer(driftless.Config.parse(ROAD, []), work, timeout_s=60)
+    transfer.init_weight_transfer()
+    return transfer
+def step():
+    with torch.no_grad():
+        for p in model.parameters(): p.add_(torch.randn_like(p))
+    return model.named_parameters()
+
+first, receiver = run(), follow()
+for _ in range(2): first.send_weights(step())
+receiver.kill(); receiver.wait()
+first.destroy()
+assert len(glob.glob(work + "/road/.receivers/*.json")) == 1
+for path in glob.glob(work + "/road/*"):            # begun anew; what is hidden stays
+    shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+
+second = run()
+second._timeout_s = 0.5
+for number in range(3):
+    try:
+        second.send_weights(step())
+        raise SystemExit("a dead receiver of an earlier run was counted")
+    except DeadlineExceededError as error:
+        assert "one: version 2 with digest" in str(error) and "0 of 1" in str(error), error
+receiver = follow()
+second._timeout_s = 60
+second.send_weights(step())
+receiver.kill(); receiver.wait()
+second.destroy()
+print("counted by identity")
+"""
+
+
+def test_what_a_dead_receiver_of_an_earlier_run_left_is_not_counted(work):
+    env = megatron_jobs.environment()
+    line = [megatron_jobs.venv_python(), "-c", LEFT_BEHIND, str(work)]
+    ended = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.strip().endswith("counted by identity")

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The commands on checkpoints and the versions between them: synth, diff, apply, verify, inspect.
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -47,6 +48,7 @@ void print_report(const Common& common, const DeltaReport& report) {
     json["total_bytes"] = report.total_bytes;
     json["bits_per_changed"] = bits;
     json["seconds"] = report.seconds;
+    json["notes"] = report.notes;
     print_json(json);
     return;
   }
@@ -68,6 +70,7 @@ void print_report(const Common& common, const ApplyArguments& options, const App
     json["version"] = done.to_version;
     json["recovered"] = done.recovered;
     json["verified"] = options.verify;
+    json["other_files"] = done.other_files;
     json["applied"] = nlohmann::ordered_json::array();
     for (const AppliedVersion& version : done.applied) {
       json["applied"].push_back({{"version", version.version},
@@ -117,25 +120,59 @@ Result<Checkpoint> open_published(FileSystem& fs, const std::string& path) {
   return checkpoint;
 }
 
+void tell(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) std::cerr << "driftless: note: " << note << "\n";
+}
+
+// "config.json, merges.txt"
+std::string listed(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += concat(text.empty() ? "" : ", ", name);
+  return text;
+}
+
+// The files beside the weights that differ: noted, and returned.
+std::vector<std::string> compare_files(FileSystem& fs, const VerifyArguments& options) {
+  CompanionDifferences found = compare_companions(fs, options.checkpoint, options.like);
+  const auto say = [](const std::vector<std::string>& names, const std::string& text) {
+    if (!names.empty()) tell({concat("beside the weights: ", text, ": ", listed(names))});
+  };
+  say(found.others, "other content in the two");
+  say(found.here_alone, concat("only in ", options.checkpoint));
+  say(found.there_alone, concat("only in ", options.like));
+  std::vector<std::string> all = std::move(found.others);
+  std::ranges::move(found.here_alone, std::back_inserter(all));
+  std::ranges::move(found.there_alone, std::back_inserter(all));
+  std::ranges::sort(all);
+  return all;
+}
+
 Result<int> verify_like(const Common& common, const VerifyArguments& options,
-                        const Checkpoint& checkpoint, const Progress& progress) {
+                        Checkpoint& checkpoint, const Progress& progress) {
   FileSystem& fs = posix_file_system();
   DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.like));
   DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint other, Checkpoint::open(fs, options.like));
+  Result<std::vector<std::string>> notes = std::vector<std::string>();
   if (!checkpoint.others().empty()) {
     DRIFTLESS_RETURN_IF_ERROR(other.keep_only(checkpoint.layout()));
+  } else {
+    notes = leave_out_copies(fs, checkpoint, other);
   }
-  const auto result = compare_weights(checkpoint, other, common.thread_count(), progress);
+  if (notes.ok()) tell(*notes);
+  const auto result = notes.ok()
+                          ? compare_weights(checkpoint, other, common.thread_count(), progress)
+                          : notes.status();
   if (!result.ok() && result.status().code() == StatusCode::kWrongLayout) {
     return answer(common, false, concat("different: ", result.status().message()), {});
   }
   if (!result.ok()) return result.status();
   if (!*result) {
-    return answer(
-        common, true,
-        concat("identical: ", checkpoint.layout().size(), " tensors, ",
-               human_bytes(checkpoint.layout().total_bytes())),
-        {{"tensors", checkpoint.layout().size()}, {"bytes", checkpoint.layout().total_bytes()}});
+    return answer(common, true,
+                  concat("identical: ", checkpoint.layout().size(), " tensors, ",
+                         human_bytes(checkpoint.layout().total_bytes())),
+                  {{"tensors", checkpoint.layout().size()},
+                   {"bytes", checkpoint.layout().total_bytes()},
+                   {"other_files", compare_files(fs, options)}});
   }
   const Difference& first = **result;
   return answer(
@@ -240,6 +277,7 @@ Result<int> run_diff(const Common& common, DiffArguments options) {
   options.delta.progress = bar.callback();
   DRIFTLESS_ASSIGN_OR_RETURN(const DeltaReport done,
                              write_delta(posix_file_system(), options.delta));
+  tell(done.notes);
   print_report(common, done);
   return int{kExitOk};
 }
@@ -258,6 +296,10 @@ Result<int> run_apply(const Common& common, const ApplyArguments& options) {
     std::cerr << "driftless: note: these versions carry no digest, so only the tensors that they "
                  "change could be checked\n";
   }
+  if (!done.other_files.empty()) {
+    tell({concat("files beside the weights are others in the version, and were left as they are: ",
+                 listed(done.other_files), "; copy them if the model needs them")});
+  }
   print_report(common, options, done);
   return int{kExitOk};
 }
@@ -265,7 +307,7 @@ Result<int> run_apply(const Common& common, const ApplyArguments& options) {
 Result<int> run_verify(const Common& common, const VerifyArguments& options) {
   FileSystem& fs = posix_file_system();
   DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, options.checkpoint));
-  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_published(fs, options.checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_published(fs, options.checkpoint));
   ProgressBar bar("verifying");
   return options.like.empty() ? verify_digest(common, options, checkpoint, bar.callback())
                               : verify_like(common, options, checkpoint, bar.callback());

@@ -175,7 +175,8 @@ def server_args() -> Any:
 
 def base_of_server() -> str:
     """The checkpoint that this server was started with."""
-    return checkpoint_directory(server_args().model_path)
+    args = server_args()
+    return checkpoint_directory(args.model_path, getattr(args, "revision", None))
 
 
 def experts() -> Any:

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "support/safetensors_bytes.h"
+#include "support/stalling_file_system.h"
 #include "support/temp_dir.h"
 
 namespace driftless {
@@ -180,6 +181,62 @@ TEST_F(CheckpointTest, RefusesSymbolicLinksThatLeadOut) {
   write("real", shard({"w"}));
   std::filesystem::create_symlink("real", dir_.file("m.safetensors"));
   EXPECT_TRUE(open().ok());
+}
+
+// A snapshot in the cache of a model hub: its directory, whose one file leads to `blob`.
+struct HubSnapshot {
+  explicit HubSnapshot(const testing::TempDir& cache)
+      : repository(cache.file("models--org--name")),
+        directory(repository + "/snapshots/0123"),
+        blob(repository + "/blobs/4567") {
+    std::filesystem::create_directories(directory);
+    std::filesystem::create_directories(repository + "/blobs");
+    put_blob();
+    std::filesystem::create_symlink("../../blobs/4567", directory + "/model.safetensors");
+  }
+  void put_blob() const {
+    std::filesystem::remove(blob);
+    std::ofstream(blob, std::ios::binary) << shard({"w"});
+  }
+  std::string repository, directory, blob;
+};
+
+TEST_F(CheckpointTest, FollowsLinksOfASnapshotToItsBlobs) {
+  const HubSnapshot snapshot(dir_);
+  const Result<Checkpoint> opened = Checkpoint::open(posix_file_system(), snapshot.directory);
+  ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+  EXPECT_EQ(text(opened->tensor(0)), "ab");
+  EXPECT_TRUE(opened->linked());
+  EXPECT_EQ(opened->file_name(0), "model.safetensors");
+  const testing::TempDir other;
+  std::filesystem::create_symlink(snapshot.directory, other.file("current"));
+  EXPECT_TRUE(Checkpoint::open(posix_file_system(), other.file("current")).ok());
+}
+
+// Whatever is replaced by whatever link between two calls: nothing but a blob is ever read.
+TEST_F(CheckpointTest, NeverReadsWhatALinkThatAppearsMeanwhileLeadsTo) {
+  const HubSnapshot snapshot(dir_);
+  const testing::TempDir other;
+  std::ofstream(other.file("secret"), std::ios::binary) << shard({"secret"});
+  testing::StallingFileSystem fs;
+  for (const std::string& replaced : {snapshot.blob, snapshot.directory + "/model.safetensors"}) {
+    bool opened = true;
+    for (std::uint64_t at = 0; at < 8; ++at) {
+      snapshot.put_blob();
+      std::filesystem::remove(snapshot.directory + "/model.safetensors");
+      std::filesystem::create_symlink("../../blobs/4567",
+                                      snapshot.directory + "/model.safetensors");
+      fs.plan(at, [&] {
+        std::filesystem::remove(replaced);
+        std::filesystem::create_symlink(other.file("secret"), replaced);
+      });
+      const Result<Checkpoint> found = Checkpoint::open(fs, snapshot.directory);
+      opened = found.ok();
+      if (!opened) continue;
+      EXPECT_EQ(found->layout()[0].name, "w") << replaced << ", call " << at;
+    }
+    EXPECT_TRUE(opened) << "the last call comes after all";
+  }
 }
 
 TEST_F(CheckpointTest, RefusesAnIndexThatIsALinkOut) {

@@ -207,7 +207,7 @@ TEST(Config, AWrongValueIsNamedWithLineAndWhatWasExpected) {
   EXPECT_SAYS(refusal("encoding: full\n"), "mode: full");
   EXPECT_SAYS(refusal("threads: -1\n"), "0 to 1024");
   EXPECT_SAYS(refusal("threads: 1.5\n"), "whole number");
-  EXPECT_SAYS(refusal("anchors: { first: yes }\n"), "true or false");
+  EXPECT_SAYS(refusal("anchors: { first: yes }\n"), "true, false or auto");
   EXPECT_SAYS(refusal("deadlines: { publish: 30 }\n"), "500ms");
   EXPECT_SAYS(refusal("deadlines: { publish: 0s }\n"), "500ms");
   EXPECT_SAYS(refusal("full_above_density: nan\n"), "from 0 to 1");
