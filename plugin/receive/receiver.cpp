@@ -399,7 +399,7 @@ class FollowingReceiver final : public Receiver {
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
   bool stranded_ = false;  // neither the next version nor an anchor is there
-  std::string unproven_;   // why nothing proves what the target is said to hold; empty: it is proven
+  std::string unproven_;  // why nothing proves what the target is said to hold; empty: it is proven
   std::string unproven_before_;  // the same, of what rollback() leads back to
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
