@@ -140,9 +140,8 @@ enum { DRIFTLESS_LAUNCHED_AUTO = 0, DRIFTLESS_LAUNCHED_YES = 1, DRIFTLESS_LAUNCH
 
 typedef struct driftless_options {
   size_t struct_size;
-  const char*
-      id; /* on the road, unique there; NULL: receiver.id of the configuration, or made up; a
-             second receiver of this process gets another one */
+  const char* id; /* on the road, unique there; NULL: receiver.id of the configuration, or made up;
+                     a second receiver of this process gets another one */
   int32_t launched; /* whether mpirun (srun, mpiexec) started this process; AUTO looks */
   uint32_t threads; /* for hashing and decoding; 0: by the configuration */
 } driftless_options;

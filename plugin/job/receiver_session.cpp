@@ -75,9 +75,9 @@ ReceiverSession::ReceiverSession(Config config, std::shared_ptr<JobProcess> proc
     : config_(std::move(config)),
       process_(std::move(process)),
       options_(std::move(options)),
-      own_id_(options_.id ? nullptr
-                          : std::make_unique<OwnId>(
-                                receiver_id(config_, *process_, process_->rank()))),
+      own_id_(options_.id
+                  ? nullptr
+                  : std::make_unique<OwnId>(receiver_id(config_, *process_, process_->rank()))),
       id_(own_id_ ? own_id_->text() : *options_.id),
       end_(config_.receiver.fetch_deadline),
       alive_(Deadline::after(kSignOfLife)) {}

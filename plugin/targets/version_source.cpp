@@ -301,7 +301,8 @@ Status check_sizes(const Manifest& manifest, const WeightLayout& layout, std::st
       return error(StatusCode::kMismatch, source, ": with part ", file.name, " of ",
                    file.size_bytes, " bytes it has more than ", most,
                    ", the most that a version of ", bytes, " bytes of weights in '",
-                   info(manifest.encoding).name, "' can have. Nothing was read; send a full version");
+                   info(manifest.encoding).name,
+                   "' can have. Nothing was read; send a full version");
     }
     sum += file.size_bytes;
   }
