@@ -581,11 +581,11 @@ class Case:
                 [COMMAND, *map(str, arguments)],
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=LIMIT_S,
                 cwd=self.work,
             )
         except subprocess.TimeoutExpired:
-            raise Wrong(f"HANGS: driftless {arguments[0]} did not end in 30 s") from None
+            raise Wrong(f"HANGS: driftless {arguments[0]} did not end in {LIMIT_S} s") from None
 
     def clean_up(self):
         for process in self.processes:
