@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import binding
 import jobs
 from support import REPOSITORY, assert_refusal, run
 
@@ -100,3 +101,12 @@ def test_what_the_hub_refuses_is_said_without_the_token(hub, packages):
 def test_the_command_says_where_buckets_are_read(work):
     line = ["rollout", "--config", REPOSITORY / "configs/object_store.yaml", "--set", f"road.url={URL}"]
     assert_refusal(run(*line, "--timeout", "1s"), 8, "driftless.Job")
+
+
+@pytest.mark.parametrize("url", ["hf://team/../x", "hf://team/weights/%2e%2e/x", "hf://team/w/a//b"])
+def test_a_path_that_leads_elsewhere_is_refused(url):
+    binding.driftless()
+    from driftless import object_stores
+
+    with pytest.raises(ValueError, match="road.url"):
+        object_stores.open_store(url)
