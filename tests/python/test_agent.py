@@ -406,7 +406,7 @@ def test_files_stay_as_they_are_until_every_rank_has_read_them(work, name):
     """SGLang answers when its first rank has loaded; another one comes later."""
     history = make_run(work / "run", np.random.default_rng(18), 4)
     engine = Engine(work / "run/step_000000")
-    host = checkpoint_host(work, name, ("sglang", engine), **{"keep_versions": "20"})
+    host = checkpoint_host(work, name, ("sglang", engine), keep_versions="20")
     trainer = replay(host, work / "run", "--interval-ms", 50)
     assert ended(host.start_agent(), 60)["engines"][0]["version"] == 4
     assert finish(trainer).returncode == 0

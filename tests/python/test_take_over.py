@@ -271,7 +271,7 @@ def agent_of():
         config = run.place / f"agent{len(names)}.yaml"
         engines = [{"url": engine.url, "kind": kind}]
         road = {"kind": "shared_fs", "dir": f"{run.place}/road", "host_shm": {"name": names[-1]}}
-        agent = {"engines": engines, "retries": 0, "stage_timeout": "5s"}
+        agent = {"engines": engines, "retries": 4, "retry_wait": "100ms", "stage_timeout": "5s"}
         deadlines = {"connect": "20s", "fetch": "5s"}
         config.write_text(json.dumps({"road": road, "agent": agent, "deadlines": deadlines}))
         line = [COMMAND, "agent", "--config", config, "--json", *(["--once"] if once else [])]
