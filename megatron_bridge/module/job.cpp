@@ -131,7 +131,8 @@ void bind_config(py::module_& module) {
           [](const Config& config) {
             check(check_available(road_table(), config, launched_by_mpi()));
           },
-          "Raises what a Job of this configuration would lack here: a road or another part that was "
+          "Raises what a Job of this configuration would lack here: a road or another part that "
+          "was "
           "not built. Joins nobody.")
       .def("settings", [](const Config& config) {
         py::dict settings;

@@ -425,8 +425,8 @@ class FollowingReceiver final : public Receiver {
   std::string needs_;               // the same, as reported
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
-  bool stranded_ = false;  // neither the next version nor an anchor is there, undamaged
-  std::string unproven_;   // why nothing proves what the target is said to hold; empty: it is
+  bool stranded_ = false;        // neither the next version nor an anchor is there, undamaged
+  std::string unproven_;         // why nothing proves what the target is said to hold; empty: it is
   std::string unproven_before_;  // the same, of what rollback() leads back to
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()

@@ -257,8 +257,8 @@ void Fleet::other_run() {
     simulation_.kill(*trainer().process());
   }
   const std::uint64_t shape = random_.chance(0.2) ? random_.word() : seed_;
-  stranger_ = std::make_unique<Trainer>(world_, "stranger", model_weights(shape, random_.word()),
-                                        nullptr);
+  stranger_ =
+      std::make_unique<Trainer>(world_, "stranger", model_weights(shape, random_.word()), nullptr);
   stranger_->start(3);
 }
 

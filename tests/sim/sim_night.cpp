@@ -117,8 +117,8 @@ bool watch(const Options& options, Counts& counts, unsigned number, pid_t& child
 }
 
 int run(const Options& options) {
-  void* const shared = ::mmap(nullptr, sizeof(Counts), PROT_READ | PROT_WRITE,
-                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const shared =
+      ::mmap(nullptr, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return 1;
   auto& counts = *new (shared) Counts{};
   counts.next = options.first;
@@ -139,9 +139,10 @@ int run(const Options& options) {
   const double minutes = std::chrono::duration<double>(Clock::now() - began).count() / 60;
   std::printf(
       "simulated: %llu seeds, %llu versions published, %llu commits, %.0f a minute: %llu wrong\n",
-      static_cast<unsigned long long>(counts.done), static_cast<unsigned long long>(counts.versions),
-      static_cast<unsigned long long>(counts.commits),
-      static_cast<double>(counts.done) / minutes, static_cast<unsigned long long>(counts.wrong));
+      static_cast<unsigned long long>(counts.done),
+      static_cast<unsigned long long>(counts.versions),
+      static_cast<unsigned long long>(counts.commits), static_cast<double>(counts.done) / minutes,
+      static_cast<unsigned long long>(counts.wrong));
   const std::uint64_t wanted = options.last - options.first + 1;
   const bool moved = wanted < 20 || counts.commits > wanted;  // a simulation of nothing is no test
   return counts.wrong == 0 && counts.done == wanted && moved ? 0 : 1;

@@ -54,9 +54,8 @@ inline constexpr const char* kTied = "z.lm_head.weight";
 // versions take no time: matrices with odd sides, vectors, scalars, tensors without elements, of
 // many types; the first one has elements.
 inline Weights model_weights(std::uint64_t shape, std::uint64_t values) {
-  constexpr std::array kTypes{DType::kBF16, DType::kBF16,   DType::kBF16, DType::kF32,
-                              DType::kF16,  DType::kF8E4M3, DType::kI64,  DType::kU8,
-                              DType::kF64,  DType::kI32};
+  constexpr std::array kTypes{DType::kBF16,   DType::kBF16, DType::kBF16, DType::kF32, DType::kF16,
+                              DType::kF8E4M3, DType::kI64,  DType::kU8,   DType::kF64, DType::kI32};
   std::mt19937_64 form(shape), bits(values);
   Weights weights;
   weights[kTiedFrom] = random_tensor(DType::kBF16, {1 + form() % 7, 1 + form() % 6}, bits);
