@@ -162,9 +162,9 @@ TEST_P(FullTable, OnAVersionGoesThereAndBack) {
 }
 
 TEST_P(FullTable, WhereEverythingDiffersGoesThereAndBack) {
-  const auto target = weights_.open(VersionId{});
   const Weights other = random_weights(99, 100);
   weights_.load(other);
+  const auto target = weights_.open(VersionId{});
   goes_there_and_back(*target, other, {anchor(2)});
 }
 
