@@ -412,7 +412,8 @@ class Case:
         for process in self.processes:
             for event in process.events():
                 if event.get("event") == "version" and event["version"] <= process.run.last:
-                    self.record.digests[event["digest"]] = (process.run, event["version"])
+                    known = self.record.digests.setdefault(event["digest"], [])
+                    known.append((process.run, event["version"]))
 
     def check(self):
         for process in self.processes:

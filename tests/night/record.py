@@ -75,13 +75,15 @@ class Record:
     def __init__(self, runs: list[Run]):
         self.runs = runs
         self.ids: dict[str, Run] = {}  # of an announcement that one run alone can have made
-        self.digests: dict[str, tuple[Run, int]] = {}  # that a trainer printed of a version
+        # That a trainer printed of versions: of several, if a step changes nothing.
+        self.digests: dict[str, list[tuple[Run, int]]] = {}
 
     def versions(self, number: int, run_id=None, digest=None) -> list[dict[str, Tensor]]:
         """All that version `number` may be."""
         if digest in self.digests:
-            run, known = self.digests[digest]
-            return [run.history[known]] if known == number else []
+            known = [run.history[at] for run, at in self.digests[digest]]
+            numbered = [run.history[number] for run in self.runs if number <= run.last]
+            return [weights for weights in numbered if weights in known]
         runs = [self.ids[run_id]] if run_id in self.ids else self.runs
         return [run.history[number] for run in runs if number <= run.last]
 

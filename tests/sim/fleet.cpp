@@ -124,6 +124,7 @@ class Fleet {
   std::unique_ptr<ToldEngine> told_;  // null: there is none
   std::vector<std::unique_ptr<Trainer>> trainers_;
   std::unique_ptr<Trainer> stranger_;  // of another run; null: none came yet
+  bool taken_ = false;  // a stranger began a run on the road: the trainer may be refused there
   Contracts contracts_;
 };
 
@@ -257,6 +258,7 @@ void Fleet::other_run() {
     simulation_.kill(*trainer().process());
   }
   const std::uint64_t shape = random_.chance(0.2) ? random_.word() : seed_;
+  taken_ = taken_ || (stranger_ && stranger_->began());
   stranger_ =
       std::make_unique<Trainer>(world_, "stranger", model_weights(shape, random_.word()), nullptr);
   stranger_->start(3);
@@ -318,7 +320,8 @@ void Fleet::make_whole() {
   world_.disk.error_rate = 0;
   world_.receive_fault_rate = 0;
   for (const auto& rollout : rollouts_) rollout->disk().full = false;
-  if (world_.road_is_damaged || told_) {  // deltas of before are told to nobody who starts now
+  taken_ = taken_ || (stranger_ && stranger_->began());
+  if (world_.road_is_damaged || taken_ || told_) {  // deltas of before are told to no new engine
     world_.disk.remove(kRoad);
     trainers_.push_back(new_trainer(trainer().base()));
   }

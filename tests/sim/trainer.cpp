@@ -124,6 +124,7 @@ Status Trainer::publish_all(Ranks& ranks, unsigned rank, std::uint64_t steps) {
   DRIFTLESS_RETURN_IF_ERROR(failed);
   const Hash128 run = publisher->version().run;
   if (rank == 0) {
+    began_ = began_ || !publisher->resumed();
     if (!publisher->resumed()) world_.truth.add(run, 0, base_);  // else it is what it was
     simulation.trace(concat(name_, " publishes run ", to_hex(run).substr(0, 6), " from version ",
                             publisher->version().version));

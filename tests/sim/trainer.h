@@ -25,6 +25,8 @@ class Trainer {
   [[nodiscard]] bool running() const { return process_ != nullptr && process_->fibers > 0; }
   [[nodiscard]] Process* process() { return process_.get(); }
   [[nodiscard]] const Weights& base() const { return base_; }
+  // Whether it began a run, instead of going on with one.
+  [[nodiscard]] bool began() const { return began_; }
   // Of the last publish() that said ok.
   [[nodiscard]] const std::optional<VersionId>& published() const { return published_; }
 
@@ -44,6 +46,7 @@ class Trainer {
   Weights weights_;
   std::shared_ptr<Process> process_;
   std::optional<VersionId> published_;
+  bool began_ = false;
 };
 
 }  // namespace driftless::testing
