@@ -30,11 +30,11 @@ struct FleetResult {
 // yet; `sim_night --contracts all` tries it all the same.
 struct Contracts {
   // A version that a receiver is said to hold when it opens is proven, or the receiver refuses.
-  bool stored_claims = false;
+  bool stored_claims = true;
   // A loader that fails, and cannot undo it, leaves no version.
-  bool failed_undo = false;
+  bool failed_undo = true;
   // A full version taken back does not bring back a foreign write as a version.
-  bool rollbacks = false;
+  bool rollbacks = true;
 
   [[nodiscard]] static Contracts all() { return {true, true, true}; }
 };
