@@ -41,7 +41,7 @@ Status check_own(FileSystem& fs, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
   if (info.kind != FileKind::kSymlink) return {};
   return error(StatusCode::kInvalidArgument, path,
-               ": a symbolic link, and a version has none: copy what it leads to");
+               ": a symbolic link, and a version has none: copy what it leads to (cp -rL)");
 }
 
 // The manifest, once DONE says that it is the one that was published.

@@ -127,7 +127,7 @@ class Receiver final : public ReceiveRoad {
     const Result<FileInfo> info = fs_->info(path(id));
     if (!info.ok() || info->kind != FileKind::kSymlink) return {};
     return error(StatusCode::kInvalidArgument, path(id),
-                 ": a symbolic link, and a version is never one: copy what it leads to");
+                 ": a symbolic link, and a version is never one: copy what it leads to (cp -rL)");
   }
 
   // `failure`, or that the whole publication is not there.

@@ -197,7 +197,8 @@ std::optional<VersionId> Rollout::claim() const {
     return std::nullopt;
   }
   TargetState state = life_->receiver->state();
-  if (!state.valid) return VersionId{};  // of no run
+  if (!state.valid) return VersionId{};                           // of no run
+  if (!life_->receiver->unproven().empty()) return std::nullopt;  // and it says so
   if (state.id.run.is_zero()) state.id.run = life_->receiver->run();
   return state.id;
 }
