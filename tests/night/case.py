@@ -4,6 +4,7 @@ a restart. Whatever then claims a version is compared with the record: a rollout
 line, a labelled checkpoint, a trainer's closing line, `apply` and `verify`."""
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -100,6 +101,14 @@ def pids_in(work: Path) -> list[int]:
     return found
 
 
+@functools.cache
+def not_built() -> frozenset[str]:
+    """Roads that this build leaves out, by the command's own word."""
+    said = subprocess.run([COMMAND, "info", "--json"], capture_output=True, check=True).stdout
+    missing = (each["name"] for each in json.loads(said)["backends"] if not each["built"])
+    return frozenset(name.removeprefix("shared_fs/") for name in missing)
+
+
 class Case:
     def __init__(self, seed: int, work: Path, endpoint: str | None, contracts: dict[str, bool]):
         self.seed, self.work, self.endpoint, self.contracts = seed, work, endpoint, contracts
@@ -111,7 +120,7 @@ class Case:
         self.road = draw.choice(
             (*FILES, "flush", "frames", "hf_delta", "mpi_rma", "hdf5", "object_store")
         )
-        if self.road == "object_store" and not endpoint:
+        if (self.road == "object_store" and not endpoint) or self.road in not_built():
             self.road = "flush"
         self.mpi = self.road in ("mpi_rma", "hdf5")
         self.faults = [draw.choice(MPI_FAULTS if self.mpi else FAULTS)]
