@@ -286,8 +286,12 @@ def test_what_a_rank_holds(work):
     trainers(work, "fsdp_memory.py", path, work)
     for rank, found in enumerate(said(work)):
         assert found["shard"] >= 8 * found["bucket"], f"rank {rank}: {found}"
-        for version, most in (("sparse", 2), ("dense", 4)):
-            assert found[version]["peak"] <= most * found["shard"], f"rank {rank}: {found}"
+        compared = 2 * found["shard"] + (16 << 20) * 2  # with one thread
+        for version, most in (
+            ("sparse", 2 * found["shard"]),
+            ("dense", found["opened"] + compared),
+        ):
+            assert found[version]["peak"] <= most, f"rank {rank}: {found}"
         assert found["whole"] <= found["bucket"], f"rank {rank}: {found}"
 
 
