@@ -139,16 +139,16 @@ def _unique(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     gathered."""
     state = module.state_dict()
     first: dict[int, str] = {}
+    again = set()  # names of tied parameters but the first that the module saves
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        first.setdefault(id(parameter), name)
-    again = {name for name, parameter in module.named_parameters(remove_duplicate=False)
-             if first[id(parameter)] != name}  # fmt: skip
+        if name in state and first.setdefault(id(parameter), name) != name:
+            again.add(name)
     seen = set()
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or name in again:
             continue
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        memory = (local.data_ptr(), tuple(tensor.shape))
+        memory = (local.data_ptr(), tuple(tensor.shape), local.stride(), local.dtype)
         if local.numel() > 0 and memory in seen:
             continue
         seen.add(memory)

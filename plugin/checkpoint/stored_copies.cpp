@@ -135,7 +135,8 @@ Status CheckpointPatcher::adopt_layout(const WeightLayout& published) {
     return own.check_same(published, concat(path_, ", as it was patched so far,"), "the run");
   }
   DRIFTLESS_RETURN_IF_ERROR(checkpoint_->keep_only(published));
-  const bool tied = ties_embeddings(*fs_, path_) == true;
+  // Configurations leave the key out if it is the model's default: then the bits decide.
+  const bool tied = ties_embeddings(*fs_, path_) != false;
   Digest left;
   for (std::size_t i = 0; i < checkpoint_->others().size(); ++i) {
     const OtherTensor& other = checkpoint_->others()[i];

@@ -52,7 +52,7 @@ def test_a_version_is_what_the_run_has_for_it(road, versions):
         with driftless.Receiver(rollout, memory(versions[3], run=run, version=3)) as receiver:
             assert receiver.proven and receiver.unproven is None
             [report] = publisher.receivers()
-            assert (report.version, report.proof) == (3, receiver.digest)
+            assert (report.version, report.digest) == (3, receiver.digest)
     assert not publisher.receivers(), "what was refused is not held"
 
 

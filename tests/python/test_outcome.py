@@ -48,6 +48,27 @@ def test_without_any_rollout_nobody_followed(work, rng):
     assert "1 of 1 rollouts never came" in result.stderr and "All rollouts" not in result.stdout
 
 
+def test_one_that_reports_since_that_it_holds_nothing_does_not_hold_the_last_version(work, rng):
+    """As a rollout does that is started anew under its id, or whose failed commit was not undone."""
+    make_run(work / "run", rng, 2)
+    job = Files(work, **{"deadlines.connect": "6s"})
+    arguments = ["--replay", work / "run", "--rollouts", 2]
+    trainer = jobs.start([COMMAND, *map(str, job.trainer(*arguments))])
+    wait_for(job.dir.exists, "the road")
+    base = ["--base", work / "run/step_000000"]
+    late = following(job, "--set", "receiver.id=late", *base)
+    late.send_signal(signal.SIGSTOP)
+    done = following(job, "--set", "receiver.id=anew", "--target-version", 2, *base)
+    assert finish(done, 60).returncode == 0
+    path = job.dir / ".receivers/anew.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0, "proof": ""}))
+    late.send_signal(signal.SIGCONT)
+    assert finish(late, 60).returncode == 0
+    result = finish(trainer, 60)
+    assert result.returncode == 1 and "All rollouts" not in result.stdout, result.stdout
+    assert "anew has nothing of version 2" in result.stderr
+
+
 def test_a_rollout_that_was_killed_is_named_and_one_that_signed_off_is_not_waited_for(work, rng):
     make_run(work / "run", rng, 12)
     job = Files(work, **{"deadlines.connect": "3s"})

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from jobs import Files, finish
 from support import (
     assert_refusal,
     changed,
@@ -112,6 +113,19 @@ def test_a_receiver_whose_copy_would_stay_behind_refuses_the_version(work, rng, 
     (target / "config.json").write_text(json.dumps(config))
     assert_refusal(run("apply", work / "out", "--to", target), 4, "wrong_layout", HEAD)
     assert read_checkpoint(target) == history[0] | {HEAD: history[0][EMBEDDING]}
+
+
+def test_a_rollouts_copy_goes_with_its_tensor_if_the_configuration_does_not_say(work, rng):
+    history = steps(rng, 2)
+    for number, tensors in enumerate(history):
+        stored(work / f"run/step_{number:06d}", tensors, False, None)
+    target = stored(work / "target", history[0], True, None)
+    job = Files(work, **{"receiver.target": "checkpoint", "receiver.checkpoint_dir": target})
+    rollout = job.start_rollout()
+    result = run(*job.trainer("--replay", work / "run", "--rollouts", 1))
+    assert result.returncode == 0, result.stderr
+    assert finish(rollout, 60).returncode == 0
+    assert read_checkpoint(target) == history[2] | {HEAD: history[2][EMBEDDING]}
 
 
 def test_verify_takes_a_copy_on_one_side_for_what_it_is(work, rng):

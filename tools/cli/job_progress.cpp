@@ -55,9 +55,14 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports,
     rollout.left = false;
     if (report.proof == kAnchorWanted) {
       anchor_wanted_ = true;
+    }
+    if (report.proof == kAnchorWanted || report.proof.empty()) {
+      rollout.lost = true;  // what it held before does not count any more
+      rollout.last_proof.clear();
       continue;
     }
-    if (report.proof.empty() || report.proof == rollout.last_proof) continue;
+    if (report.proof == rollout.last_proof) continue;
+    rollout.lost = false;
     const ReportProof proof = parse_proof(report.proof);
     // Only what never was before: one that comes and goes, or starts over, does not get on. Nor do
     // ever new ones.
@@ -137,7 +142,7 @@ void JobProgress::print_line(const Version& version) {
 }
 
 bool JobProgress::holds_last(const Rollout& rollout) const {
-  return rollout.there && !rollout.wrong && rollout.version == last_version_ &&
+  return rollout.there && !rollout.lost && !rollout.wrong && rollout.version == last_version_ &&
          (rollout.parts || parse_proof(rollout.last_proof).digest == last_digest_);
 }
 
@@ -165,10 +170,11 @@ std::string JobProgress::missing() const {
   std::string text;
   for (const auto& [id, rollout] : rollouts_) {
     if (holds_last(rollout) || (least_ == 0 && rollout.left)) continue;
+    const bool holds = rollout.there && !rollout.lost;
     text += concat(text.empty() ? "" : "; ", id,
                    rollout.wrong ? " reported another digest than the trainer's at version "
-                                 : (rollout.there ? " is at version " : " has nothing of version "),
-                   rollout.there ? rollout.version : last_version_);
+                                 : (holds ? " is at version " : " has nothing of version "),
+                   holds ? rollout.version : last_version_);
   }
   if (rollouts_.size() < least_) {
     text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ", least_,

@@ -61,6 +61,7 @@ class JobProgress {
     bool wrong = false;      // reported another digest than the trainer's, at any time
     bool parts = false;      // holds some tensors only, and so has a digest of its own
     bool left = false;       // signed off
+    bool lost = false;       // said since that it holds nothing, or cannot follow
     std::string last_proof;
   };
   [[nodiscard]] bool counts(const std::string& id) const;

@@ -209,12 +209,16 @@ class ToyEngine(torch.nn.Module):
 
 
 def state_bits(module):
-    """Every parameter and buffer, by name, as bytes."""
+    """Every parameter and buffer, by name, as bytes. The bits of a NaN that torch rounded depend on
+    the processor and on strides: any NaN is as good there."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {
-        name: tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        for name, tensor in tensors.items()
-    }
+    bits = {}
+    for name, tensor in tensors.items():
+        held = tensor.detach().cpu().contiguous()
+        if name.endswith("converted"):
+            held = torch.where(held.isnan(), torch.full_like(held, float("nan")), held)
+        bits[name] = held.view(torch.uint8).numpy().tobytes()
+    return bits
 
 
 def fresh(weights, rank=0, tp=1, odd=ODD):
