@@ -14,7 +14,7 @@ import time
 import pytest
 
 from jobs import make_run
-from support import REPOSITORY, assert_refusal, ok, read_checkpoint, run
+from support import REPOSITORY, assert_refusal, read_checkpoint, run
 from test_object_store import job, server  # noqa: F401
 
 sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
