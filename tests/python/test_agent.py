@@ -344,7 +344,6 @@ def test_engines_that_read_files_hold_every_version(work, name):
         assert engine.loaded[-1] == history[-1]
         for loaded in engine.loaded:
             assert tuple(sorted(loaded.items())) in steps, "parts of two versions"
-    assert any(".changed" in path for path in [sglang.model_path])
     assert not (work / "local.changed").exists(), "nothing is left behind"
 
 
@@ -396,7 +395,9 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
     wait_for(lambda: engine.version == "2", "version 2 in the engine")
     engine.broken = {"/collective_rpc": 1000}
     result = finish(trainer)
-    assert result.returncode == 1 and "is at version 2" in result.stderr, result.stderr
+    # The agent says that it holds nothing once it has no digest of version 2 any more.
+    words = ("is at version 2", "has nothing of version 4")
+    assert result.returncode == 1 and any(w in result.stderr for w in words), result.stderr
     (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
     assert rollout["version"] == 2
     assert finish(agent, 60).returncode == 1
