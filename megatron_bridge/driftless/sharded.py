@@ -35,7 +35,6 @@ class ShardedSource:
 
     def __init__(self, shards: Iterable[Sequence[Any]], bucket_bytes: int = BUCKET_BYTES) -> None:
         self._bucket_bytes = bucket_bytes
-        self._left_out: frozenset[int] = frozenset()
         self._shards, self._others = parted(shards)
 
     def shards(self) -> Sequence[Shard]:
@@ -67,16 +66,10 @@ class ShardedSource:
         """Tensors of which this rank publishes nothing, as of the last shards()."""
         return self._others
 
-    def leave_out(self, numbers: Iterable[int]) -> None:
-        """Shards that another rank publishes, too: visit() passes over them."""
-        self._left_out = frozenset(numbers)
-
     def visit(self) -> Iterator[list[tuple[int, Any]]]:
         batch: list[tuple[int, Any]] = []
         held = 0
         for number, shard in enumerate(self.shards()):
-            if number in self._left_out:
-                continue
             tensor = TensorRef(self.ready(shard))
             batch.append((number, tensor))
             held += tensor.size_bytes

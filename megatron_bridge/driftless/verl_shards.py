@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ class EngineShards:
         self._specs: list[TensorSpec] = []
         self._boxes: Boxes = []
         self._others: dict[str, None] = {}
-        self._left_out: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, engine: Any, base: CheckpointSource, tied: frozenset[str]) -> EngineShards | None:
@@ -80,9 +79,6 @@ class EngineShards:
     def boxes(self) -> Boxes:
         return self._boxes
 
-    def leave_out(self, numbers: Iterable[int]) -> None:
-        self._left_out = frozenset(numbers)
-
     def visit(self) -> Iterator[list[tuple[int, Any]]]:
         mine = (shard for shard in self._all() if shard is not None and _publishes(shard))
         learnt = [*zip((each.name for each in self._specs), self._boxes, strict=True)]
@@ -94,8 +90,7 @@ class EngineShards:
                     f"verl hands out '{shard.name}' {box or 'whole'} as shard {number} of this "
                     f"rank; when the run was opened it was {[*learnt, ('none', None)][number]}"
                 )
-            if number not in self._left_out:
-                yield [(number, shard.tensor.to("cpu").contiguous())]
+            yield [(number, shard.tensor.to("cpu").contiguous())]
 
     def of_base(self) -> CheckpointShards:
         return CheckpointShards(self._base, self._specs, self._boxes, list(self._others))

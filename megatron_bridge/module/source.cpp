@@ -58,9 +58,6 @@ class PythonSource final : public WeightSource {
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return boxes_; }
   [[nodiscard]] std::span<const std::string> left_to_others() const override { return left_; }
-  void leave_out(std::span<const std::uint32_t> tensors) override {
-    left_out_.assign(tensors.begin(), tensors.end());
-  }
   [[nodiscard]] std::string companions_dir() const override { return companions_dir_; }
   // Tensors are kept there beyond their batch.
   void hold_in(std::vector<TensorRef>& refs) { held_ = &refs; }
@@ -71,11 +68,9 @@ class PythonSource final : public WeightSource {
     const py::gil_scoped_acquire acquired;
     try {
       std::vector<bool> seen(tensors_.size());
-      if (py::hasattr(object_, "leave_out")) object_.attr("leave_out")(left_out_);
       for (const py::handle batch : py::iter(object_.attr("visit")())) {
         DRIFTLESS_RETURN_IF_ERROR(offer(batch, seen, use));
       }
-      for (const std::uint32_t other : left_out_) seen[other] = true;
       return check_complete(seen);
     } catch (...) {
       return failure_->capture(kSource);
@@ -154,7 +149,6 @@ class PythonSource final : public WeightSource {
   std::vector<TensorSpec> tensors_;
   std::vector<TensorBox> boxes_;  // none: all are whole
   std::vector<std::string> left_;
-  std::vector<std::uint32_t> left_out_;  // by visit(), if the object can
   std::string companions_dir_;
   Status broken_;
   std::vector<TensorRef>* held_ = nullptr;

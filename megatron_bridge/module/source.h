@@ -15,11 +15,10 @@
 namespace driftless::python {
 
 // `object` has tensors() and visit(), perhaps boxes() (of each tensor what is offered: None for all
-// of it, or (offsets, sizes)), left_to_others() (names) and leave_out(numbers) (before visit(), as
-// WeightSource has them), or is a CheckpointSource. What it raises is captured by
-// `failure`, which outlives the source. One that raises in tensors() offers nothing, so that the
-// publisher still meets the other ranks and all of them fail together. Made and destroyed with the
-// GIL; its methods are called without it.
+// of it, or (offsets, sizes)) and left_to_others() (names), as WeightSource has them, or is a
+// CheckpointSource. What it raises is captured by `failure`, which outlives the source. One that
+// raises in tensors() offers nothing, so that the publisher still meets the other ranks and all of
+// them fail together. Made and destroyed with the GIL; its methods are called without it.
 class LiveSource;
 // `live` may be null. If it was made of `object`, and without `waits`, work that is queued on the
 // GPU may still write what is offered.

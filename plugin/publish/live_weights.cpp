@@ -18,6 +18,13 @@ std::uint64_t copy_room(std::uint64_t bytes) {
 
 }  // namespace
 
+Status moved_error(std::string_view tensor) {
+  return error(StatusCode::kInvalidArgument, "tensor '", tensor,
+               "' does not lie where it lay when the publisher was opened: without a snapshot the "
+               "weights must be updated in place, and be offered themselves, not as copies; open "
+               "the publisher anew, or keep a snapshot");
+}
+
 LiveWeights::LiveWeights(Snapshot& snapshot, PublisherDevice* device, std::uint64_t limit_bytes,
                          unsigned threads)
     : snapshot_(snapshot), device_(device), limit_bytes_(limit_bytes), threads_(threads) {
@@ -71,10 +78,7 @@ Status LiveWeights::open(std::vector<Place> places) {
 
 Status LiveWeights::check(std::uint32_t number, const std::byte* data) const {
   if (data == places_[number].data || snapshot_.size_bytes(number) == 0) return {};
-  return error(StatusCode::kInvalidArgument, "tensor '", snapshot_.spec(number).name,
-               "' does not lie where it lay when the publisher was opened: without a snapshot the "
-               "weights must be updated in place, and be offered themselves, not as copies; open "
-               "the publisher anew, or keep a snapshot");
+  return moved_error(snapshot_.spec(number).name);
 }
 
 Status LiveWeights::compare(std::span<const TensorPair> pairs, void* stream) {

@@ -18,6 +18,9 @@
 
 namespace driftless {
 
+// A tensor does not lie where it lay.
+[[nodiscard]] Status moved_error(std::string_view tensor);
+
 // What capture() compares a block with.
 struct NewValues {
   std::uint32_t number = 0;  // in the snapshot

@@ -218,13 +218,8 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
 // A tensor that a source forgets would pass for unchanged: each must come, and come once.
 Status PublisherRank::visit(WeightSource& weights,
                             const std::function<Status(std::span<const PairedTensor>)>& use,
-                            TensorDigests* copies) const {
+                            const std::function<Status(const OfferedTensor&)>& copy) const {
   std::vector<bool> seen(number_.size());
-  std::vector<std::uint32_t> others;
-  for (std::uint32_t i = 0; i < number_.size() && copies == nullptr; ++i) {
-    if (number_[i] == kNotOurs) others.push_back(i);
-  }
-  if (!others.empty()) weights.leave_out(others);
   DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
     std::vector<PairedTensor> batch;
     for (const auto& [number, data, memory] : offered) {
@@ -242,19 +237,14 @@ Status PublisherRank::visit(WeightSource& weights,
                      "' lies on a GPU, and this publisher compares in host memory: set `snapshot` "
                      "to pinned, device or none");
       }
-      if (copies != nullptr && copies_.contains(static_cast<std::uint32_t>(number))) {
-        DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place,
-                                   place_of(offered_[number], boxes_[number]));
-        DRIFTLESS_ASSIGN_OR_RETURN(
-            const Digest digest, snapshot_.digest(offered_[number], place, data, memory, threads_));
-        copies->push_back({static_cast<std::uint32_t>(number), digest});
+      if (copies_.contains(static_cast<std::uint32_t>(number))) {
+        DRIFTLESS_RETURN_IF_ERROR(copy({number, data, memory}));
       }
       if (number_[number] == kNotOurs) continue;
       batch.push_back({number_[number], data, memory});
     }
     return use(batch);
   }));
-  for (const std::uint32_t other : others) seen[other] = true;
   const auto missing = std::ranges::find(seen, false);
   if (missing == seen.end()) return {};
   return error(StatusCode::kInvalidArgument, "the source ended without tensor '",
@@ -267,8 +257,16 @@ RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weig
       context({plan.version, PublicationKind::kVersion}, plan.base_version, plan.full);
   made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
                                                       static_cast<double>(layout_.total_units()));
-  if (live_) return produce_live(made, deadline);
-  return write_payload(made, deadline, [&](const AddBatch& add) { return visit(weights, add); });
+  TensorDigests copies;
+  RankMessage mine = live_ ? produce_live(made, deadline, copies)
+                           : write_payload(made, deadline, [&](const AddBatch& add) {
+                               return visit(weights, add, [&](const OfferedTensor& copy) {
+                                 return digest_copy(copy, copies);
+                               });
+                             });
+  mine.copies = std::move(copies);
+  add_kept_copies(mine);
+  return mine;
 }
 
 // Leader: what becomes of the version.
@@ -306,7 +304,8 @@ LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
     outcome.status = note_fence(road_.begin(id, deadline));
     return outcome;
   }
-  seal(plan, *ranks, outcome, deadline);
+  outcome.status = check_copies(*ranks).with_context(concat(to_string(id), " was not published"));
+  if (outcome.status.ok()) seal(plan, *ranks, outcome, deadline);
   return outcome;
 }
 

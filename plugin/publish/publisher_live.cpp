@@ -21,13 +21,21 @@ Status PublisherRank::open_live(WeightSource& live) {
     buffers_.emplace(layout_, encoding_);
   }
   std::vector<LiveWeights::Place> places(snapshot_.owned().size());
-  DRIFTLESS_RETURN_IF_ERROR(visit(live, [&](std::span<const PairedTensor> batch) {
-    for (const PairedTensor& offered : batch) {
-      places[offered.number].data = offered.new_data;
-      places[offered.number].memory = offered.memory;
-    }
-    return Status();
-  }));
+  DRIFTLESS_RETURN_IF_ERROR(visit(
+      live,
+      [&](std::span<const PairedTensor> batch) {
+        for (const PairedTensor& offered : batch) {
+          places[offered.number].data = offered.new_data;
+          places[offered.number].memory = offered.memory;
+        }
+        return Status();
+      },
+      [&](const OfferedTensor& copy) {
+        const auto number = static_cast<std::uint32_t>(copy.tensor);
+        live_copies_[number] = copy;
+        if (live.watched(number)) watched_copies_.insert(number);
+        return Status();
+      }));
   for (std::size_t i = 0; i < number_.size(); ++i) {
     if (number_[i] != kNotOurs) places[number_[i]].watched = live.watched(i);
   }
@@ -47,7 +55,7 @@ Status PublisherRank::digest_base(WeightSource& base, TensorDigests& copies) {
     }
     return {};
   };
-  return visit(base, add, &copies);
+  return visit(base, add, [&](const OfferedTensor& copy) { return digest_copy(copy, copies); });
 }
 
 // After a restart nobody has the weights of the version on the road, unless they are these.
@@ -122,13 +130,17 @@ Status PublisherRank::observe(WeightSource& weights, void* stream, bool behind) 
 Status PublisherRank::look_at(WeightSource& weights, void* stream, bool behind) {
   DRIFTLESS_RETURN_IF_ERROR(check_source(weights));
   if (!live_) return {};
-  DRIFTLESS_RETURN_IF_ERROR(visit(weights, [&](std::span<const PairedTensor> batch) -> Status {
-    for (const PairedTensor& offered : batch) {
-      DRIFTLESS_RETURN_IF_ERROR(live_->check(offered.number, offered.new_data));
-    }
-    return {};
-  }));
-  return live_->observe(stream, behind);
+  DRIFTLESS_RETURN_IF_ERROR(visit(
+      weights,
+      [&](std::span<const PairedTensor> batch) -> Status {
+        for (const PairedTensor& offered : batch) {
+          DRIFTLESS_RETURN_IF_ERROR(live_->check(offered.number, offered.new_data));
+        }
+        return {};
+      },
+      [&](const OfferedTensor& copy) { return look_at_copy(copy); }));
+  DRIFTLESS_RETURN_IF_ERROR(live_->observe(stream, behind));
+  return observe_copies();
 }
 
 bool PublisherRank::sweep_due() const {
@@ -167,7 +179,8 @@ Status PublisherRank::prove_read(const RankMessage& mine, bool full) {
   return captured ? Status() : live_->prove_still(mine.tensor_digests);
 }
 
-RankMessage PublisherRank::produce_live(const PayloadContext& made, const Deadline& deadline) {
+RankMessage PublisherRank::produce_live(const PayloadContext& made, const Deadline& deadline,
+                                        TensorDigests& copies) {
   RankMessage proof;
   const bool full = made.frame.encoding == Encoding::kFull;
   proof.status = live_->freeze(!full && options_.background && sweep_due());
@@ -181,7 +194,9 @@ RankMessage PublisherRank::produce_live(const PayloadContext& made, const Deadli
       !full && live_->whole_tensors() > 0 && options_.layout == DirectoryLayout::kHfDelta;
   RankMessage mine = write_payload(made, deadline, [&](const AddBatch& add) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(proof.status);
-    return proof.needs_full ? Status() : add(offer_snapshot(false));
+    if (proof.needs_full) return {};
+    DRIFTLESS_RETURN_IF_ERROR(digest_live_copies(copies));
+    return add(offer_snapshot(false));
   });
   mine.needs_full = proof.needs_full;
   mine.notes = std::move(proof.notes);

@@ -279,10 +279,6 @@ Status PublisherRank::own(const LeaderMessage& told) {
   for (const auto& [rank, first, count] : told.dropped) {
     for (std::uint32_t i = 0; i < count && rank == group_.rank(); ++i) dropped.insert(first + i);
   }
-  copies_ = dropped;
-  for (const auto& [rank, offer] : told.copied) {
-    if (rank == group_.rank()) copies_.insert(offer);
-  }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> ours;  // tensor, which of the offers
   for (std::uint32_t i = 0; i < offered_.size(); ++i) {
     const auto index = layout_.find(offered_[i].name);
@@ -298,6 +294,7 @@ Status PublisherRank::own(const LeaderMessage& told) {
                                OwnedTensor::make(tensor, offered_[offer], boxes_[offer],
                                                  cut != cuts.end() ? cut->second : nullptr));
   }
+  find_copies(told, dropped);
   if (options_.keep_snapshot) {
     DRIFTLESS_ASSIGN_OR_RETURN(snapshot_,
                                Snapshot::create(layout_, std::move(owned), options_.device.get()));
@@ -325,24 +322,6 @@ std::vector<std::uint32_t> PublisherRank::owned_tensors() const {
     if (tensors.empty() || tensors.back() != owned.tensor()) tensors.push_back(owned.tensor());
   }
   return tensors;
-}
-
-// What several ranks offer under one name is one tensor: of different ones, all but one rank's
-// would never be published.
-Status PublisherRank::check_copies(const std::vector<RankMessage>& ranks) const {
-  std::map<RankOffer, Digest> digests;
-  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    for (const auto& [offer, digest] : ranks[rank].copies) digests[{rank, offer}] = digest;
-  }
-  for (const auto& [dropped, kept] : kept_for_) {
-    if (digests[dropped] == digests[kept]) continue;
-    return error(
-        StatusCode::kMismatch, "tensor '", copied_names_.at(kept),
-        "' has other bits on publisher rank ", dropped.first, " than on rank ", kept.first,
-        ": if they are different tensors, publish them under different names; if they are ",
-        "copies, bring them in step");
-  }
-  return {};
 }
 
 Status PublisherRank::find_unpublished() {
@@ -378,12 +357,14 @@ Status PublisherRank::seed(WeightSource& base, WeightSource& live, const Deadlin
         return snapshot_.write(batch[task].number, batch[task].new_data);
       });
     };
-    mine.status = visit(base, write, &mine.copies);
+    mine.status = visit(base, write,
+                        [&](const OfferedTensor& copy) { return digest_copy(copy, mine.copies); });
     if (mine.status.ok()) mine.status = digest_snapshot();
   }
   for (const std::uint32_t tensor : owned_tensors()) {
     if (mine.status.ok()) mine.tensor_digests.push_back({tensor, tensor_digests_[tensor]});
   }
+  if (mine.status.ok()) add_kept_copies(mine);
   mine.digest = part_digest_;
   if (mine.status.ok() && group_.leads()) mine.status = find_unpublished();
   const Result<std::vector<RankMessage>> ranks = collect(mine, deadline);

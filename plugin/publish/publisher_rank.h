@@ -32,7 +32,7 @@ struct RankMessage {
   // Of tensors that it owns: of the base and of a full version of all, of a delta of the changed.
   TensorDigests tensor_digests;
   TensorDigests unchanged;  // of a delta: of the other tensors that it shares with other ranks
-  TensorDigests copies;     // of the base: of its offers, by number, that several ranks have
+  TensorDigests copies;     // of the base, and of a version: of its offers that others have, too
   PayloadFindings findings;
   std::vector<PartReceipt> parts;
   std::vector<std::string> notes;  // for all
@@ -123,8 +123,6 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] std::vector<std::uint32_t> owned_tensors() const;  // each once, ascending
   [[nodiscard]] LeaderMessage assembly(const std::vector<RankMessage>& ranks);
   [[nodiscard]] Status own(const LeaderMessage& told);
-  // Leader: what several ranks offer must be the same.
-  [[nodiscard]] Status check_copies(const std::vector<RankMessage>& ranks) const;
   // Leader: which tensors of the base checkpoint no rank offers.
   [[nodiscard]] Status find_unpublished();
   // The snapshot as a target, of which other ranks have the rest.
@@ -139,11 +137,10 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
                                const RankMessage& mine);
   [[nodiscard]] Status check_source(const WeightSource& weights) const;
-  // Every tensor of this rank, in the source's batches. With `copies`: the digests of what other
-  // ranks offer, too; else that is not asked for.
+  // Every tensor of this rank, in the source's batches; and each offer of copies_ to `copy`.
   [[nodiscard]] Status visit(WeightSource& weights,
                              const std::function<Status(std::span<const PairedTensor>)>& use,
-                             TensorDigests* copies = nullptr) const;
+                             const std::function<Status(const OfferedTensor&)>& copy) const;
   [[nodiscard]] Result<LeaderMessage> make_plan(Status ready, const Deadline& deadline);
   [[nodiscard]] LeaderMessage plan_of(const std::vector<RankMessage>& ranks,
                                       const Deadline& deadline);
@@ -174,6 +171,17 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] bool anchor_due(std::uint64_t version);
   void choose_anchor(const LeaderMessage& plan, LeaderMessage& outcome, const Deadline& deadline);
   void prune(std::vector<std::string>& notes);
+
+  // publisher_copies.cpp: what several ranks offer under one name is one tensor, in every version.
+  void find_copies(const LeaderMessage& told, const std::set<std::uint32_t>& dropped);
+  [[nodiscard]] Status digest_copy(const OfferedTensor& offered, TensorDigests& digests) const;
+  // Without a snapshot: where they lie; what is watched is read in the call that observes it.
+  [[nodiscard]] Status look_at_copy(const OfferedTensor& offered) const;
+  [[nodiscard]] Status observe_copies();
+  [[nodiscard]] Status digest_live_copies(TensorDigests& digests) const;
+  // Of those that this rank publishes and need not read again: what it knows of the tensor.
+  void add_kept_copies(RankMessage& mine) const;
+  [[nodiscard]] Status check_copies(const std::vector<RankMessage>& ranks) const;  // the leader
 
   // publisher_cuts.cpp: how a version is cut and encoded, so that all receivers can read it.
   // Leader: what the options want of these tensors, or why that cannot be.
@@ -217,7 +225,8 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status digest_base(WeightSource& base, TensorDigests& copies);
   [[nodiscard]] RankMessage look_at_live(std::uint64_t version);
   void start_otherwise(std::uint64_t version);  // the weights are not the version's
-  [[nodiscard]] RankMessage produce_live(const PayloadContext& made, const Deadline& deadline);
+  [[nodiscard]] RankMessage produce_live(const PayloadContext& made, const Deadline& deadline,
+                                         TensorDigests& copies);
   // Whether the bytes of tensors that change are read, beside what was captured of them.
   [[nodiscard]] bool reads_weights() const {
     return encoding_ == Encoding::kCompact || options_.layout == DirectoryLayout::kHfDelta;
@@ -273,9 +282,15 @@ class PublisherRank final : public Publisher {
   std::vector<TensorSpec> offered_;    // what this rank's sources offer, in their order
   std::vector<TensorBox> boxes_;       // which part of each
   std::vector<std::uint32_t> number_;  // of each in the snapshot; kNotOurs: dropped
-  std::set<std::uint32_t> copies_;     // offers that other ranks have, too
-  std::vector<std::size_t> owners_;    // per tensor of the layout: ranks that own some of it
-  std::vector<bool> in_blocks_;        // per tensor of the layout: no rank owns all of it
+  // Offers that other ranks have, too: those to be read, those that are all that this rank has of a
+  // tensor of the layout and publishes, and, without a snapshot, where the former lie.
+  std::set<std::uint32_t> copies_;
+  std::map<std::uint32_t, std::uint32_t> kept_copies_;
+  std::map<std::uint32_t, OfferedTensor> live_copies_;
+  std::set<std::uint32_t> watched_copies_;
+  TensorDigests seen_copies_;        // of those, since observe()
+  std::vector<std::size_t> owners_;  // per tensor of the layout: ranks that own some of it
+  std::vector<bool> in_blocks_;      // per tensor of the layout: no rank owns all of it
   Snapshot snapshot_;
   UndoLog undo_;
   std::optional<LiveWeights> live_;        // if there is no snapshot; then snapshot_ is the weights

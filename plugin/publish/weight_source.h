@@ -42,8 +42,6 @@ class WeightSource {
   // second pass.
   [[nodiscard]] virtual Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) = 0;
-  // These entries of tensors(), ascending, are another rank's: visit() may leave them out.
-  virtual void leave_out(std::span<const std::uint32_t> /*tensors*/) {}
 };
 
 // Tensors of a checkpoint: those of stage `stage` of `stages` (contiguous stretches of the layout

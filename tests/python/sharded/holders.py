@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 import driftless
 import driftless.torch
+from driftless import ShardedSource
 from driftless.torch import publisher_group, shard_of
 
 
@@ -29,14 +30,6 @@ def config(out, name):
 def weight(seed, rows=6):
     made = torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
     return made.to(torch.bfloat16)
-
-
-class Counted(driftless.ShardedSource):
-    """Counts what is read of it."""
-
-    def ready(self, shard):
-        self.read = getattr(self, "read", 0) + 1
-        return shard.tensor
 
 
 def held(name, tensor, owner=True):
@@ -53,12 +46,11 @@ def told(opened):
 def publish(job, source, change, **options):
     """Version 1, with the tensors changed in place; and what the rank was told at open."""
     publisher = driftless.Publisher(job, source, group=publisher_group(), **options)
-    source.read = 0
     for tensor in change:
         tensor[0, 0] += 1
     report = publisher.publish(source)
     publisher.declare_end()
-    return {"version": report.version, "read": source.read, "notes": publisher.notes}
+    return {"version": report.version, "notes": publisher.notes}
 
 
 def cases(out, rank):
@@ -68,17 +60,21 @@ def cases(out, rank):
     everywhere, own = weight(100), weight(rank)
     with job("unowned") as made:  # held by rank 2, and left to others that do not exist
         shards = [held("w", everywhere)] + [held("lost.weight", own, False)] * (rank == 2)
-        yield "unowned", told(lambda: publish(made, Counted(shards), []))
+        yield "unowned", told(lambda: publish(made, ShardedSource(shards), []))
     with job("differ") as made:
         shards = [held("experts.weight", own)]  # each rank's own, all under one name
-        yield "differ", told(lambda: publish(made, Counted(shards), []))
+        yield "differ", told(lambda: publish(made, ShardedSource(shards), []))
+    with job("part") as made:  # the same at open, each rank's own after a step
+        mine = torch.zeros(6, 4, dtype=torch.bfloat16)
+        parts = ShardedSource([held("lora_b", mine), held(f"w.{rank}", own)])
+        yield "part", told(lambda: publish(made, parts, [mine] if rank == 1 else []))
     with job("empty_leader") as made:
         mine, zero = weight(10 + rank), torch.empty(0, 4, dtype=torch.bfloat16)
         shards = [held(f"w.{rank}", mine), held("zero", zero)] if rank else []
-        yield "empty_leader", publish(made, Counted(shards), [mine] if rank else [])
+        yield "empty_leader", publish(made, ShardedSource(shards), [mine] if rank else [])
     with job("replicas") as made:
         shards = [held("everywhere", everywhere), held(f"w.{rank}", own)]
-        yield "replicas", publish(made, Counted(shards), [everywhere, own])
+        yield "replicas", publish(made, ShardedSource(shards), [everywhere, own])
     base = {"checkpoint": f"{out}/checkpoint"}
     mine = weight(10 + rank)
     if rank == 0:
@@ -89,9 +85,12 @@ def cases(out, rank):
     dist.barrier()
     with job("complete") as made:
         shards = [held(f"w.{rank}", mine)]
-        yield "complete", told(lambda: publish(made, Counted(shards), [], complete=True, **base))
+        yield (
+            "complete",
+            told(lambda: publish(made, ShardedSource(shards), [], complete=True, **base)),
+        )
     with job("base") as made:
-        yield "base", publish(made, Counted([held(f"w.{rank}", mine)]), [mine], **base)
+        yield "base", publish(made, ShardedSource([held(f"w.{rank}", mine)]), [mine], **base)
     yield "groups", groups(job, rank)
 
 
@@ -100,7 +99,7 @@ def groups(job, rank):
     comes late to each version: what it sent before must not stand for it. Every weight of version
     N is N."""
     weights = [torch.zeros(6, 4, dtype=torch.bfloat16) for _ in range(2)]
-    sources = [driftless.ShardedSource([held(f"w.{rank}", each)]) for each in weights]
+    sources = [ShardedSource([held(f"w.{rank}", each)]) for each in weights]
     both = publisher_group()
     jobs = [job("first"), job("second")]
     publishers = [
