@@ -220,6 +220,8 @@ class _Rollout:
 
     def held(self) -> Identity:
         receiver = self._opened()
+        if not receiver.state.valid:
+            raise MismatchError(f"the rollout {receiver.id} holds no version; restart it")
         return receiver.run, receiver.version, str(receiver.digest)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -15,6 +15,7 @@ namespace driftless {
 namespace {
 
 constexpr std::size_t kHeldVersions = 4;
+constexpr std::uint64_t kRemembered = 64;  // versions that are gone
 // A file may be seen half written. What is still wrong after this stays so.
 constexpr std::chrono::seconds kRestWait{10};
 // For reading a version: that a caller has no more time does not mean that it begins again.
@@ -96,6 +97,10 @@ class ForeignDirectory final : public ReceiveRoad {
   [[nodiscard]] Result<bool> take_next();
   [[nodiscard]] Result<std::vector<std::uint64_t>> look();
   [[nodiscard]] Status check_same_run(const std::vector<std::uint64_t>& there);
+  // Whether a number that is there still stands for the version that was taken.
+  [[nodiscard]] bool is_taken(std::uint64_t version);
+  // Whether the newest version that was taken is there as it was: then what follows builds on it.
+  [[nodiscard]] bool newest_stands();
   [[nodiscard]] Result<VersionDirectory> open_number(std::uint64_t version);
   [[nodiscard]] Result<std::optional<VersionDirectory>> choose(
       const std::vector<std::uint64_t>& there);
@@ -113,6 +118,12 @@ class ForeignDirectory final : public ReceiveRoad {
                              Manifest& manifest);
   [[nodiscard]] Status follow(const Manifest& manifest, const std::vector<MappedFile>& parts);
   [[nodiscard]] Status take(VersionDirectory version);
+  [[nodiscard]] Status cut_off_error() const {
+    return error(StatusCode::kWrongBase, options_.dir, ": version ", newest_,
+                 " was followed here and is gone, or is another: nobody can tell whether version ",
+                 newest_ + 1, " builds on it. Keep the newest two versions at least, let the ",
+                 "trainer write a full one, or start again from ", options_.foreign_base);
+  }
   void drop_old();
   [[nodiscard]] std::vector<Digest> tensor_digests() const;
   [[nodiscard]] const WeightLayout& layout() const { return *weights_->layout(); }
@@ -132,7 +143,12 @@ class ForeignDirectory final : public ReceiveRoad {
   TrlStep step_;                             // of it, as read last
   bool looked_ = false;                      // once
   std::set<std::uint64_t> seen_;             // at the last look
-  std::map<std::uint64_t, FileState> taken_;
+  struct Taken {
+    bool trl = false;
+    std::vector<FileState> files;
+  };
+  std::map<std::uint64_t, Taken> taken_;
+  bool cut_off_ = false;                // no delta leads from newest_ on
   std::optional<Deadline> rest_until_;  // from the first failure of a version on
   std::vector<FileState> last_states_;  // what there was then
   Status fenced_;
@@ -262,19 +278,44 @@ Result<std::vector<std::uint64_t>> ForeignDirectory::look() {
   return steps;
 }
 
+// A version that is being removed has files that it had, and no others: another run's may have
+// other names, or be of another layout.
+bool ForeignDirectory::is_taken(std::uint64_t version) {
+  const auto taken = taken_.find(version);
+  if (taken == taken_.end()) return seen_.contains(version);
+  if (taken->second.trl != trl_) return false;
+  std::set<std::string> known;
+  std::size_t gone = 0;
+  for (const FileState& file : taken->second.files) {
+    const Result<FileState> now = FileState::of(*fs_, file.path);
+    if (now.ok() && file != *now) return false;
+    gone += now.ok() ? 0 : 1;
+    known.insert(file.path);
+  }
+  if (gone == 0 || trl_) return true;  // of TRL's steps the files are others' names
+  const std::string directory = join_path(options_.dir, version_directory_name(version));
+  const auto names = fs_->list(directory);
+  return !names.ok() || std::ranges::none_of(*names, [&](const std::string& name) {
+    const bool read = name.ends_with(".safetensors") || name == kIndexName;
+    return read && !known.contains(join_path(directory, name));
+  });
+}
+
+bool ForeignDirectory::newest_stands() {
+  const auto taken = taken_.find(newest_);
+  return newest_ == 0 || (taken != taken_.end() && taken->second.trl == trl_ &&
+                          std::ranges::all_of(taken->second.files, [&](const FileState& file) {
+                            const Result<FileState> now = FileState::of(*fs_, file.path);
+                            return now.ok() && file == *now;
+                          }));
+}
+
 // A number that was taken stands for the same directory, and none appears behind the newest.
 Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there) {
   const bool first = !std::exchange(looked_, true);
   for (const std::uint64_t version : there) {
     if (version > newest_ || first) break;
-    const auto taken = taken_.find(version);
-    bool same = seen_.contains(version);
-    if (taken != taken_.end()) {
-      const Result<FileState> now = FileState::of(*fs_, taken->second.path);
-      if (!now.ok()) continue;  // it is being written, or removed
-      same = taken->second == *now;
-    }
-    if (same) continue;
+    if (is_taken(version)) continue;
     fenced_ = error(StatusCode::kWrongRun, join_path(options_.dir, version_directory_name(version)),
                     ": is another one than the version ", version,
                     " that was followed: the trainer has begun anew, after version ", newest_,
@@ -282,6 +323,9 @@ Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there)
     return fenced_;
   }
   seen_ = {there.begin(), there.end()};
+  std::erase_if(taken_, [&](const auto& each) {  // the rest of a run that removes its versions
+    return each.first + kRemembered < newest_ && !seen_.contains(each.first);
+  });
   return {};
 }
 
@@ -311,18 +355,21 @@ Result<std::optional<VersionDirectory>> ForeignDirectory::choose(
     Result<VersionDirectory> opened = open_number(version);
     if (trl_ && opened.status().code() == StatusCode::kNotFound) continue;
     DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, std::move(opened));
+    const bool follows = found.base_version == newest_;
+    const bool fits = found.full() || (follows && !cut_off_);
     // Flush files have no end: that they are all there is told by what comes after them.
-    if (found.open_ended && version == there.back()) {
+    if (fits && found.open_ended && version == there.back()) {
       return error(StatusCode::kIncomplete, found.path, ": whether all of its files are there is ",
                    "known once the next version, or DONE, is");
     }
-    if (found.full() || found.base_version == newest_) return std::optional(std::move(found));
-    if (version == newest_ + 1) {
+    if (fits) return std::optional(std::move(found));
+    if (version == newest_ + 1 && !follows) {
       return error(StatusCode::kWrongBase, found.path, ": builds on version ", found.base_version,
                    ", and version ", newest_, " was followed");
     }
   }
   if (there.empty() || there.back() <= newest_) return std::optional<VersionDirectory>();
+  if (cut_off_) return cut_off_error();
   return error(StatusCode::kWrongBase, options_.dir, ": version ", newest_ + 1,
                " is not there, and no full version is: keep the versions since the base, or let "
                "the trainer write a full one");
@@ -468,6 +515,9 @@ Status ForeignDirectory::take(VersionDirectory version) {
   if (!same_names || after != before) {
     return error(StatusCode::kIncomplete, version.path, ": was replaced while it was read");
   }
+  // Checksums are of the tensors that it changes: they do not tell its base.
+  cut_off_ = !version.full() && !(trl_ && step_.base_digest) && !newest_stands();
+  if (cut_off_) return cut_off_error();
   DRIFTLESS_RETURN_IF_ERROR(prove(version, parts, manifest));
   const std::vector<ManifestTensor> tensors = std::exchange(manifest.tensors, {});
   DRIFTLESS_RETURN_IF_ERROR(follow(manifest, parts));
@@ -477,7 +527,7 @@ Status ForeignDirectory::take(VersionDirectory version) {
     manifest.tensors.push_back(std::move(tensor));
   }
   newest_ = version.version;
-  taken_[newest_] = before.front();
+  taken_[newest_] = {trl_, before};
   digests_[newest_] = manifest.digest;
   held_.push_back({{newest_, PublicationKind::kVersion}, manifest_to_json(manifest), parts});
   drop_old();

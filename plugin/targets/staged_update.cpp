@@ -70,7 +70,9 @@ class StagedUpdate final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(source_));
     weights_->state.valid = false;  // until all of it is there, or all is back
     if (const Status status = write_all(); !status.ok()) {
-      const Status back = swept_ || (touched_ && full_) ? take_back_and_look() : take_back();
+      // A mismatch may have been there before: then no version is held.
+      const bool look = swept_ || (touched_ && full_) || status.code() == StatusCode::kMismatch;
+      const Status back = look ? take_back_and_look() : take_back();
       if (back.ok()) return status;
       return not_restored(status, back);
     }
@@ -384,11 +386,15 @@ class StagedUpdate final : public StagedChange {
     DRIFTLESS_RETURN_IF_ERROR(take_back());
     weights_->state.valid = false;
     if (sums_before_) DRIFTLESS_RETURN_IF_ERROR(check_sums(*weights_, *sums_before_));
+    if (!sums_before_ && foreign_) {
+      return error(StatusCode::kMismatch, "they are not what they were when it was staged");
+    }
     weights_->state = before_;
     return {};
   }
 
-  Status name_fault(const PartFault& fault) const {
+  Status name_fault(const PartFault& fault) {
+    foreign_ = !fault.written;
     const ChangePart& part = parts_[fault.part];
     const std::string place = name_of(*weights_, *part.map);
     if (fault.written) {
@@ -419,6 +425,7 @@ class StagedUpdate final : public StagedChange {
   std::uint64_t units_ = 0;
   Digest staged_change_;    // what the first version adds to the digest, as staged
   bool touched_ = false;    // the maps' writing has begun
+  bool foreign_ = false;    // somebody else had written where it was to write
   bool dense_ = false;      // everything is written, whatever was there
   bool swept_ = false;      // all weights were read after the writing
   bool used_ = false;       // commit() was called

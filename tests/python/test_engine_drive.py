@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine driver as Python uses it: an `LLM` of this process, and what a rank says of itself."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -318,11 +319,15 @@ class SglangServer:
         self.weights = {name: array.tobytes() for name, (_, array) in weights.items()}
         self.directories, self.loaded, self.paused = {}, [], False
         self.model_path, self.label, self.started = str(path), "default", 1.5
+        self.spoil = None  # a tensor that loads leave behind, and fail
 
     def call(self, url, path, body, timeout_s):
         given = json.loads(body or "{}")
         if path == "/update_weights_from_disk":
             new = self.directories[given["model_path"]]
+            if self.spoil:
+                self.weights[self.spoil] = bytes(len(self.weights[self.spoil]))
+                raise driftless.errors.EngineError("500: the load failed")
             self.weights.update(new)
             self.loaded.append(set(new))
             self.model_path, self.label = given["model_path"], given["weight_version"]
@@ -364,13 +369,44 @@ def disk(work, rng, monkeypatch):
     job.close()
 
 
-def test_a_server_that_was_started_from_the_base_gets_what_changed(disk, rng):
+def test_a_server_gets_every_tensor_once_and_then_what_changed(disk, rng):
     with disk.follow() as follower:
         for version in (1, 2):
             held = disk.publish(binding.step(rng, disk.first))
             assert follower.update(5).version == version
             assert disk.server.weights == held and disk.server.label == str(version)
-    assert "layers.2.frozen" not in disk.server.loaded[0]
+    assert disk.server.loaded[0] == set(disk.first)
+    assert "layers.2.frozen" not in disk.server.loaded[1]
+
+
+@pytest.mark.parametrize("follower", ["the same", "another"])
+def test_a_load_that_failed_and_stayed_is_written_over(disk, rng, follower):
+    """A load fails half way, and so does taking it back: what the server took of it is in tensors
+    that the next version does not change. Its label and path say nothing of it."""
+    with disk.follow() as first:
+        if follower == "the same":
+            disk.publish(binding.step(rng, disk.first))
+            first.update(5)
+        disk.server.spoil = "layers.2.frozen"
+        disk.publish(binding.step(rng, disk.first))
+        with pytest.raises(driftless.Error):
+            first.update(5)
+        disk.server.spoil = None
+        with contextlib.nullcontext(first) if follower == "the same" else disk.follow() as other:
+            held = disk.publish(binding.step(rng, disk.first))
+            other.update(5)
+            assert disk.server.weights == held
+
+
+def test_a_version_of_the_same_number_that_another_loaded_is_not_taken_for_ours(disk, rng):
+    with disk.follow() as follower:
+        disk.publish(binding.step(rng, disk.first))
+        follower.update(5)
+        foreign = {name: bytes(len(held)) for name, held in disk.server.weights.items()}
+        disk.server.weights, disk.server.model_path = foreign, "/of/another/run"  # label "1", too
+        held = disk.publish(binding.step(rng, disk.first))
+        assert follower.update(5).version == 2
+        assert disk.server.weights == held
 
 
 def test_a_server_that_holds_something_else_gets_every_tensor(disk, rng):

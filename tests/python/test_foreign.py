@@ -11,6 +11,7 @@ import uuid
 
 import pytest
 
+import binding
 import foreign
 import jobs
 from foreign_jobs import STEPS, Trainer, follow, following, patching
@@ -27,6 +28,8 @@ from support import (
     safetensors_bytes,
     write_checkpoint,
 )
+
+driftless = binding.driftless()
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +152,68 @@ def test_a_trainer_that_begins_anew_is_noticed(work, rng):
     # Started again it follows the new one; a checkpoint of the old one is refused.
     assert ended(follow(job, trainer, 1, work / "b"))["version"] == 1
     assert read_checkpoint(work / "b/rollout_00") == new
+
+
+def write_other_flush(directory, version, old, new):
+    """By another rank: none of the names is the same."""
+    path = foreign.write_flush(directory, version, old, new)
+    for file in sorted(path.iterdir()):
+        file.rename(path / file.name.replace("rank0000", "rank0001"))
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        (foreign.write_hf_delta, foreign.write_flush),
+        (foreign.write_flush, write_other_flush),
+        (foreign.write_hf_delta, foreign.write_trl_delta),
+    ],
+    ids=["flush for hf_delta", "other ranks", "steps for hf_delta"],
+)
+def test_a_trainer_that_begins_anew_under_other_names_is_noticed(work, rng, first, second):
+    """None of its files has the path of one that was followed."""
+    trainer = Trainer(work, rng)
+    rollout = follow(following(work, trainer), trainer, 6, work / "a", "--verbose")
+    for _ in range(4):
+        first(trainer.dir, *trainer.step())
+    lines = iter(rollout.stdout.readline, "")
+    assert any(json.loads(line)["version"] == 3 for line in lines)
+    shutil.rmtree(trainer.dir)
+    trainer.history = trainer.history[:1]
+    for _ in range(7):
+        second(trainer.dir, *trainer.step())
+    assert finish(rollout, 60).returncode != 0
+    assert not (work / "a/rollout_00").exists()
+
+
+@pytest.mark.parametrize("write", [foreign.write_flush, foreign.write_trl_delta, foreign.write_hf_delta])
+def test_a_delta_behind_a_version_that_is_gone_is_not_taken(work, rng, write):
+    """Nobody can tell whether it builds on what was followed: the trainer may have begun anew, and
+    removed its first versions since."""
+    trainer = Trainer(work, rng)
+    for _ in range(4):
+        write(trainer.dir, *trainer.step())
+    text = f"road: {{ kind: shared_fs, dir: {trainer.dir}, foreign_base: {trainer.base} }}\n"
+    config = driftless.Config.parse(text + "deadlines: { fetch: 15s }\n")
+    with driftless.Job(config, "rollout", launched=False) as job:
+        target = driftless.OwnedTarget(trainer.base)
+        receiver = driftless.Receiver(job, target)
+        while receiver.version < 3:
+            assert receiver.stage(10)
+            receiver.commit()
+        at = receiver.version
+        shutil.rmtree(trainer.dir)
+        held, trainer.history = trainer.history[at], trainer.history[:1]
+        for _ in range(at + 3):
+            write(trainer.dir, *trainer.step())
+        for version in range(1, at + 1):
+            gone = foreign.version_path(trainer.dir, version)
+            shutil.rmtree(gone, ignore_errors=True)
+            (trainer.dir / f"deltas/step_{version:06d}.safetensors").unlink(missing_ok=True)
+        with pytest.raises(driftless.errors.WrongBaseError, match="nobody can tell"):
+            receiver.stage(30)
+        assert receiver.version == at
+        assert all(target.tensor(name).tobytes() == each.data for name, each in held.items())
 
 
 def test_a_checkpoint_of_an_older_run_is_refused(work, rng):

@@ -24,7 +24,6 @@ from .rank_receiver import TORN, Reply, load_config, reply, text_of
 
 
 # Of a server that nobody has told a version.
-FRESH_LABELS = ("default", "")
 
 
 class DiskFollower:
@@ -59,11 +58,10 @@ class DiskFollower:
         self._staged: int | None = None
         self._changed: list[str] = []  # by the last commit
         self._process = self._server_process()
-        # The server; None: unknown. One that nobody has loaded anything into holds the base.
-        said = self._get("/model_info")
-        own = Path(str(said.get("model_path"))).resolve() == Path(base).resolve()
-        fresh = own and str(said.get("weight_version")) in FRESH_LABELS
-        self._holds: tuple[str, int, str] | None = self._version_now() if fresh else None
+        # What the server holds, and the directory that brought it. None: unknown, as at first: a
+        # server that says it was started from the base may have taken half of another version.
+        self._holds: tuple[str, int, str] | None = None
+        self._loaded = ""
 
     @property
     def version(self) -> int:
@@ -123,11 +121,12 @@ class DiskFollower:
         if self._staged != version:
             raise errors.InvalidArgumentError(f"version {self._staged} is staged, not {version}")
         self._staged = None
+        whole = self._holds != self._version_now()  # also after a load that failed
         self.receiver.commit()
         now = self._digests_now()
         changed = [name for name, digest in now.items() if digest != self._digests[name]]
         self._digests, self._changed = now, changed
-        self._hand_over(changed if self._holds else list(now))
+        self._hand_over(list(now) if whole else changed)
 
     def _take_back(self, version: int) -> None:
         """Whatever the engine took of the version is written over."""
@@ -147,6 +146,7 @@ class DiskFollower:
             self._write(path, names)
             body = {"model_path": str(path), "weight_version": str(self.version)}
             self._post("/update_weights_from_disk", {**body, "flush_cache": False})
+            self._loaded = str(path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
         self._holds = self._version_now()
@@ -164,9 +164,10 @@ class DiskFollower:
     def _see_server(self) -> None:
         """What another process holds, or somebody else has loaded since, is not known."""
         process = self._server_process()
-        label = str(self._get("/model_info").get("weight_version"))
+        said = self._get("/model_info")
         version = self._holds[1] if self._holds else TORN
-        ours = version == TORN or label == str(version) or (version == 0 and label in FRESH_LABELS)
+        now = (said.get("model_path"), str(said.get("weight_version")))
+        ours = version == TORN or now == (self._loaded, str(version))
         if process != self._process or not ours:
             self._process, self._holds = process, None
 
