@@ -152,19 +152,31 @@ Result<CheckpointFile> open_checkpoint_file(FileSystem& fs, const std::string& d
 }
 
 Result<Companions> open_companions(FileSystem& fs, const std::string& directory) {
-  constexpr std::uint64_t kMaxBytes = std::uint64_t{256} << 20;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(directory));
   Companions found;
+  std::vector<std::pair<std::uint64_t, std::string>> by_size;
   for (const std::string& name : names) {
     const std::string path = join_path(directory, name);
     if (!is_companion(name) || fs.info(join_path(path, ".")).ok()) continue;  // a directory
     Result<CheckpointFile> file = open_checkpoint_file(fs, directory, name);
-    if (file.ok() && file->content.bytes().size() <= kMaxBytes) {
+    if (file.ok()) {
+      by_size.emplace_back(file->content.bytes().size(), name);
       found.files[name] = std::move(file->content);
     } else {
-      found.left_out.push_back(file.ok() ? concat(path, ": more than ", kMaxBytes, " bytes")
-                                         : std::string(file.status().message()));
+      found.left_out.emplace_back(file.status().message());
     }
+  }
+  std::ranges::sort(by_size);
+  std::uint64_t sum = 0;
+  for (const auto& [bytes, name] : by_size) {
+    if (bytes <= kMaxCompanionBytes - sum) {
+      sum += bytes;
+      continue;
+    }
+    found.left_out.push_back(concat(join_path(directory, name), ": ", bytes, " bytes, and ", sum,
+                                    " in smaller files beside the weights; a version carries ",
+                                    kMaxCompanionBytes, " bytes of them at most"));
+    found.files.erase(name);
   }
   return found;
 }
@@ -227,6 +239,7 @@ Status Checkpoint::open_files(FileSystem& fs) {
                  kMaxCheckpointIndexBytes, " are expected");
   }
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  index_hash_ = xxh3_128(bytes);
   DRIFTLESS_ASSIGN_OR_RETURN(const TensorFiles tensors, parse_checkpoint_index(text, index_path));
   return open_shards(fs, tensors);
 }

@@ -62,7 +62,9 @@ struct CheckpointFile {
 
 // The files of a checkpoint's directory that hold no weights: configuration, tokenizer. Not hidden
 // ones, sub-directories or files of a version (manifest.json, DONE). `left_out` says which others
-// were: links that may not be followed, files that cannot be opened or are too large for that.
+// were: links that may not be followed, files that cannot be opened, and the largest ones if all
+// together have more than kMaxCompanionBytes.
+inline constexpr std::uint64_t kMaxCompanionBytes = std::uint64_t{256} << 20;
 struct Companions {
   std::map<std::string, MappedFile> files;
   std::vector<std::string> left_out;
@@ -94,6 +96,8 @@ class Checkpoint {
   [[nodiscard]] const std::vector<SafetensorsFile>& files() const { return files_; }
   // As the directory names it; files()[file] has the real path.
   [[nodiscard]] const std::string& file_name(std::size_t file) const { return names_[file]; }
+  // Of the text of the index; nothing if there is none.
+  [[nodiscard]] const std::optional<Hash128>& index_hash() const { return index_hash_; }
   // Whether the index or a file is a symbolic link: such a checkpoint is read, never written to.
   [[nodiscard]] bool linked() const { return linked_; }
   [[nodiscard]] const TensorLocation& location(std::size_t tensor) const {
@@ -120,6 +124,7 @@ class Checkpoint {
   WeightLayout layout_;
   std::vector<SafetensorsFile> files_;
   std::vector<std::string> names_;
+  std::optional<Hash128> index_hash_;
   bool directory_ = false;
   bool linked_ = false;
   std::vector<TensorLocation> locations_;

@@ -134,6 +134,14 @@ Result<std::vector<RawEntry>> parse_entries(const Json& root, std::string_view f
   return entries;
 }
 
+// The header's length and the header, as much of them as the file has.
+Hash128 hash_of_header(std::span<const std::byte> file) {
+  std::uint64_t length = 0;
+  if (file.size() >= kLengthBytes) std::memcpy(&length, file.data(), kLengthBytes);
+  const std::uint64_t end = kLengthBytes + std::min(length, kMaxSafetensorsHeaderBytes);
+  return xxh3_128(file.first(std::min<std::uint64_t>(end, file.size())));
+}
+
 }  // namespace
 
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> file,
@@ -164,11 +172,16 @@ Result<SafetensorsFile> SafetensorsFile::open(MappedFile file) {
   SafetensorsFile opened;
   opened.file_ = std::move(file);
   const std::span<const std::byte> bytes = opened.file_.bytes();
+  opened.header_hash_ = hash_of_header(bytes);  // first: a write after it is noticed
   DRIFTLESS_ASSIGN_OR_RETURN(opened.header_,
                              parse_safetensors_header(bytes, bytes.size(), opened.file_.path()));
   const std::vector<SafetensorsEntry>& tensors = opened.header_.tensors;
   for (std::size_t i = 0; i < tensors.size(); ++i) opened.index_.emplace(tensors[i].spec.name, i);
   return opened;
+}
+
+bool SafetensorsFile::header_unchanged() const {
+  return hash_of_header(file_.bytes()) == header_hash_;
 }
 
 const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/file_system.h"
+#include "core/hash128.h"
 #include "core/layout.h"
 #include "core/status.h"
 
@@ -55,12 +56,16 @@ class SafetensorsFile {
   [[nodiscard]] std::span<const std::byte> bytes(const SafetensorsEntry& entry) const {
     return file_.bytes().subspan(entry.file_offset, entry.spec.size_bytes);
   }
+  // Whether the bytes before the tensors, the header and its length, are those that open() read:
+  // a mapping shows what others write into the file.
+  [[nodiscard]] bool header_unchanged() const;
   // Null where there is no such tensor.
   [[nodiscard]] const SafetensorsEntry* find(std::string_view name) const;
 
  private:
   MappedFile file_;
   SafetensorsHeader header_;
+  Hash128 header_hash_;
   std::map<std::string, std::size_t, std::less<>> index_;
 };
 

@@ -132,7 +132,12 @@ Status CheckpointPatcher::check_layout() const {
 Status CheckpointPatcher::check_files() const { return check_same_files(*fs_, *checkpoint_); }
 
 Status CheckpointPatcher::reopen() {
-  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint now, Checkpoint::open(*fs_, path_));
+  Result<Checkpoint> opened = Checkpoint::open(*fs_, path_);
+  if (!opened.ok()) {
+    return opened.status().with_context(concat(
+        path_, ": somebody else changed its files, and they cannot be read any more; ", kResync));
+  }
+  Checkpoint now = std::move(*opened);
   const WeightLayout kept = checkpoint_->layout();
   DRIFTLESS_RETURN_IF_ERROR(now.layout().check_has(kept, "the new files", path_));
   checkpoint_ = std::move(now);
@@ -181,6 +186,8 @@ Status CheckpointPatcher::write_out(const Journal& journal, std::span<const Fram
     return replayed.code() == StatusCode::kCorrupt ? damaged(journal_path, replayed) : replayed;
   }
   if (copies_differ_) DRIFTLESS_RETURN_IF_ERROR(write_copies());
+  // Again: what is labelled now must be what a reader of the directory finds.
+  DRIFTLESS_RETURN_IF_ERROR(check_files());
   const bool full = options_.verify == VerifyMode::kFull && journal.after().digest.has_value();
   if (full && sweep() != *journal.after().digest) {
     return error(StatusCode::kMismatch, path_, ": after writing version ", journal.after().version,

@@ -86,7 +86,8 @@ class CheckpointPatcher {
   // are, with the journal's values at their places, have the digest that the journal says: files
   // that were restored or replaced meanwhile are refused (kMismatch), and not written into.
   [[nodiscard]] Status recover();
-  // Ok if the files are those that were opened; kMismatch, naming one that was replaced. Then
+  // Ok if the files are those that were opened; kMismatch, naming one that was replaced, or whose
+  // header somebody else wrote into. Then
   // nothing can be staged or committed until reopen() has read them anew.
   [[nodiscard]] Status check_files() const;
   [[nodiscard]] Status reopen();

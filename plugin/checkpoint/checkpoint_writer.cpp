@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/checkpoint/checkpoint_writer.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <map>
@@ -74,11 +75,16 @@ Status CheckpointWriter::append(std::span<const std::byte> bytes) {
 Status CheckpointWriter::begin_tensor() {
   if (!writer_) {
     std::vector<std::string> names;
+    std::size_t dimensions = 0;
+    std::uint64_t largest = plan_->total_bytes();  // number: a tensor without elements has no bytes
     for (std::size_t i = plan_->first[file_]; i < plan_->first[file_ + 1]; ++i) {
-      names.push_back(plan_->tensors[i].name);
+      const TensorSpec& tensor = plan_->tensors[i];
+      names.push_back(tensor.name);
+      dimensions = std::max(dimensions, tensor.shape.size());
+      for (const std::uint64_t extent : tensor.shape) largest = std::max(largest, extent);
     }
     const std::uint64_t header_bytes =
-        SafetensorsWriter::header_bytes_for(names, 2, file_metadata(), plan_->total_bytes());
+        SafetensorsWriter::header_bytes_for(names, dimensions, file_metadata(), largest);
     DRIFTLESS_ASSIGN_OR_RETURN(
         SafetensorsWriter writer,
         SafetensorsWriter::create(*fs_, join_path(directory_, plan_->file_name(file_)),

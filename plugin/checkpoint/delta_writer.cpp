@@ -39,6 +39,7 @@ struct DeltaFindings {
   std::vector<Digest> digests;         // per tensor, after
   std::uint64_t payload_bytes = 0;     // of the payload files
   std::vector<std::string> checksums;  // per tensor; empty if not changed
+  std::vector<std::string> notes;
 };
 
 // The manifest of a version that is there, whole and ours.
@@ -388,13 +389,17 @@ Status write_shard(FileSystem& fs, const std::string& path, const DeltaInput& in
 }
 
 // A full version is a whole checkpoint: readers of others make theirs what it is.
-Status write_companions(FileSystem& fs, const Checkpoint& after, const VersionWriter& version) {
+Status write_companions(FileSystem& fs, const Checkpoint& after, const VersionWriter& version,
+                        DeltaFindings& findings) {
   if (after.directory().empty()) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const Companions found, open_companions(fs, after.directory()));
   for (const auto& [name, file] : found.files) {
     const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
                                 file.bytes().size());
     DRIFTLESS_RETURN_IF_ERROR(write_text(fs, version.file_path(name), text));
+  }
+  for (const std::string& text : found.left_out) {
+    findings.notes.push_back(concat("not carried by this whole version: ", text));
   }
   return {};
 }
@@ -418,7 +423,8 @@ Status write_hf_payload(FileSystem& fs, const DeltaInput& input, const VersionWr
     index.weight_map[input.layout()[tensor].name] = shard_file_name(0, 1);
   }
   DRIFTLESS_RETURN_IF_ERROR(write_text(fs, version.file_path(kIndexName), index_to_json(index)));
-  return input.encoding == Encoding::kFull ? write_companions(fs, *input.after, version) : Status();
+  if (input.encoding != Encoding::kFull) return {};
+  return write_companions(fs, *input.after, version, findings);
 }
 
 }  // namespace
@@ -452,6 +458,7 @@ Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options) {
     default: DRIFTLESS_RETURN_IF_ERROR(write_hf_payload(fs, input, version, findings));
   }
   DRIFTLESS_RETURN_IF_ERROR(check_base(options, identity, findings.base_digest));
+  std::ranges::move(findings.notes, std::back_inserter(report.notes));
   report.manifest = describe(input, findings);
   report.manifest.timings_ms["process_ms"] = watch.lap_ms();
   DRIFTLESS_RETURN_IF_ERROR(version.publish(report.manifest));

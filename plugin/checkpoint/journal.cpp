@@ -363,21 +363,46 @@ Result<Digest> journal_change(std::span<const Frame> frames, const Checkpoint& c
   return change;
 }
 
+namespace {
+
+constexpr std::string_view kMeantToStay =
+    " since this process opened it, so no version is written or labelled there; if the new files "
+    "are meant to stay, remove the checkpoint's .weight_sync directory, then start again";
+
+// Also one that was not there before: it decides which files belong to the checkpoint.
+Status check_same_index(FileSystem& fs, const Checkpoint& checkpoint) {
+  if (checkpoint.directory().empty()) return {};
+  const std::string path = join_path(checkpoint.directory(), kCheckpointIndexName);
+  const Result<std::string> text = read_text(fs, path, kMaxCheckpointIndexBytes);
+  const bool gone = text.status().code() == StatusCode::kNotFound;
+  if (!text.ok() && !gone && text.status().code() != StatusCode::kCorrupt) return text.status();
+  const auto now = text.ok() ? std::optional(xxh3_128(*text)) : std::nullopt;
+  if (now == checkpoint.index_hash() && (text.ok() || gone)) return {};
+  return error(StatusCode::kMismatch, path, gone ? ": was removed" : ": was written or replaced",
+               kMeantToStay);
+}
+
+}  // namespace
+
 Status check_same_files(FileSystem& fs, const Checkpoint& checkpoint) {
+  DRIFTLESS_RETURN_IF_ERROR(check_same_index(fs, checkpoint));
   for (const SafetensorsFile& safetensors : checkpoint.files()) {
     const MappedFile& mapped = safetensors.file();
     const Result<FileInfo> now = fs.info(mapped.path());
     const bool gone = now.status().code() == StatusCode::kNotFound;
     if (!now.ok() && !gone) return now.status();
-    if (!gone && now->identity == mapped.identity() && now->size_bytes == mapped.bytes().size()) {
-      continue;
+    const bool same =
+        !gone && now->identity == mapped.identity() && now->size_bytes == mapped.bytes().size();
+    if (same && safetensors.header_unchanged()) continue;
+    if (same) {
+      return error(StatusCode::kMismatch, mapped.path(), ": somebody else wrote into its header",
+                   kMeantToStay);
     }
     return error(StatusCode::kMismatch, mapped.path(), ": ",
                  gone ? std::string("was removed")
                       : concat("was replaced by another file, or changed its size from ",
                                mapped.bytes().size(), " to ", now->size_bytes, " bytes,"),
-                 " since this process opened it. Nothing was written into it; if the new files are "
-                 "meant to stay, remove the checkpoint's .weight_sync directory, then start again");
+                 kMeantToStay);
   }
   return {};
 }

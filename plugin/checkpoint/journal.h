@@ -122,8 +122,9 @@ class Journal {
                                             const Checkpoint& checkpoint, unsigned threads);
 
 // kMismatch, naming the file, if a file of the checkpoint is not the one that is mapped any more:
-// it was replaced by another or changed its size. What was read through the mapping then says
-// nothing about what a write by its path would change.
+// it was replaced by another, or changed its size, or its header, or the index was changed. What
+// was read through the mapping, and where, then says nothing about what a reader of the path finds.
+// Reads headers and the index, no weights.
 [[nodiscard]] Status check_same_files(FileSystem& fs, const Checkpoint& checkpoint);
 
 // Ok if every file of the checkpoint is the one that is mapped and can be patched in place:

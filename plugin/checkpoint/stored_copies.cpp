@@ -88,20 +88,40 @@ Result<std::set<std::string>> copies_beside(FileSystem& fs, const Checkpoint& on
 
 }  // namespace
 
-Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& a, Checkpoint& b) {
+Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& one,
+                                                  const WeightLayout& other) {
   std::vector<std::string> notes;
-  if (a.layout().signature() == b.layout().signature()) return notes;
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::set<std::string> of_a, copies_beside(fs, a, b.layout()));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::set<std::string> of_b, copies_beside(fs, b, a.layout()));
-  for (const auto& [one, names] : {std::pair(&a, &of_a), std::pair(&b, &of_b)}) {
-    if (names->empty()) continue;
-    DRIFTLESS_RETURN_IF_ERROR(leave_out(*one, *names));
-    for (const std::string& name : *names) {
-      notes.push_back(concat("tensor '", name, "' is a stored copy of a tied tensor in ",
-                             one->path(), " alone: left out"));
-    }
+  if (one.layout().signature() == other.signature()) return notes;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::set<std::string> names, copies_beside(fs, one, other));
+  if (!names.empty()) DRIFTLESS_RETURN_IF_ERROR(leave_out(one, names));
+  for (const std::string& name : names) {
+    notes.push_back(concat("tensor '", name, "' is a stored copy of a tied tensor in ", one.path(),
+                           " alone: left out"));
   }
   return notes;
+}
+
+Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& a, Checkpoint& b) {
+  const WeightLayout of_a = a.layout();
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> notes, leave_out_copies(fs, a, b.layout()));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> more, leave_out_copies(fs, b, of_a));
+  notes.insert(notes.end(), more.begin(), more.end());
+  return notes;
+}
+
+void mark_copies(FileSystem& fs, Checkpoint& checkpoint) {
+  // Configurations leave the key out if it is the model's default: then the bits decide.
+  if (ties_embeddings(fs, checkpoint.path()) == false) return;
+  for (std::size_t i = 0; i < checkpoint.others().size(); ++i) {
+    const OtherTensor& other = checkpoint.others()[i];
+    if (!may_be_tied(other.spec.name)) continue;
+    for (std::uint32_t tensor = 0; tensor < checkpoint.layout().size(); ++tensor) {
+      if (!may_be_tied(checkpoint.layout()[tensor].name)) continue;
+      if (same_bits(checkpoint.view(other), checkpoint.tensor(tensor))) {
+        checkpoint.mark_copy(i, tensor);
+      }
+    }
+  }
 }
 
 Status CheckpointPatcher::adopt_signature(const Hash128& published) {
@@ -135,21 +155,9 @@ Status CheckpointPatcher::adopt_layout(const WeightLayout& published) {
     return own.check_same(published, concat(path_, ", as it was patched so far,"), "the run");
   }
   DRIFTLESS_RETURN_IF_ERROR(checkpoint_->keep_only(published));
-  // Configurations leave the key out if it is the model's default: then the bits decide.
-  const bool tied = ties_embeddings(*fs_, path_) != false;
-  Digest left;
-  for (std::size_t i = 0; i < checkpoint_->others().size(); ++i) {
-    const OtherTensor& other = checkpoint_->others()[i];
-    const TensorView view = checkpoint_->view(other);
-    if (state_.digest) left += digest_of(other);
-    if (!tied || !may_be_tied(other.spec.name)) continue;
-    for (std::uint32_t tensor = 0; tensor < checkpoint_->layout().size(); ++tensor) {
-      if (!may_be_tied(checkpoint_->layout()[tensor].name)) continue;
-      if (same_bits(view, checkpoint_->tensor(tensor))) checkpoint_->mark_copy(i, tensor);
-    }
-  }
-  if (state_.digest) *state_.digest -= left;
+  mark_copies(*fs_, *checkpoint_);
   for (const OtherTensor& other : checkpoint_->others()) {
+    if (state_.digest) *state_.digest -= digest_of(other);
     if (other.copy_of) {
       state_.copies[other.spec.name] = checkpoint_->layout()[*other.copy_of].name;
     } else {

@@ -51,6 +51,12 @@ struct Difference {
 // has not. Other differences stay for the comparison. Returns notes, one for each copy.
 [[nodiscard]] Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& a,
                                                                 Checkpoint& b);
+// The same of copies that `one` stores and `other` does not have.
+[[nodiscard]] Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& one,
+                                                                const WeightLayout& other);
+// Of others(), marks those that are stored copies of a tied tensor which is kept: by the names that
+// models tie and the same bits, unless the configuration says that nothing is tied.
+void mark_copies(FileSystem& fs, Checkpoint& checkpoint);
 
 // How the files beside the weights (configuration, tokenizer) of two directories differ. What
 // cannot be read is no file.

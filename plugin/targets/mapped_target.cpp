@@ -284,7 +284,9 @@ class MemoryTarget final : public MappedTarget {
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
                                open_chain(posix_file_system(), std::move(chain), weights->layout,
                                           {}, weights->threads, head));
-    taken_.merge(changed_tensors(versions));
+    for (const std::uint32_t tensor : changed_tensors(versions)) {
+      taken_.insert(weights->layout[tensor].name);
+    }
     return stage_update(weights, std::move(versions), in_place, ahead.get());
   }
 
@@ -306,6 +308,7 @@ class MemoryTarget final : public MappedTarget {
   Status replace(MappedParts parts, const MappedOptions& options) override {
     DRIFTLESS_RETURN_IF_ERROR(take(map_weights(std::move(parts), options)));
     options_ = options;
+    if (options.initial && options.initial->version > 0) note_all_taken();
     left_alone_.clear();
     whole_.reset();  // it leads to where they were
     return {};
@@ -313,16 +316,13 @@ class MemoryTarget final : public MappedTarget {
 
  private:
   void note_all_taken() {
-    for (std::uint32_t tensor = 0; tensor < weights_->layout.size(); ++tensor) {
-      taken_.insert(tensor);
-    }
+    for (const TensorSpec& tensor : weights_->layout.tensors()) taken_.insert(tensor.name);
   }
   // Whether a full version of these tensors leaves nothing of what was taken.
   [[nodiscard]] Status check_covers(const MappedWeights& weights, const WeightLayout& next) const {
     std::string names;
     std::size_t count = 0;
-    for (const std::uint32_t tensor : taken_) {
-      const std::string& name = weights.layout[tensor].name;
+    for (const std::string& name : taken_) {
       if (next.find(name)) continue;
       if (count++ < kNamesShown) names += concat(names.empty() ? "'" : ", '", name, "'");
     }
@@ -336,8 +336,6 @@ class MemoryTarget final : public MappedTarget {
   Status change_layout(const MappedWeights& weights, const WeightLayout& next) {
     const MappedWeights& all = whole_ ? *whole_ : weights;
     DRIFTLESS_RETURN_IF_ERROR(all.layout.check_has(next, "the weights in memory", "the run"));
-    std::set<std::uint32_t> taken;
-    for (const std::uint32_t tensor : taken_) taken.insert(*next.find(weights.layout[tensor].name));
     MappedOptions options = options_;
     options.initial.reset();
     options.initial_digest.reset();
@@ -348,7 +346,6 @@ class MemoryTarget final : public MappedTarget {
     left_alone_ = std::move(left);
     if (!whole_) whole_ = before;
     options_ = std::move(options);
-    taken_ = std::move(taken);
     return {};
   }
   // Tensors that a run of `next` leaves alone, of those that lie here.
@@ -503,7 +500,7 @@ class MemoryTarget final : public MappedTarget {
   ProofRule proof_;
   std::vector<LeftTensor> left_alone_;
   std::shared_ptr<MappedWeights> whole_;    // before some tensors were left alone; null: none were
-  std::set<std::uint32_t> taken_;           // tensors that a version brought, or may have
+  std::set<std::string> taken_;             // tensors that a version brought, or may have
   Hash128 admitted_;                        // the run that may take the weights over; zero: none
   std::set<Hash128> left_;                  // runs that were left for another
   std::uint64_t swept_ = 0;                 // the version at the last sweep

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/parallel.h"
+#include "formats/checkpoint.h"
 
 namespace driftless {
 namespace {
@@ -288,13 +289,15 @@ std::uint64_t max_frame_body_bytes(const WeightLayout& layout) {
 }
 
 Status check_sizes(const Manifest& manifest, const WeightLayout& layout, std::string_view source) {
-  // Headers, the tables of many ranks, and files beside the weights: tokenizers.
+  // Headers and the tables of many ranks. A full version also has the files beside the weights of
+  // up to two directories: the base's, and those of the checkpoint that it is published from.
   constexpr std::uint64_t kSpareBytes = std::uint64_t{256} << 20;
+  const bool full = manifest.encoding == Encoding::kFull;
   // `overwrite` has a position for each byte; zstd adds less than this to what it cannot shrink.
   const std::uint64_t bytes = layout.total_bytes();
   const std::uint64_t most = max_frame_body_bytes(layout) +
                              (manifest.encoding == Encoding::kOverwrite ? 8 * bytes : 0) +
-                             bytes / 64 + kSpareBytes;
+                             bytes / 64 + kSpareBytes + (full ? 2 * kMaxCompanionBytes : 0);
   std::uint64_t sum = 0;
   for (const ManifestFile& file : manifest.files) {
     if (file.size_bytes > most - sum) {

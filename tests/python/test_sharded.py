@@ -90,7 +90,7 @@ def test_a_rank_may_hold_several_blocks_of_a_tensor(work):
             driftless.Publisher(job, overlap)
 
 
-def trainers(work, script, *arguments):
+def trainers(work, script, *arguments, **variables):
     """Four ranks of a script in sharded/, to their end."""
     line = [megatron_jobs.venv_python(), str(HERE / "sharded" / script), *map(str, arguments)]
     port = free_port()
@@ -99,7 +99,7 @@ def trainers(work, script, *arguments):
         env = megatron_jobs.environment() | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONFAULTHANDLER": "1",
-        }  # fmt: skip
+        } | variables  # fmt: skip
         log = open(work / f"rank{rank}.log", "w")
         started.append(subprocess.Popen(line, env=env, stdout=log, stderr=subprocess.STDOUT))
     ended = codes_of(started, 240)
@@ -303,24 +303,24 @@ def test_a_rank_that_comes_too_late_fails_one_version(late, work):
 
 
 def test_what_a_rank_holds(work):
-    """What it holds once it is open and as much as its shard, as it is published, and no whole
-    tensor that is larger than a bucket. More while a dense version is found to be one (docs/start/sharded.md): the old values,
-    and what the comparison works with, which is as much as these shards."""
+    """Its shard, as it is published, and a few buckets; no whole tensor that is larger than a
+    bucket. Twice its shard more while a dense version is found to be one (docs/start/sharded.md).
+    Freed memory goes back to the system at once here: glibc keeps a part of it else, as much as a
+    shard, and more beside other processes."""
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
         "buffer_size: 4MiB\nthreads: 1\n"
     )
-    trainers(work, "fsdp_memory.py", path, work)
+    given_back = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    trainers(work, "fsdp_memory.py", path, work, **given_back)
     for rank, found in enumerate(said(work)):
-        assert found["shard"] >= 8 * found["bucket"], f"rank {rank}: {found}"
-        compared = 2 * found["shard"] + (16 << 20) * 2  # with one thread
-        for version, most in (
-            ("sparse", found["opened"] + found["shard"]),
-            ("dense", found["opened"] + compared),
-        ):
-            assert found[version]["peak"] <= most, f"rank {rank}: {found}"
-        assert found["whole"] <= found["bucket"], f"rank {rank}: {found}"
+        shard, bucket = found["shard"], found["bucket"]
+        assert shard >= 8 * bucket, f"rank {rank}: {found}"
+        assert found["opened"] <= shard + bucket, f"rank {rank}: {found}"
+        assert found["sparse"]["peak"] <= shard + 4 * bucket, f"rank {rank}: {found}"
+        assert found["dense"]["peak"] <= 3 * shard + 4 * bucket, f"rank {rank}: {found}"
+        assert found["whole"] <= bucket, f"rank {rank}: {found}"
 
 
 def bits_of(path):

@@ -18,6 +18,7 @@ from support import (
     write_checkpoint,
 )
 
+
 def noted(*arguments):
     """What a command that succeeds says in JSON; its notes are on standard error, too."""
     result = run(*arguments, "--json")
@@ -127,6 +128,60 @@ def test_a_rollouts_copy_goes_with_its_tensor_if_the_configuration_does_not_say(
     assert result.returncode == 0, result.stderr
     assert finish(rollout, 60).returncode == 0
     assert read_checkpoint(target) == history[2] | {HEAD: history[2][EMBEDDING]}
+
+
+def followed(work, target, base, *arguments, **settings):
+    """Replays work/run into a rollout of this kind of target, and returns what it saves."""
+    job = Files(work, **{"receiver.target": target}, **settings)
+    if target == "checkpoint":
+        job.set(**{"receiver.checkpoint_dir": work / "local"})
+    rollout = job.start_rollout("--base", base, "--save", work / "save", "--timeout", "60s")
+    result = run(*job.trainer("--replay", work / "run", "--rollouts", 1, *arguments))
+    assert result.returncode == 0, result.stderr
+    ending = finish(rollout, 60)
+    assert ending.returncode == 0, ending.stderr
+    return work / "save/rollout_00", result.stdout
+
+
+@pytest.mark.parametrize("target", ["memory", "checkpoint"])
+@pytest.mark.parametrize("stores", [(1, 0, 0), (0, 1, 1), (1, 1, 0)])
+def test_steps_to_replay_may_drop_or_add_the_copy(work, rng, stores, target):
+    history = steps(rng, 2)
+    for number, (tensors, copy) in enumerate(zip(history, stores, strict=True)):
+        stored(work / f"run/step_{number:06d}", tensors, bool(copy))
+    saved, said = followed(work, target, work / "run/step_000000")
+    assert (HEAD in said) == bool(stores[0])
+    copy = {HEAD: history[2][EMBEDDING]} if stores[0] else {}
+    assert read_checkpoint(saved) == history[2] | copy
+
+
+def test_a_step_to_replay_whose_head_is_no_copy_is_refused(work, rng):
+    history = steps(rng, 2)
+    stored(work / "run/step_000000", history[0], False)
+    stored(work / "run/step_000001", history[1], False)
+    stored(work / "run/step_000002", history[2] | {HEAD: history[1][EMBEDDING]}, False)
+    result = run(*Files(work).trainer("--replay", work / "run"))
+    assert_refusal(result, 4, "wrong_layout", HEAD, "no copy of")
+
+
+@pytest.mark.parametrize("target", ["memory", "checkpoint"])
+def test_what_a_rollout_saves_is_complete(work, rng, target):
+    """Also what its base holds and the run does not publish."""
+    history = steps(rng, 2)
+    for number, tensors in enumerate(history):
+        stored(work / f"run/step_{number:06d}", tensors, False)
+    beside = {
+        "visual.patch_embed.weight": random_tensor(rng, "BF16", (8, 3, 2, 5, 7)),
+        "model.a_first": random_tensor(rng, "F32", (16,)),
+        "visual.none": random_tensor(rng, "BF16", (0, 4)),
+    }
+    base = stored(work / "base", history[0] | beside, True)
+    (base / "tokenizer.json").write_text("{}")
+    saved, _ = followed(work, target, base)
+    assert read_checkpoint(saved) == history[2] | beside | {HEAD: history[2][EMBEDDING]}
+    for name in ("config.json", "tokenizer.json"):
+        assert (saved / name).read_bytes() == (base / name).read_bytes()
+    ok("verify", saved, "--like", saved)
 
 
 def test_verify_takes_a_copy_on_one_side_for_what_it_is(work, rng):

@@ -16,15 +16,6 @@ namespace {
 constexpr const char* kCheckpoint = "/checkpoint";
 constexpr const char* kShard = "/checkpoint/model.safetensors";
 
-// Of a safetensors file: its length, as a little-endian number, and the JSON.
-std::uint64_t header_bytes(const std::vector<std::byte>& file) {
-  std::uint64_t length = 0;
-  for (std::size_t i = 0; i < std::min<std::size_t>(8, file.size()); ++i) {
-    length |= std::to_integer<std::uint64_t>(file[i]) << (8 * i);
-  }
-  return length + 8;
-}
-
 }  // namespace
 
 Rollout::Rollout(World& world, std::string name, Holds holds, unsigned part)
@@ -174,9 +165,7 @@ Status Rollout::commit(Life& life) {
   if (!report.ok()) return report.status();
   ++world_.commits;
   if (restored) life.restored = false;
-  if (report->anchor && !life.scribbled_since_staging && !life.header_scribbled) {
-    life.scribbled = false;
-  }
+  if (report->anchor && !life.scribbled_since_staging) life.scribbled = false;
   if (name_ == world_.liar && !life.memory.empty()) {
     life.memory.begin()->second.bytes[0] ^= std::byte{1};
   }
@@ -253,12 +242,7 @@ bool Rollout::scribble() {
   if (life_ == nullptr || life_->committing || life_->receiver == nullptr) return false;
   if (holds_ == Holds::kCheckpoint) {
     life_->scribbled = life_->scribbled_since_staging = true;
-    const std::vector<std::byte> before = disk_.read(kShard);
-    if (!disk_.damage(kShard, world_.random)) return false;
-    const std::vector<std::byte> after = disk_.read(kShard);
-    const auto at = std::ranges::mismatch(before, after).in1 - before.begin();
-    if (static_cast<std::uint64_t>(at) < header_bytes(before)) life_->header_scribbled = true;
-    return true;
+    return disk_.damage(kShard, world_.random);
   }
   auto tensor = life_->memory.begin();
   std::advance(tensor, static_cast<std::ptrdiff_t>(world_.random.below(life_->memory.size())));

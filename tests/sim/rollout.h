@@ -68,8 +68,7 @@ class Rollout {
     // A byte was written where a delta need not look: until a full version that was staged later,
     // or the next start.
     bool scribbled = false, scribbled_since_staging = false;
-    bool header_scribbled = false;  // which no version writes
-    bool restored = false;          // until the next commit, which must look
+    bool restored = false;  // until the next commit, which must look
   };
 
   Status run(Life& life, const Weights& base, StartsFrom from, const StoredClaim& claim);

@@ -39,8 +39,9 @@ class Rollout {
     DRIFTLESS_RETURN_IF_ERROR(close());
     DRIFTLESS_RETURN_IF_ERROR(check_end());
     if (!arguments_.save.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(
-          save_weights(weights_, arguments_.save, process_.rank(), arguments_.base));
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> left_out,
+                                 save_weights(weights_, arguments_.save, process_.rank()));
+      for (const std::string& file : left_out) note(concat("--save: left out: ", file));
     }
     print_end();
     const int signal = StopSignals::received();
@@ -67,6 +68,9 @@ class Rollout {
                               " of the base that the run does not publish: left alone: ");
     for (std::size_t i = 0; i < names.size() && i < 8; ++i) text += concat(i ? ", " : "", names[i]);
     if (names.size() > 8) text += concat(" and ", names.size() - 8, " more");
+    note(text);
+  }
+  void note(const std::string& text) const {
     std::cerr << concat("driftless: ", session_.id(), ": note: ", text, "\n");
   }
 

@@ -10,7 +10,9 @@
 #include "core/new_directory.h"
 #include "formats/checkpoint.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
+#include "plugin/checkpoint/verify.h"
 #include "plugin/job/devices.h"
+#include "plugin/targets/weight_memory.h"
 #include "tools/cli/job.h"
 
 namespace driftless::cli {
@@ -18,40 +20,93 @@ namespace {
 
 namespace stdfs = std::filesystem;
 constexpr std::uint64_t kShardBytes = std::uint64_t{2} << 30;
-constexpr std::uint64_t kMaxModelConfigBytes = std::uint64_t{16} << 20;
 
 constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
 
 using Use = RolloutWeights::Use;
 
-RolloutWeights in_memory(std::unique_ptr<MappedTarget> target) {
-  const auto visit = [held = target.get()](const Use& use) -> Status {
-    std::vector<std::byte> piece;
-    for (std::size_t tensor = 0; tensor < held->layout()->size(); ++tensor) {
-      const std::uint64_t size = (*held->layout())[tensor].size_bytes;
-      std::uint64_t at = 0;
-      do {  // a tensor without bytes is visited, too
-        piece.resize(std::min(kPieceBytes, size - at));
-        DRIFTLESS_RETURN_IF_ERROR(held->read(tensor, at, piece));
-        DRIFTLESS_RETURN_IF_ERROR(use(piece));
-        at += piece.size();
-      } while (at < size);
-    }
-    return {};
-  };
-  return {std::move(target), visit};
+using Tensor = RolloutWeights::Tensor;
+
+Status visit_held(const MappedTarget& held, std::size_t tensor, const Use& use) {
+  std::vector<std::byte> piece;
+  const std::uint64_t size = (*held.layout())[tensor].size_bytes;
+  std::uint64_t at = 0;
+  do {  // a tensor without bytes is visited, too
+    piece.resize(std::min(kPieceBytes, size - at));
+    DRIFTLESS_RETURN_IF_ERROR(held.read(tensor, at, piece));
+    DRIFTLESS_RETURN_IF_ERROR(use(piece));
+    at += piece.size();
+  } while (at < size);
+  return {};
 }
 
-RolloutWeights in_checkpoint(const std::string& path, std::unique_ptr<WeightTarget> target) {
-  const auto visit = [path](const Use& use) -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
-                               Checkpoint::open(posix_file_system(), path));
-    for (std::size_t tensor = 0; tensor < checkpoint.layout().size(); ++tensor) {
-      DRIFTLESS_RETURN_IF_ERROR(use(checkpoint.tensor(tensor).bytes()));
+Digest digest_of(const TensorView& tensor, unsigned threads) {
+  const DigestTensorKey key = digest_tensor_key(tensor.spec->name);
+  const TensorBytes bytes{{0, tensor.bytes()}, &key};
+  return digest_on_host(std::span(&bytes, 1), std::max(1U, threads));
+}
+
+// What the base holds beside the run's tensors: a tied tensor's copy, with the bits that it has
+// now, and what is left alone, which must still be what was loaded.
+Status add_others(const MappedTarget& held, const std::string& path, unsigned threads,
+                  std::vector<Tensor>& tensors) {
+  if (held.left_tensors().empty()) return {};
+  FileSystem& fs = posix_file_system();
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint opened, Checkpoint::open(fs, path));
+  const auto base = std::make_shared<Checkpoint>(std::move(opened));
+  DRIFTLESS_RETURN_IF_ERROR(base->keep_only(*held.layout()));
+  mark_copies(fs, *base);
+  for (const LeftTensor& left : held.left_tensors()) {
+    const auto other = std::ranges::lower_bound(
+        base->others(), left.name, {},
+        [](const OtherTensor& each) -> std::string_view { return each.spec.name; });
+    const bool there = other != base->others().end() && other->spec.name == left.name;
+    if (!there || (left.digest && digest_of(base->view(*other), threads) != *left.digest)) {
+      return error(StatusCode::kMismatch, "--save: ", path, ": tensor '", left.name,
+                   "', which the run does not publish, is not what it was when the rollout began; ",
+                   "restore the base");
     }
-    return {};
+    if (other->copy_of) {
+      tensors.push_back({other->spec, [&held, source = *other->copy_of](const Use& use) {
+                           return visit_held(held, source, use);
+                         }});
+    } else {
+      tensors.push_back({other->spec, [base, at = &*other](const Use& use) {
+                           return use(base->view(*at).bytes());
+                         }});
+    }
+  }
+  return {};
+}
+
+RolloutWeights in_memory(std::unique_ptr<MappedTarget> target, const std::string& base,
+                         unsigned threads) {
+  const auto tensors = [held = target.get(), base, threads]() -> Result<std::vector<Tensor>> {
+    std::vector<Tensor> all;
+    for (std::size_t tensor = 0; tensor < held->layout()->size(); ++tensor) {
+      all.push_back({(*held->layout())[tensor],
+                     [held, tensor](const Use& use) { return visit_held(*held, tensor, use); }});
+    }
+    if (!base.empty()) DRIFTLESS_RETURN_IF_ERROR(add_others(*held, base, threads, all));
+    return all;
   };
-  return {std::move(target), visit};
+  return {std::move(target), tensors, base};
+}
+
+// Its files hold all of it.
+RolloutWeights in_checkpoint(const std::string& path, std::unique_ptr<WeightTarget> target) {
+  const auto tensors = [path]() -> Result<std::vector<Tensor>> {
+    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint opened, Checkpoint::open(posix_file_system(), path));
+    const auto checkpoint = std::make_shared<Checkpoint>(std::move(opened));
+    std::vector<Tensor> all;
+    for (std::size_t tensor = 0; tensor < checkpoint->layout().size(); ++tensor) {
+      all.push_back({checkpoint->layout()[tensor], [checkpoint, tensor](const Use& use) {
+                       return use(checkpoint->tensor(tensor).bytes());
+                     }});
+    }
+    return all;
+  };
+  return {std::move(target), tensors, path};
 }
 
 // Copies into a hidden sibling, then renames: a copy that was cut is not taken for a checkpoint.
@@ -73,12 +128,17 @@ Status copy_base(const std::string& base, const std::string& path) {
   return fs.rename_new(hidden, target.string());
 }
 
-Status copy_model_config(const std::string& base, const std::string& directory) {
+// Configuration and tokenizer. Returns what was left out.
+Result<std::vector<std::string>> copy_companions(const std::string& from, const std::string& to) {
   FileSystem& fs = posix_file_system();
-  const std::string from = join_path(base, "config.json");
-  if (base.empty() || !exists(fs, from)) return {};
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, read_text(fs, from, kMaxModelConfigBytes));
-  return write_text(fs, join_path(directory, "config.json"), text);
+  if (from.empty() || !exists(fs, join_path(from, "."))) return std::vector<std::string>();
+  DRIFTLESS_ASSIGN_OR_RETURN(const Companions found, open_companions(fs, from));
+  for (const auto& [name, file] : found.files) {
+    const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()),
+                                file.bytes().size());
+    DRIFTLESS_RETURN_IF_ERROR(write_text(fs, join_path(to, name), text));
+  }
+  return found.left_out;
 }
 
 }  // namespace
@@ -99,7 +159,7 @@ Result<RolloutWeights> open_weights(const Config& config, unsigned rank, const s
     }
     DRIFTLESS_ASSIGN_OR_RETURN(
         auto target, make_owned_target(fs, start, config.receiver.threads, std::move(memory)));
-    return in_memory(std::move(target));
+    return in_memory(std::move(target), base, config.receiver.threads);
   }
   const std::string path = filled_in(config.checkpoint_dir, "rollout", rank);
   if (!exists(fs, path)) DRIFTLESS_RETURN_IF_ERROR(copy_base(base, path));
@@ -108,29 +168,34 @@ Result<RolloutWeights> open_weights(const Config& config, unsigned rank, const s
   return in_checkpoint(path, std::move(target));
 }
 
-Status save_weights(const RolloutWeights& weights, const std::string& directory, unsigned rank,
-                    const std::string& base) {
+Result<std::vector<std::string>> save_weights(const RolloutWeights& weights,
+                                              const std::string& directory, unsigned rank) {
   FileSystem& fs = posix_file_system();
-  const WeightLayout* layout = weights.target->layout();
-  if (layout == nullptr || !weights.target->state().valid) {
+  if (weights.target->layout() == nullptr || !weights.target->state().valid) {
     return error(StatusCode::kIncomplete, "--save: no version came, so there is nothing to save");
   }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Tensor> tensors, weights.tensors());
+  std::vector<TensorSpec> specs;
+  for (const Tensor& tensor : tensors) specs.push_back(tensor.spec);
   std::array<char, 32> name{};
   std::snprintf(name.data(), name.size(), "rollout_%02u", rank);
   const std::string hidden = join_path(directory, std::string(".") + name.data());
   DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, directory));
   DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
   DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(hidden));
-  const ShardPlan plan =
-      ShardPlan::make({layout->tensors().begin(), layout->tensors().end()}, kShardBytes);
+  const ShardPlan plan = ShardPlan::make(std::move(specs), kShardBytes);
   CheckpointWriter writer(fs, hidden, plan);
-  DRIFTLESS_RETURN_IF_ERROR(
-      weights.visit([&](std::span<const std::byte> bytes) { return writer.append(bytes); }));
+  for (const Tensor& tensor : tensors) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        tensor.visit([&](std::span<const std::byte> bytes) { return writer.append(bytes); }));
+  }
   DRIFTLESS_RETURN_IF_ERROR(writer.finish());
-  DRIFTLESS_RETURN_IF_ERROR(copy_model_config(base, hidden));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::string> left_out,
+                             copy_companions(weights.directory, hidden));
   DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(hidden));
   DRIFTLESS_RETURN_IF_ERROR(fs.rename_new(hidden, join_path(directory, name.data())));
-  return fs.sync_directory(directory);
+  DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(directory));
+  return left_out;
 }
 
 }  // namespace driftless::cli

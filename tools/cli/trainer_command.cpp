@@ -169,8 +169,15 @@ class Trainer {
   }
 
   [[nodiscard]] Status open() {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint base,
-                               Checkpoint::open(posix_file_system(), steps_.path(0)));
+    FileSystem& fs = posix_file_system();
+    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(fs, steps_.path(0)));
+    // A tied tensor's copy that the base stores and the last step does not is not published.
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint last,
+                               Checkpoint::open(fs, steps_.path(steps_.last())));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> left_out,
+                               leave_out_copies(fs, base, last.layout()));
+    if (leads()) std::ranges::for_each(left_out, [this](const std::string& note) { say(note); });
+    layout_ = base.layout();
     CheckpointSource source(base, process_.rank(), process_.trainers());
     // Making up a run took the time it took: only now the others are waited for.
     DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
@@ -184,14 +191,21 @@ class Trainer {
     return find_step(first);
   }
 
+  // The weights of a step that the run publishes.
+  [[nodiscard]] Result<Checkpoint> open_step(std::uint64_t step) const {
+    FileSystem& fs = posix_file_system();
+    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint weights, Checkpoint::open(fs, steps_.path(step)));
+    DRIFTLESS_RETURN_IF_ERROR(leave_out_copies(fs, weights, layout_).status());
+    return weights;
+  }
+
   // The version there must be one of these steps: else nothing, or a mixture, would be published.
   // Numbers that a killed trainer used up are skipped, so that it may be a somewhat earlier step.
   [[nodiscard]] Status find_step(const EndOfRun& there) {
     if (there.version == 0) return {};
     const std::uint64_t newest = std::min(there.version, steps_.last());
     for (at_ = newest;; --at_) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint step,
-                                 Checkpoint::open(posix_file_system(), steps_.path(at_)));
+      DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint step, open_step(at_));
       if (digest_checkpoint(step, common_.thread_count()) == there.digest) return {};
       if (at_ == 0 || newest - at_ == kMostSkipped) break;
     }
@@ -299,8 +313,7 @@ class Trainer {
   }
 
   [[nodiscard]] Result<PublishReport> publish(std::uint64_t step) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights,
-                               Checkpoint::open(posix_file_system(), steps_.path(step)));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, open_step(step));
     CheckpointSource source(weights, process_.rank(), process_.trainers());
     return session_->publish(source);
   }
@@ -410,6 +423,7 @@ class Trainer {
   JobProgress progress_;
   RunFiles temporary_;
   RunSteps steps_;
+  WeightLayout layout_;           // that the run publishes
   std::unique_ptr<Group> group_;  // for this command
   std::unique_ptr<PublisherSession> session_;
   std::uint64_t round_ = 0;

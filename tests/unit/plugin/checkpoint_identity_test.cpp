@@ -46,6 +46,19 @@ class CheckpointIdentity : public ::testing::Test {
       std::filesystem::rename(copy_ + "/" + name + ".new", copy_ + "/" + name);
     }
   }
+  void write_in_place(const std::string& name, const std::string& text) const {
+    std::fstream(copy_ + "/" + name, std::ios::in | std::ios::out | std::ios::binary) << text;
+  }
+  // In place, the first time that it occurs. Returns what the file was.
+  [[nodiscard]] std::string replace_in(const std::string& name, const std::string& found,
+                                       const std::string& written) const {
+    const std::string before = *read_text(posix_file_system(), copy_ + "/" + name, 1 << 24);
+    const std::size_t at = before.find(found);
+    EXPECT_NE(at, std::string::npos) << name << " without " << found;
+    std::string text = before;
+    write_in_place(name, text.replace(at, found.size(), written));
+    return before;
+  }
   // An apply of version 1 that ends as soon as its journal is decided.
   void crash_after_deciding() {
     for (std::uint64_t at = 0; at < 200; ++at) {
@@ -124,6 +137,61 @@ TEST_F(CheckpointIdentity, PlacesWrittenByOthersBetweenStagingAndCommitAreNotOve
   EXPECT_EQ(refused.code(), StatusCode::kMismatch) << refused.to_string();
   EXPECT_TRUE(holds(copy_, run_.weights[2]));
   EXPECT_FALSE(journal_is_there());
+}
+
+// The first shard's header then says another name, or nothing that can be read; the index another
+// file.
+struct ForeignWrite {
+  std::string file, found, written;
+};
+const std::vector<ForeignWrite>& foreign_writes() {
+  static const std::vector<ForeignWrite> writes = {
+      {"model-00001-of-00002.safetensors", "\"dtype\"", "\"dtypf\""},
+      {"model-00001-of-00002.safetensors", "weight\":{", "weighs\":{"},
+      {"model.safetensors.index.json", "model-00001", "model-00002"},
+  };
+  return writes;
+}
+
+TEST_F(CheckpointIdentity, NoVersionIsLabelledOverAHeaderOrIndexThatOthersWrote) {
+  for (const ForeignWrite& write : foreign_writes()) {
+    for (const bool before_staging : {true, false}) {
+      const std::string what = concat(write.file, " ", write.written, " ", before_staging);
+      copy_directory(kept(0), copy_);
+      auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
+      ASSERT_TRUE(target.ok()) << target.status().to_string();
+      std::string before;
+      if (before_staging) before = replace_in(write.file, write.found, write.written);
+      auto staged = (*target)->stage(chain_of(run_.anchor(1)));
+      EXPECT_EQ(staged.ok(), !before_staging) << what << ": " << staged.status().to_string();
+      if (!before_staging) {
+        before = replace_in(write.file, write.found, write.written);
+        const Status refused = (*staged)->commit().status();
+        EXPECT_EQ(refused.code(), StatusCode::kMismatch) << what << ": " << refused.to_string();
+        EXPECT_NE(refused.message().find(write.file), std::string::npos) << refused.to_string();
+        staged->reset();
+      }
+      EXPECT_FALSE((*target)->state().valid) << what;
+      EXPECT_EQ(load_state(posix_file_system(), copy_)->version, 0U) << what;
+      EXPECT_FALSE(journal_is_there()) << what;
+      // Mended in place, it takes a full version.
+      write_in_place(write.file, before);
+      staged = (*target)->stage(chain_of(run_.anchor(2)));
+      ASSERT_TRUE(staged.ok()) << what << ": " << staged.status().to_string();
+      ASSERT_TRUE((*staged)->commit().ok()) << what;
+      EXPECT_TRUE(holds(copy_, run_.weights[2])) << what;
+    }
+  }
+}
+
+TEST_F(CheckpointIdentity, AHeaderThatStillSaysTheSameIsReadAgain) {
+  auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
+  ASSERT_TRUE(target.ok()) << target.status().to_string();
+  const std::string before = replace_in("model-00001-of-00002.safetensors", "\"pt\"", "\"tf\"");
+  auto staged = (*target)->stage(chain_of(step(1)));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  EXPECT_TRUE(holds(copy_, run_.weights[1]));
 }
 
 TEST_F(CheckpointIdentity, AJournalIsFinishedInTheFilesThatItWasMadeFor) {

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a target is said to hold is proven by the run's own digests when the receiver opens, or is
 // reported as unproven.
+#include <filesystem>
+#include <fstream>
+
+#include "formats/checkpoint.h"
 #include "plugin/targets/version_source.h"
 #include "support/receiver_fixture.h"
+#include "support/temp_dir.h"
 
 namespace driftless::testing {
 namespace {
@@ -127,6 +132,33 @@ TEST_F(ClaimTest, ARollbackBehindAForeignWriteHoldsNoVersion) {
   EXPECT_EQ(proof(), "") << "it holds nothing";
   ASSERT_TRUE(update().ok()) << "a full version is taken again";
   EXPECT_TRUE(same(held_, run_.weights[2]));
+}
+
+// Sparse files: nothing of them is read.
+TEST_F(ClaimTest, FilesBesideTheWeightsThatAPublisherTakesPassTheReceivers) {
+  constexpr std::uint64_t kEach = std::uint64_t{200} << 20;
+  const TempDir base, trained;
+  Publication full = run_.step(1, DirectoryLayout::kFrames, Encoding::kFull);
+  for (const TempDir* dir : {&base, &trained}) {
+    for (const char* name : {"a_table.json", "tokenizer.json", "config.json"}) {
+      std::ofstream(dir->file(name)) << "{}";
+      const bool small = std::string_view(name) == "config.json";
+      std::filesystem::resize_file(dir->file(name), small ? 2 : kEach);
+    }
+    const auto found = open_companions(posix_file_system(), dir->path());
+    ASSERT_TRUE(found.ok()) << found.status().to_string();
+    EXPECT_TRUE(found->files.contains("config.json")) << "the largest are left out";
+    ASSERT_EQ(found->left_out.size(), 1U);
+    EXPECT_NE(found->left_out.front().find(dir->file("tokenizer.json")), std::string::npos)
+        << found->left_out.front();
+    for (const auto& [name, file] : found->files) {
+      full.manifest.files.push_back({name, file.bytes().size(), {}});
+    }
+  }
+  const Status taken = check_sizes(full.manifest, run_.layout, "it");
+  EXPECT_TRUE(taken.ok()) << taken.to_string();
+  full.manifest.encoding = Encoding::kDeltas;  // which carries no such files
+  EXPECT_EQ(check_sizes(full.manifest, run_.layout, "it").code(), StatusCode::kMismatch);
 }
 
 // Nothing of it is read, hashed or allocated.

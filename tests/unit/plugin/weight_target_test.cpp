@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "plugin/targets/mapped_target.h"
 #include "support/published_run.h"
 
 namespace driftless::testing {
@@ -469,6 +470,47 @@ TEST(OwnedTargetTest, LearnsItsLayout) {
   EXPECT_EQ((*target)->state().digest, digest_of(run.weights[0]));
   const WeightLayout other = layout_of(random_weights(1, 7));
   EXPECT_EQ((*target)->adopt_layout(other).code(), StatusCode::kWrongLayout);
+}
+
+// Each tensor of these weights at its own place.
+MappedParts parts_of(Weights& weights) {
+  MappedParts parts;
+  parts.layout = layout_of(weights);
+  for (std::uint32_t i = 0; i < parts.layout.size(); ++i) {
+    const std::uint64_t units = parts.layout[i].units();
+    if (units == 0) continue;
+    WeightMap map;
+    map.tensor = i;
+    map.data = weights.at(parts.layout[i].name).bytes.data();
+    map.unit_bytes = unit_bytes(parts.layout[i].dtype);
+    map.map = *StridedMap::make({0, {units}, {1}}, units, {0, {units}, {1}}, units);
+    parts.maps.push_back(std::move(map));
+  }
+  return parts;
+}
+
+// The engine moved its tensors, and all of them are mapped again, not only those of the run.
+TEST(TakeOver, TensorsOfTheRunBeforeAreKnownByNameAfterTheEngineMovedThem) {
+  Weights held = random_weights(1), published = held, next = held;
+  published.erase(published.begin());
+  const std::string last = std::prev(next.end())->first;
+  next.erase(last);
+  PublishedRun run(published);
+  MappedOptions base{VersionId{}, digest_of(held), 1};
+  for (const auto& [name, tensor] : held)
+    base.initial_tensors.push_back(digest_of({{name, tensor}}));
+  auto target = make_mapped_target(parts_of(held), base);
+  ASSERT_TRUE(target.ok()) << target.status().to_string();
+  ASSERT_TRUE((*target)->adopt_layout(run.layout).ok());
+  auto staged = (*target)->stage(chain(run.step(1, DirectoryLayout::kFrames, Encoding::kFull)));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  staged->reset();
+  ASSERT_TRUE(
+      (*target)->replace(parts_of(held), MappedOptions{std::nullopt, std::nullopt, 1}).ok());
+  const Status refused = (*target)->admit(Hash128{7, 7}, layout_of(next));
+  EXPECT_EQ(refused.code(), StatusCode::kWrongLayout) << refused.to_string();
+  EXPECT_NE(refused.message().find(last), std::string_view::npos) << refused.to_string();
 }
 
 }  // namespace
