@@ -5,6 +5,7 @@
 #include "core/stopwatch.h"
 #include "formats/run_info.h"
 #include "plugin/agent/plain_parts.h"
+#include "plugin/job/report_proof.h"
 #include "plugin/receive/block_fetcher.h"
 #include "plugin/targets/version_source.h"
 
@@ -70,6 +71,7 @@ Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveR
     if (run.ok()) {
       DRIFTLESS_RETURN_IF_ERROR(down.announce(text, deadline));
       relay->run_ = run->run;
+      relay->needs_.set_run(run->run);
       relay->layout_ = std::move(run->layout);
       relay->digests_->note(0, run->base_digest);
       return relay;
@@ -274,9 +276,15 @@ Status Relay::carry_decoded(const PublicationId& id, Manifest& manifest, Deliver
   return {};
 }
 
+// Whether it is not of a worker that still follows an earlier run.
+bool Relay::is_ours(const ReceiverReport& report) const {
+  const std::string run = reported_run(report.proof, report.needs);
+  return run.empty() || run == to_hex(run_);
+}
+
 void Relay::listen(std::span<const ReceiverReport> receivers) {
   for (const ReceiverReport& receiver : receivers) {
-    if (needs_.add(layout_, receiver)) unchanged_ = 0;
+    if (is_ours(receiver) && needs_.add(layout_, receiver)) unchanged_ = 0;
   }
 }
 
@@ -388,9 +396,8 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
 // Whether what was handed over whole is still there, and is all that is needed.
 Result<bool> Relay::has_handed(std::uint64_t least) {
   if (damaged_ || !full_ || full_->version < least) return false;
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::optional<Hash128> there,
-      down_->published(*full_, Deadline::after(options_.report_deadline)));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> there,
+                             down_->published(*full_, Deadline::after(options_.report_deadline)));
   return there ? leads_on(full_->version) : Result<bool>(false);
 }
 
@@ -431,7 +438,7 @@ Result<std::optional<DeliveryReport>> Relay::help() {
   std::optional<std::uint64_t> least;
   for (const ReceiverReport& receiver : receivers_) {
     const bool empty = receiver.version == 0 && receiver.proof.empty();
-    if (!empty && receiver.proof != kAnchorWanted) continue;
+    if ((!empty && receiver.proof != kAnchorWanted) || !is_ours(receiver)) continue;
     const std::uint64_t from = empty ? 0 : receiver.version + 1;
     least = std::max(least.value_or(0), from);
   }

@@ -110,6 +110,7 @@ class Relay {
   // Of the frames of which not everything is needed, what is. Marks them in the manifest.
   [[nodiscard]] Status carry_blocks(const PublicationId& id, Manifest& manifest,
                                     UpdateReport& update, const Deadline& deadline);
+  [[nodiscard]] bool is_ours(const ReceiverReport& report) const;
   void listen(std::span<const ReceiverReport> receivers);
   [[nodiscard]] bool knows_needs() const;
   [[nodiscard]] Result<bool> leads_on(std::uint64_t anchor);

@@ -99,6 +99,7 @@ class FollowingReceiver final : public Receiver {
       for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
     }
     needs.ranges = true;
+    needs.run = run_;
     needs.layout = digests_.layout().signature();
     needs.tensors = tensor_needs(digests_.layout(), target_->needs().get());
     needs.old_values = holds_old_values(digests_.layout(), *target_, needs.tensors);

@@ -336,6 +336,24 @@ TEST_F(AgentRelayTest, AWorkerThatHasNothingGetsTheNewestAnchorOrThePublisherIsA
   EXPECT_EQ(relay_->receivers()[0].version, 2U);
 }
 
+TEST_F(AgentRelayTest, AWorkerOfAnEarlierRunGetsNoAnchor) {
+  PublishedRun earlier{random_weights(1), {33, 44}};
+  ASSERT_TRUE(down_->announce(run_info_to_json(earlier.info()), soon()).ok());
+  const auto old = worker("old", true);
+  send(*down_, earlier.step(1));
+  EXPECT_EQ(old->follow().code(), StatusCode::kWrongBase);
+  down_.reset();  // the worker stays, and reports on
+  down_ = std::move(*make_host_shm_sender(shm_));
+  open();
+  send(*trainer_, run_.step(1));
+  EXPECT_EQ(relay_all(), 1U);
+  ASSERT_TRUE(old->receiver->report().ok());
+  ASSERT_EQ(down_->receivers()->size(), 1U);
+  const auto helped = relay_->help();
+  ASSERT_TRUE(helped.ok()) << helped.status().to_string();
+  EXPECT_FALSE(relay_->wants_anchor());
+}
+
 TEST_F(AgentRelayTest, AnAnchorFromWhichNoStepLeadsOnIsNotCarried) {
   shm_.versions = options_.versions = 2;
   down_.reset();
