@@ -143,6 +143,7 @@ class FollowingReceiver final : public Receiver {
         fetched.status().code() == StatusCode::kMismatch;  // an agent left it out
     stranded_ = fetched.status().code() == StatusCode::kWrongBase ||
                 fetched.status().code() == StatusCode::kCorrupt ||  // and no anchor leads past it
+                fetched.status().code() == StatusCode::kIncomplete ||
                 (not_there && misfits_ >= kMisfitsBeforeFull);
     if (stranded_) const Status told = report();
     if (not_there) note_misfit(fetched.status());
