@@ -56,6 +56,15 @@ Status read_tensors(const Json& json, std::string_view what, ReceiverNeeds& need
 
 }  // namespace
 
+ReceiverNeeds unknown_needs(const Hash128& run) {
+  ReceiverNeeds needs;
+  needs.run = run;
+  for (const EncodingInfo& each : all_encodings()) {
+    if (each.encoding != Encoding::kCompact) needs.encodings.push_back(each.encoding);
+  }
+  return needs;
+}
+
 std::uint64_t rounded_speed(double per_s) {
   if (!(per_s >= 1)) return 0;
   return static_cast<std::uint64_t>(std::exp2(std::round(8 * std::log2(per_s)) / 8));
@@ -69,6 +78,7 @@ Result<std::string> needs_to_text(const ReceiverNeeds& needs, std::size_t most_b
   for (const Encoding encoding : needs.encodings) json["encodings"].push_back(info(encoding).name);
   json["old_values"] = needs.old_values;
   json["ranges"] = needs.ranges;
+  if (!needs.run.is_zero()) json["run"] = to_hex(needs.run);
   if (needs.bytes_per_s > 0) json["bytes_per_s"] = needs.bytes_per_s;
   if (needs.units_per_s > 0) json["units_per_s"] = needs.units_per_s;
   if (!needs.tensors.empty()) {
@@ -110,6 +120,9 @@ Result<ReceiverNeeds> parse_needs(std::string_view text, std::string_view what) 
   }
   DRIFTLESS_ASSIGN_OR_RETURN(needs.old_values, json_flag(json, "old_values", what));
   DRIFTLESS_ASSIGN_OR_RETURN(needs.ranges, json_flag(json, "ranges", what));
+  if (json.contains("run")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(needs.run, json_hash128(json, "run", what));
+  }
   if (json.contains("bytes_per_s")) {
     DRIFTLESS_ASSIGN_OR_RETURN(needs.bytes_per_s, json_u64(json, "bytes_per_s", what));
   }

@@ -28,6 +28,7 @@ struct ReceiverNeeds {
   std::vector<Encoding> encodings;  // that it reads
   bool old_values = false;          // it holds the weights before, which an encoding may need
   bool ranges = false;              // it fetches the blocks that it needs, and no others
+  Hash128 run = {};                 // that it follows; zero: not said
   Hash128 layout;                   // whose tensors these are
   std::vector<TensorNeed> tensors;  // as the layout; empty: all of everything
   // Of the version that it reports; 0: not known.
@@ -36,6 +37,9 @@ struct ReceiverNeeds {
 
   friend bool operator==(const ReceiverNeeds&, const ReceiverNeeds&) = default;
 };
+
+// Of one that cannot say more than its run: it reads what every receiver does.
+[[nodiscard]] ReceiverNeeds unknown_needs(const Hash128& run);
 
 // Rounded to a power of the eighth root of 2, 9 % apart, so that it seldom changes.
 [[nodiscard]] std::uint64_t rounded_speed(double per_s);

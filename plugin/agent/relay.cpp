@@ -5,6 +5,7 @@
 #include "core/stopwatch.h"
 #include "formats/run_info.h"
 #include "plugin/agent/plain_parts.h"
+#include "plugin/job/report_proof.h"
 #include "plugin/receive/block_fetcher.h"
 #include "plugin/targets/version_source.h"
 
@@ -18,6 +19,8 @@ bool may_pass(StatusCode code) {
   return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
          code == StatusCode::kNotFound || code == StatusCode::kBusy;
 }
+// Of these, what makes a publication useless if it stays so.
+bool is_damage(StatusCode code) { return may_pass(code) && code != StatusCode::kBusy; }
 
 Status check_manifest(const Manifest& manifest, const PublicationId& id, const Hash128& run,
                       const WeightLayout& layout) {
@@ -30,9 +33,12 @@ Status check_manifest(const Manifest& manifest, const PublicationId& id, const H
                  ", but this agent follows run ", to_hex(run),
                  "; restart it to follow the other run");
   }
-  if (manifest.layout == layout.signature()) return {};
-  return error(StatusCode::kWrongLayout, to_string(id), ": made for weight layout ",
-               to_hex(manifest.layout), ", but the run has ", to_hex(layout.signature()));
+  if (manifest.layout != layout.signature()) {
+    return error(StatusCode::kWrongLayout, to_string(id), ": made for weight layout ",
+                 to_hex(manifest.layout), ", but the run has ", to_hex(layout.signature()));
+  }
+  const Status sizes = check_sizes(manifest, layout, to_string(id));
+  return sizes.ok() ? Status() : Status(StatusCode::kCorrupt, std::string(sizes.message()));
 }
 
 PartReceipt receipt_of(const ManifestFile& file) {
@@ -65,6 +71,7 @@ Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveR
     if (run.ok()) {
       DRIFTLESS_RETURN_IF_ERROR(down.announce(text, deadline));
       relay->run_ = run->run;
+      relay->needs_.set_run(run->run);
       relay->layout_ = std::move(run->layout);
       relay->digests_->note(0, run->base_digest);
       return relay;
@@ -97,9 +104,8 @@ Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(there);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_version());
   if (!next) return std::optional<DeliveryReport>();
-  Result<std::optional<DeliveryReport>> report = relay(*next);
-  const StatusCode code = report.status().code();
-  if (code == StatusCode::kCorrupt || code == StatusCode::kNotFound) damaged_ = next->version;
+  Result<std::optional<DeliveryReport>> report = relay(*next, *next);
+  if (is_damage(report.status().code())) damaged_ = next->version;
   if (!report.ok() || !*report) return report;
   damaged_.reset();
   version_ = next->version;
@@ -109,13 +115,14 @@ Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
 }
 
 // Until it went well, it is gone, or the deadline.
-Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id) {
+Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id,
+                                                   const PublicationId& as) {
   const Deadline deadline = Deadline::after(options_.fetch_deadline);
   Backoff backoff(5ms, 500ms);
   Status failure;  // the last one that time might have mended
   const bool again = is_version(id) && damaged_ == id.version;  // a look at it is enough
   for (;;) {
-    Result<DeliveryReport> report = attempt(id, deadline);
+    Result<DeliveryReport> report = attempt(id, as, deadline);
     if (report.ok()) {
       digests_->note(id.version, report->update.digest);
       return std::optional<DeliveryReport>(std::move(*report));
@@ -139,12 +146,12 @@ Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id) {
   }
 }
 
-Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& deadline) {
+Result<DeliveryReport> Relay::attempt(const PublicationId& id, const PublicationId& as,
+                                      const Deadline& deadline) {
   Stopwatch watch;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, up_->fetch_manifest(id, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(text, to_string(id)));
   DRIFTLESS_RETURN_IF_ERROR(check_manifest(manifest, id, run_, layout_));
-  DRIFTLESS_RETURN_IF_ERROR(check_sizes(manifest, layout_, to_string(id)));
   DeliveryReport report;
   UpdateReport& update = report.update;
   update.version = id.version;
@@ -156,7 +163,7 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Deadline& d
   update.full_bytes = manifest.full_bytes;
   update.delta_bytes = manifest.payload_bytes;
   update.wire_bytes = text.size();
-  DRIFTLESS_RETURN_IF_ERROR(down_->begin(id, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(down_->begin(as, deadline));
   DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
   DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));
   report.process_ms = watch.lap_ms();
@@ -269,9 +276,15 @@ Status Relay::carry_decoded(const PublicationId& id, Manifest& manifest, Deliver
   return {};
 }
 
+// Whether it is not of a worker that still follows an earlier run.
+bool Relay::is_ours(const ReceiverReport& report) const {
+  const std::string run = reported_run(report.proof, report.needs);
+  return run.empty() || run == to_hex(run_);
+}
+
 void Relay::listen(std::span<const ReceiverReport> receivers) {
   for (const ReceiverReport& receiver : receivers) {
-    if (needs_.add(layout_, receiver)) unchanged_ = 0;
+    if (is_ours(receiver) && needs_.add(layout_, receiver)) unchanged_ = 0;
   }
 }
 
@@ -380,12 +393,42 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
   return next.has_value();
 }
 
-void Relay::pass_damaged(std::uint64_t anchor) {
-  if (!damaged_ || anchor < *damaged_) return;
-  // Workers look for anchors when they see a version: the anchor's own goes down, too.
-  version_ = std::max(version_, anchor > *damaged_ ? anchor - 1 : anchor);
+// Whether what was handed over whole is still there, and is all that is needed.
+Result<bool> Relay::has_handed(std::uint64_t least) {
+  if (damaged_ || !full_ || full_->version < least) return false;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> there,
+                             down_->published(*full_, Deadline::after(options_.report_deadline)));
+  return there ? leads_on(full_->version) : Result<bool>(false);
+}
+
+// The newest anchor, or a full version that leads past a damaged one.
+Result<std::optional<PublicationId>> Relay::newest_full() {
+  const Deadline deadline = Deadline::after(options_.report_deadline);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed, up_->list(deadline));
+  for (auto id = listed.rbegin(); id != listed.rend(); ++id) {
+    if (!is_version(*id)) return std::optional(*id);
+    if (!damaged_ || id->version <= *damaged_) continue;
+    const Result<std::string> text = up_->fetch_manifest(*id, deadline);
+    if (!text.ok()) continue;
+    const Result<Manifest> manifest = parse_manifest(*text, to_string(*id));
+    if (manifest.ok() && manifest->encoding == Encoding::kFull) return std::optional(*id);
+  }
+  return std::optional<PublicationId>();
+}
+
+// Workers wait for versions: in the place of a damaged one it is a full version for them.
+Result<std::optional<DeliveryReport>> Relay::hand_over(const PublicationId& full) {
+  const PublicationId as{full.version,
+                         damaged_ ? PublicationKind::kVersion : PublicationKind::kAnchor};
+  Result<std::optional<DeliveryReport>> report = relay(full, as);
+  if (is_damage(report.status().code())) damaged_full_ = full;
+  if (!report.ok() || !*report) return report;
+  full_ = as;
+  if (!damaged_) return report;
+  version_ = full.version;
   started_ = true;
   damaged_.reset();
+  return report;
 }
 
 Result<std::optional<DeliveryReport>> Relay::help() {
@@ -395,7 +438,7 @@ Result<std::optional<DeliveryReport>> Relay::help() {
   std::optional<std::uint64_t> least;
   for (const ReceiverReport& receiver : receivers_) {
     const bool empty = receiver.version == 0 && receiver.proof.empty();
-    if (!empty && receiver.proof != kAnchorWanted) continue;
+    if ((!empty && receiver.proof != kAnchorWanted) || !is_ours(receiver)) continue;
     const std::uint64_t from = empty ? 0 : receiver.version + 1;
     least = std::max(least.value_or(0), from);
   }
@@ -407,29 +450,14 @@ Result<std::optional<DeliveryReport>> Relay::help() {
   if (damaged_) least = std::max(least.value_or(0), *damaged_);
   wants_anchor_ = false;
   if (!least) return std::optional<DeliveryReport>();
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed,
-                             up_->list(Deadline::after(options_.report_deadline)));
-  std::optional<PublicationId> newest;
-  for (const PublicationId& id : listed) {
-    if (!is_version(id)) newest = id;
-  }
-  if (anchor_ && *anchor_ >= *least) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(*anchor_));
-    if (good) pass_damaged(*anchor_);
-    if (good) return std::optional<DeliveryReport>();  // it has only to take it
-  }
-  const bool newer = newest && newest->version >= *least &&
-                     (!anchor_ || newest->version > *anchor_) && newest->version != damaged_anchor_;
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool handed, has_handed(*least));
+  if (handed) return std::optional<DeliveryReport>();  // it has only to take it
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> newest, newest_full());
+  const bool newer = newest && newest->version >= *least && newest != damaged_full_ &&
+                     (damaged_ || !full_ || newest->version > full_->version);
   if (newer) {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool good, leads_on(newest->version));
-    if (good) {
-      Result<std::optional<DeliveryReport>> report = relay(*newest);
-      if (report.status().code() == StatusCode::kCorrupt) damaged_anchor_ = newest->version;
-      if (!report.ok() || !*report) return report;
-      anchor_ = newest->version;
-      pass_damaged(*anchor_);
-      return report;
-    }
+    if (good) return hand_over(*newest);
   }
   wants_anchor_ = true;
   return std::optional<DeliveryReport>();

@@ -47,7 +47,7 @@ class Relay {
   // Waits until a version past its own is there, and relays it. Nothing: the deadline passed, or it
   // is gone already. What is incomplete or damaged is fetched again until fetch_deadline; after any
   // failure nothing of it is on `down`, and follow() may be called again. Past what stays damaged
-  // leads an anchor: help() relays it, or asks for it.
+  // leads an anchor: help() relays it in the version's place, or asks for it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> follow(const Deadline& deadline);
 
   // Looks at what the receivers on `down` say, and relays an anchor if one of them, the mirror or
@@ -78,8 +78,11 @@ class Relay {
         inflated_budget_(options.read_bytes / 2) {}
 
   [[nodiscard]] Result<std::optional<PublicationId>> next_version();
-  [[nodiscard]] Result<std::optional<DeliveryReport>> relay(const PublicationId& id);
-  [[nodiscard]] Result<DeliveryReport> attempt(const PublicationId& id, const Deadline& deadline);
+  // `as`: what it is on `down`.
+  [[nodiscard]] Result<std::optional<DeliveryReport>> relay(const PublicationId& id,
+                                                            const PublicationId& as);
+  [[nodiscard]] Result<DeliveryReport> attempt(const PublicationId& id, const PublicationId& as,
+                                               const Deadline& deadline);
   [[nodiscard]] Status carry(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
                              const Deadline& deadline);
   struct Carried {
@@ -107,10 +110,13 @@ class Relay {
   // Of the frames of which not everything is needed, what is. Marks them in the manifest.
   [[nodiscard]] Status carry_blocks(const PublicationId& id, Manifest& manifest,
                                     UpdateReport& update, const Deadline& deadline);
+  [[nodiscard]] bool is_ours(const ReceiverReport& report) const;
   void listen(std::span<const ReceiverReport> receivers);
   [[nodiscard]] bool knows_needs() const;
   [[nodiscard]] Result<bool> leads_on(std::uint64_t anchor);
-  void pass_damaged(std::uint64_t anchor);
+  [[nodiscard]] Result<bool> has_handed(std::uint64_t least);
+  [[nodiscard]] Result<std::optional<PublicationId>> newest_full();
+  [[nodiscard]] Result<std::optional<DeliveryReport>> hand_over(const PublicationId& full);
 
   const RelayOptions options_;
   ReceiveRoad* up_;
@@ -118,10 +124,11 @@ class Relay {
   Hash128 run_;
   WeightLayout layout_;
   std::uint64_t version_ = 0;
-  bool started_ = false;                 // a version was relayed
-  std::optional<std::uint64_t> anchor_;  // relayed last
-  // The next version and the newest anchor, if they stay damaged.
-  std::optional<std::uint64_t> damaged_, damaged_anchor_;
+  bool started_ = false;  // a version was relayed
+  // On `down`, last: an anchor, or an anchor in the place of a damaged version.
+  std::optional<PublicationId> full_;
+  std::optional<std::uint64_t> damaged_;       // the next version, if it stays damaged
+  std::optional<PublicationId> damaged_full_;  // the same of the newest anchor
   std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
   UnionNeeds needs_;

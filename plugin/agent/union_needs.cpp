@@ -78,6 +78,7 @@ ReceiverNeeds UnionNeeds::common(const WeightLayout& layout) const {
   }
   needs.old_values = old_values();
   needs.ranges = true;
+  needs.run = run_;
   needs.layout = layout.signature();
   needs.bytes_per_s = bytes_per_s_;
   needs.units_per_s = units_per_s_;

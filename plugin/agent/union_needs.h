@@ -16,6 +16,8 @@ namespace driftless {
 
 class UnionNeeds {
  public:
+  // The run that text() and mirrored_text() name.
+  void set_run(const Hash128& run) { run_ = run; }
   // What a worker needs is needed from now on: one that was started again finds what it missed. One
   // that says nothing, or something that cannot be read, needs everything. Whether it is news.
   bool add(const WeightLayout& layout, const ReceiverReport& report);
@@ -44,6 +46,7 @@ class UnionNeeds {
     std::string text;
     std::optional<ReceiverNeeds> needs;  // without its speeds; nothing if they cannot be read
   };
+  Hash128 run_;
   std::map<std::string, Heard> heard_;           // by worker
   std::vector<std::set<TensorNeed>> of_tensor_;  // kAll and slices
   bool everything_ = false;

@@ -108,7 +108,7 @@ void EngineFleet::run(Engine& engine) {
     const std::scoped_lock lock(mutex_);
     if (stop_ && !done.status.ok()) continue;  // what was cut short is no failure of the engine
     engine.state.status = done.status;
-    if (done.status.ok()) engine.state.version = done.version;
+    if (done.status.ok()) engine.state.version = engine.state.confirmed = done.version;
     if (!done.status.ok() && engine.session->lost()) engine.state.version = 0;
     if (updates_.size() < kMaxUpdates) updates_.push_back(std::move(done));
   }

@@ -41,8 +41,9 @@ struct EngineUpdate {
 
 struct EngineState {
   std::string url;
-  std::uint64_t version = 0;  // confirmed; 0: none yet
-  Status status;              // of the last update; not ok: it counts as not there
+  std::uint64_t version = 0;    // confirmed; 0: none yet, or nobody can say
+  std::uint64_t confirmed = 0;  // the last one, also if nobody can say since
+  Status status;                // of the last update; not ok: it counts as not there
 };
 
 class EngineFleet {

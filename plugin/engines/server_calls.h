@@ -14,6 +14,9 @@ namespace driftless {
 // SGLang's: ok if it was answered with 2xx and does not say "success": false.
 [[nodiscard]] Status sglang_post(const EngineLink& link, std::string_view path, const Json& body,
                                  bool must);
+// Returns once every tensor-parallel rank has ended what it was told before. Ok of a server that
+// does not know the calls: nothing tells there.
+[[nodiscard]] Status sglang_meet(const EngineLink& link);
 // Its /update_weights_from_disk, until every tensor-parallel rank has ended it. SGLang answers when
 // the first rank has: another one may still read the files, and does not say if it finds them gone.
 [[nodiscard]] Status sglang_load(const EngineLink& link, const Json& body);

@@ -250,10 +250,14 @@ Status sglang_post(const EngineLink& link, std::string_view path, const Json& bo
 
 Status sglang_load(const EngineLink& link, const Json& body) {
   DRIFTLESS_RETURN_IF_ERROR(sglang_post(link, "/update_weights_from_disk", body, true));
+  return sglang_meet(link);
+}
+
+Status sglang_meet(const EngineLink& link) {
   // The ranks meet in both. A session that somebody left open is not begun, and ended all the same.
   const Json none = Json::object();
   const Status begun = known_call(sglang_post(link, "/begin_weight_update", none, true));
-  if (begun.code() == StatusCode::kUnsupported) return {};  // an older release: nothing tells
+  if (begun.code() == StatusCode::kUnsupported) return {};  // an older release
   return sglang_post(link, "/end_weight_update", none, true)
       .with_context("waiting until all ranks have loaded it");
 }

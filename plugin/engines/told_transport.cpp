@@ -245,8 +245,10 @@ Status ToldTransport::load(std::uint64_t version, std::string_view path, const J
   told_apart_ = label_ != label;
   holds_ = torn(identity(version));
   said_ = false;
-  const Status loaded = post(path, body, same_server);
+  Status loaded = post(path, body, same_server);
   if (!said_ || path != kLoad) holds_ = before;  // a name tears nothing
+  // It answers when its first rank has loaded, and the files may go once this returns.
+  if (loaded.ok() && path == kLoad) loaded = sglang_meet(link_);
   DRIFTLESS_RETURN_IF_ERROR(loaded);
   holds_ = identity(version);
   base_ = version;

@@ -116,7 +116,7 @@ Result<std::vector<ReceiverReport>> PublisherSession::listen() {
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverReport> reports, listen_to_all());
   const std::string run = to_hex(newest().run);
   std::erase_if(reports, [&](const ReceiverReport& report) {
-    const std::string of = parse_proof(report.proof).run;
+    const std::string of = reported_run(report.proof, report.needs);
     return !of.empty() && of != run;
   });
   return reports;

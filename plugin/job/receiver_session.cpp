@@ -139,7 +139,7 @@ Result<bool> ReceiverSession::stage_patiently(const Deadline& deadline) {
   Result<bool> staged = stage(deadline);
   const StatusCode code = staged.status().code();
   if (code != StatusCode::kWrongBase && code != StatusCode::kMismatch &&
-      code != StatusCode::kCorrupt) {
+      code != StatusCode::kCorrupt && code != StatusCode::kIncomplete) {
     stranded_.reset();
     return staged;
   }

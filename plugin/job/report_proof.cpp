@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdio>
 
+#include "formats/receiver_needs.h"
 #include "formats/receiver_proof.h"
 
 namespace driftless {
@@ -41,6 +42,13 @@ ReportProof parse_proof(std::string_view proof) {
           proof.find(kStageMs) != std::string_view::npos,
           number_after(proof, kStageMs),
           number_after(proof, " commit_ms=")};
+}
+
+std::string reported_run(std::string_view proof, std::string_view needs) {
+  std::string run = parse_proof(proof).run;
+  if (!run.empty() || needs.empty()) return run;
+  const Result<ReceiverNeeds> told = parse_needs(needs, "a report");
+  return told.ok() && !told->run.is_zero() ? to_hex(told->run) : run;
 }
 
 }  // namespace driftless

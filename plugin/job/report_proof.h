@@ -21,5 +21,8 @@ struct ReportProof {
 [[nodiscard]] std::string proof_with_times(std::string_view proof, double stage_ms,
                                            double commit_ms);
 [[nodiscard]] ReportProof parse_proof(std::string_view proof);
+// The run that a report is of: in its proof or, if it proves nothing, in its needs. Empty: in
+// neither.
+[[nodiscard]] std::string reported_run(std::string_view proof, std::string_view needs);
 
 }  // namespace driftless

@@ -99,6 +99,7 @@ class FollowingReceiver final : public Receiver {
       for (const EncodingInfo& each : all_encodings()) needs.encodings.push_back(each.encoding);
     }
     needs.ranges = true;
+    needs.run = run_;
     needs.layout = digests_.layout().signature();
     needs.tensors = tensor_needs(digests_.layout(), target_->needs().get());
     needs.old_values = holds_old_values(digests_.layout(), *target_, needs.tensors);
@@ -142,6 +143,7 @@ class FollowingReceiver final : public Receiver {
         fetched.status().code() == StatusCode::kMismatch;  // an agent left it out
     stranded_ = fetched.status().code() == StatusCode::kWrongBase ||
                 fetched.status().code() == StatusCode::kCorrupt ||  // and no anchor leads past it
+                fetched.status().code() == StatusCode::kIncomplete ||
                 (not_there && misfits_ >= kMisfitsBeforeFull);
     if (stranded_) const Status told = report();
     if (not_there) note_misfit(fetched.status());

@@ -146,7 +146,8 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
       if (full.ok()) return full;
     }
     if (!late) failure = chain.status();
-    const bool damaged = failure.code() == StatusCode::kCorrupt;
+    const bool damaged = failure.code() == StatusCode::kCorrupt ||
+                         failure.code() == StatusCode::kIncomplete;  // a part cut short, say
     if (!late && !(again && damaged) && backoff.sleep(deadline)) continue;
     if (!again) {
       failure =

@@ -54,8 +54,9 @@ class VersionFetcher {
   [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);
   // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
   // tried again until the deadline of the options; then the last failure is returned. A version
-  // that is listed and stays gone, or damaged, is passed over by a newer anchor, if there is one;
-  // else kWrongBase, or kCorrupt. What stayed damaged is looked at once in further calls. Every
+  // that is listed and stays gone, damaged or incomplete is passed over by a newer anchor, if there
+  // is one; else kWrongBase, kCorrupt or kIncomplete. What stayed so is looked at once in further
+  // calls. Every
   // part or block that was fetched has its hash, and is memory of its own or
   // listed as mapped; every manifest is of the run. Nothing: there is nothing newer.
   [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,

@@ -185,6 +185,27 @@ def test_a_rollout_that_sleeps_for_ten_versions(work, rng, target, patience):
     assert read_checkpoint(work / "save/rollout_00") == history[24]
 
 
+def test_a_rollout_arrives_at_a_last_version_that_was_cut_short(work, rng):
+    """It asks for an anchor, which the trainer makes before it ends."""
+    history = make_run(work / "run", rng, 2)
+    job = Files(work, **{"anchors.first": "false", "deadlines.fetch": "2s"})
+    trainer = job.start_trainer("--replay", work / "run", "--rollouts", 1, "--interval-ms", 1500)
+    wait_for((job.dir / "run.json").exists, "the announcement")
+    base = ["--base", work / "run/step_000000"]
+    rollout = job.start_rollout("--save", work / "save", *base)
+    receivers = job.dir / ".receivers"
+    wait_for(lambda: any('"version":1' in p.read_text() for p in receivers.glob("*.json")), "1")
+    rollout.send_signal(signal.SIGSTOP)
+    wait_for((job.version_dir(2) / "DONE").exists, "version 2")
+    for part in job.version_dir(2).glob("*.safetensors"):
+        os.truncate(part, part.stat().st_size // 2)
+    rollout.send_signal(signal.SIGCONT)
+    assert ended(rollout, 60)["version"] == 2
+    assert read_checkpoint(work / "save/rollout_00") == history[2]
+    result = finish(trainer)
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_rollout_without_anything_gets_the_anchor_that_it_asks_for(work, rng):
     """Once: who asked and died does not make every later version a whole one."""
     history = make_run(work / "run", rng, 20)

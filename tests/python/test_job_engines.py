@@ -28,6 +28,11 @@ def engine():
                 self.server.weight_version = body["new_version"]
                 self.answer({"success": True})
                 return
+            if self.path in ("/begin_weight_update", "/end_weight_update"):
+                for each in self.server.loading:
+                    each.join()
+                self.answer({"success": True})
+                return
             self.server.calls.append((self.path, body, self.headers.get("Authorization")))
             self.server.on_call()
             refuse = self.server.refuse or len(self.server.calls) in self.server.refuse_calls
@@ -52,6 +57,7 @@ def engine():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.calls, server.refuse, server.refuse_calls = [], False, ()
     server.weight_version, server.on_call, server.paused = "default", lambda: None, False
+    server.loading = []  # by ranks that the answer to a load does not wait for
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -235,6 +241,30 @@ def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engin
     job = with_engine(Job(work, "hf_delta"), engine, work)
     job.settings += ["--set", "notify.cleanup=true"]
     assert run(*job.trainer("--replay", work / "run")).returncode == 0
+    assert not list(job.dir.glob("weight_v*"))
+
+
+def test_files_stay_until_every_rank_of_an_engine_has_read_them(work, rng, engine):
+    """SGLang answers when its first rank has loaded; another one comes later."""
+    need("engines")
+    make_run(work / "run", rng, 3)
+    job = with_engine(Job(work, "flush"), engine, work, action="flush")
+    job.settings += ["--set", "notify.cleanup=true"]
+    found = []
+
+    def load_late():
+        _, body, _ = engine.calls[-1]
+        files = [Path(body["model_path"]) / name for name in body["files"]]
+        late = threading.Timer(0.3, lambda: found.append([path.exists() for path in files]))
+        engine.loading.append(late)
+        late.start()
+
+    engine.on_call = load_late
+    result = run(*job.trainer("--replay", work / "run"))
+    assert result.returncode == 0, result.stderr
+    for each in engine.loading:
+        each.join()
+    assert len(found) == 3 and all(map(all, found)), "the files were gone"
     assert not list(job.dir.glob("weight_v*"))
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import time
+from functools import partial
 
 import pytest
 
@@ -31,6 +33,14 @@ def following(job, *arguments):
     receivers = job.dir / ".receivers"
     wait_for(lambda: set(receivers.glob("*.json")) - before, "a rollout's report")
     return rollout
+
+
+def write_report(job, name, version, proof, needs=""):
+    """As a receiver does."""
+    said = {"id": name, "version": version, "proof": proof, "needs": needs, "beat": time.time_ns()}
+    (job.dir / ".receivers").mkdir(exist_ok=True)
+    (job.dir / ".receivers/new").write_text(json.dumps(said))
+    (job.dir / ".receivers/new").rename(job.dir / f".receivers/{name}.json")
 
 
 # --- who is waited for ---------------------------------------------------------------------------
@@ -112,13 +122,7 @@ def test_a_holder_that_cannot_prove_it_counts_and_is_named(work, rng, digest):
     arguments = ["--replay", work / "run", "--rollouts", 1]
     trainer = jobs.start([COMMAND, *map(str, job.trainer(*arguments))])
     wait_for((job.dir / "run.json").exists, "the announcement")
-
-    def report(version, proof):
-        said = {"id": "engine", "version": version, "proof": proof, "needs": "", "beat": version}
-        (job.dir / ".receivers").mkdir(exist_ok=True)
-        (job.dir / ".receivers/new").write_text(json.dumps(said))
-        (job.dir / ".receivers/new").rename(job.dir / ".receivers/engine.json")
-
+    report = partial(write_report, job, "engine")
     report(0, "")
     wait_for((job.dir / "weight_v000002/manifest.json").exists, "version 2")
     manifest = json.loads((job.dir / "weight_v000002/manifest.json").read_text())
@@ -159,6 +163,49 @@ def test_a_rollout_that_still_follows_an_earlier_run_does_not_count(work, rng):
     assert result.returncode == 0, result.stderr + result.stdout
     assert last_line(result)["rollouts"] == []
     old.kill()
+
+
+@pytest.mark.parametrize("says", ["holds nothing", "asks for an anchor"])
+def test_one_of_an_earlier_run_that_proves_nothing_does_not_count_either(work, rng, says):
+    make_run(work / "run", rng, 2)
+    job = Files(work, **{"anchors.first": "false", "deadlines.connect": "4s"})
+    assert run(*job.trainer("--replay", work / "run")).returncode == 0
+    (job.dir / "closed.json").unlink()
+    old = following(job, "--set", "receiver.id=old")  # without a base
+    path = job.dir / ".receivers/old.json"
+    if says == "asks for an anchor":
+        wait_for(lambda: json.loads(path.read_text())["proof"] == "anchor wanted", "its wish")
+    report = json.loads(path.read_text())
+    old.kill()
+    shutil.rmtree(job.dir)
+    make_run(work / "other", rng, 2)
+    trainer = job.start_trainer("--replay", work / "other", "--interval-ms", 300)
+    wait_for((job.dir / "run.json").exists, "the announcement")
+    proof = report["proof"] if says == "asks for an anchor" else ""
+    write_report(job, "old", 0, proof, report["needs"])
+    result = finish(trainer)
+    assert result.returncode == 0, result.stderr
+    assert last_line(result)["rollouts"] == []
+
+
+def test_wrong_weights_that_are_right_since_count_as_right(work, rng):
+    make_run(work / "run", rng, 1)
+    job = Files(work)
+    trainer = jobs.start([COMMAND, *map(str, job.trainer("--replay", work / "run", "--rollouts", 1))])
+    wait_for((job.dir / "run.json").exists, "the announcement")
+    write_report(job, "engine", 0, "")
+    manifest_path = job.dir / "weight_v000001/manifest.json"
+    wait_for(manifest_path.exists, "version 1")
+    manifest = json.loads(manifest_path.read_text())
+    write_report(job, "engine", 1, f"{'0' * 32} run={manifest['run']}")
+    said = ""
+    while "engine reported another digest" not in said:
+        said = trainer.stdout.readline()
+        assert said, "it ended"
+    write_report(job, "engine", 1, f"{manifest['digest']} run={manifest['run']}")
+    result = finish(trainer)
+    assert result.returncode == 0, result.stderr
+    assert "different" not in result.stdout and "All rollouts ended" in result.stdout
 
 
 # --- whose versions these are --------------------------------------------------------------------

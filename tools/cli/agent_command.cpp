@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 
+#include "formats/receiver_needs.h"
 #include "plugin/agent/delivery.h"
 #include "plugin/engines/engine_fleet.h"
 #include "plugin/engines/engine_http.h"
@@ -274,13 +275,22 @@ class Agent {
     return least;
   }
 
+  // The version that every engine confirmed once; 0 if one never did.
+  [[nodiscard]] std::uint64_t confirmed_before() const {
+    const std::vector<EngineState> engines = fleet_->states();
+    const auto least = std::ranges::min_element(engines, {}, &EngineState::confirmed);
+    return least == engines.end() ? 0 : least->confirmed;
+  }
+
+  // A version without a proof is the last one that was confirmed: an engine whose load failed may
+  // hold parts of two.
   [[nodiscard]] Status report() {
     ReceiverReport report;
     report.id = id_;
     const std::optional<std::uint64_t> version = confirmed();
+    report.version = version ? *version : confirmed_before();
     const std::optional<Digest> digest = version ? delivery_->digest(*version) : std::nullopt;
     if (digest) {
-      report.version = *version;
       report.proof = proof_with_times(concat(to_hex(*digest), kProofRun, to_hex(delivery_->run())),
                                       log_.stage_ms(), log_.commit_ms());
     }
@@ -289,6 +299,10 @@ class Agent {
       report.proof = kAnchorWanted;
     }
     report.needs = delivery_->needs();
+    if (report.needs.empty()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(report.needs,
+                                 needs_to_text(unknown_needs(delivery_->run()), kMaxNeedsBytes));
+    }
     const Status told = road_->report(report, Deadline::after(config_.receiver.report_deadline));
     if (told.code() != StatusCode::kDeadlineExceeded) {
       unheard_.reset();

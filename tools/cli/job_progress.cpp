@@ -58,7 +58,9 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports,
     }
     if (report.proof == kAnchorWanted || report.proof.empty()) {
       rollout.lost = true;  // what it held before does not count any more
+      rollout.wrong = false;
       rollout.last_proof.clear();
+      rollout.before = report.proof.empty() ? report.version : 0;
       continue;
     }
     if (report.proof == rollout.last_proof) continue;
@@ -74,13 +76,12 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports,
     rollout.last_proof = report.proof;
     rollout.parts = wants_parts(report);
     const auto at = versions_.find(report.version);
-    const bool comparable = !rollout.parts;
-    if (comparable && report.version == last_version_ && proof.digest != last_digest_) {
-      rollout.wrong = true;
-    }
+    const std::string& digest = at == versions_.end() ? last_digest_ : at->second.digest;
+    const bool comparable =
+        !rollout.parts && (at != versions_.end() || report.version == last_version_);
+    rollout.wrong = comparable && proof.digest != digest;
     if (at == versions_.end()) continue;
     Version& version = at->second;
-    if (comparable && proof.digest != version.digest) rollout.wrong = true;
     if (!proof.timed) continue;  // its times come in the next report
     version.staged = true;
     version.stage_ms = std::max(version.stage_ms, proof.stage_ms);
@@ -175,6 +176,10 @@ std::string JobProgress::missing() const {
                    rollout.wrong ? " reported another digest than the trainer's at version "
                                  : (holds ? " is at version " : " has nothing of version "),
                    holds ? rollout.version : last_version_);
+    if (rollout.lost && rollout.before > 0) {
+      text +=
+          concat(": it held version ", rollout.before, ", and cannot prove what it holds since");
+    }
   }
   if (rollouts_.size() < least_) {
     text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ", least_,
@@ -223,7 +228,7 @@ void JobProgress::print_summary_json(std::span<const EngineTally> engines,
                                 {"digest", proof.digest},
                                 {"unproven", proof.unproven},
                                 {"parts", rollout.parts},
-                                {"same", rollout.there && !rollout.wrong},
+                                {"same", rollout.there && !rollout.wrong && !rollout.lost},
                                 {"holds_last", holds_last(rollout)},
                                 {"signed_off", rollout.left}});
   }
@@ -261,7 +266,8 @@ void JobProgress::print_summary(std::span<const EngineTally> engines) const {
             << fixed(sums.stage_ms, 1) << ", commit " << fixed(sums.commit_ms, 1) << "\n\n";
   std::vector<std::vector<std::string>> rows;
   for (const auto& [id, rollout] : rollouts_) {
-    std::string digest = rollout.wrong ? "different" : (rollout.there ? "same" : "-");
+    std::string digest =
+        rollout.wrong ? "different" : (rollout.there && !rollout.lost ? "same" : "-");
     const std::string doubt = unproven(rollout);
     if (!doubt.empty()) digest += concat(" (", doubt, ")");
     if (rollout.left) digest += ", signed off";

@@ -56,12 +56,13 @@ class JobProgress {
   };
   struct Rollout {
     std::uint64_t version = 0;
-    std::uint64_t best = 0;  // the highest that it ever said
-    bool there = false;      // holds a version at all
-    bool wrong = false;      // reported another digest than the trainer's, at any time
-    bool parts = false;      // holds some tensors only, and so has a digest of its own
-    bool left = false;       // signed off
-    bool lost = false;       // said since that it holds nothing, or cannot follow
+    std::uint64_t best = 0;    // the highest that it ever said
+    bool there = false;        // holds a version at all
+    bool wrong = false;        // reported another digest than the trainer's, last
+    bool parts = false;        // holds some tensors only, and so has a digest of its own
+    bool left = false;         // signed off
+    bool lost = false;         // said since that it holds nothing, or cannot follow
+    std::uint64_t before = 0;  // then: what it last held, as it said; 0: nothing
     std::string last_proof;
   };
   [[nodiscard]] bool counts(const std::string& id) const;

@@ -13,6 +13,7 @@ ReceiverNeeds large_needs() {
   ReceiverNeeds needs;
   needs.encodings = {Encoding::kDeltas, Encoding::kFull};
   needs.old_values = needs.ranges = true;
+  needs.run = {0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9};
   needs.layout = {1, 2};
   for (int layer = 0; layer < 96; ++layer) {
     for (int matrix = 0; matrix < 7; ++matrix) {

@@ -220,7 +220,7 @@ TEST_F(AgentRelayTest, AnAnchorLeadsPastADamagedVersion) {
   const auto helped = relay_->help();
   ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
   EXPECT_FALSE(relay_->wants_anchor());
-  EXPECT_EQ(relay_all(), 1U) << "version 2, which tells the workers that there is something";
+  EXPECT_EQ(relay_all(), 0U) << "the anchor is version 2 for the workers";
   EXPECT_EQ(relay_->version(), 2U);
   ASSERT_EQ(steady->follow().to_string(), "ok");
   EXPECT_TRUE(same(steady->weights, run_.weights[2]));
@@ -228,6 +228,78 @@ TEST_F(AgentRelayTest, AnAnchorLeadsPastADamagedVersion) {
   EXPECT_EQ(relay_all(), 1U);
   ASSERT_EQ(steady->follow().to_string(), "ok");
   EXPECT_TRUE(same(steady->weights, run_.weights[3]));
+}
+
+TEST_F(AgentRelayTest, AnAnchorTakesThePlaceOfADamagedLastVersion) {
+  open();
+  const auto steady = worker("steady"), slow = worker("slow");
+  send(*trainer_, run_.step(1));
+  EXPECT_EQ(relay_all(), 1U);
+  ASSERT_EQ(steady->follow().to_string(), "ok");
+  const auto empty = worker("empty", true);
+  Publication damaged = run_.step(2);
+  damaged.parts.begin()->second.back() ^= std::byte{1};
+  send(*trainer_, damaged);
+  EXPECT_EQ(relay_->follow(soon()).status().code(), StatusCode::kCorrupt);
+  send(*trainer_, run_.anchor(2));  // as a trainer that ends makes it
+  const auto helped = relay_->help();
+  ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
+  EXPECT_TRUE((*helped)->update.anchor);
+  EXPECT_EQ(relay_->version(), 2U);
+  const auto again = relay_->help();
+  ASSERT_TRUE(again.ok());
+  EXPECT_FALSE(*again) << "it serves the one that holds nothing, too";
+  for (Worker* each : {steady.get(), slow.get(), empty.get()}) {
+    ASSERT_EQ(each->follow().to_string(), "ok");
+    EXPECT_EQ(each->receiver->state().id.version, 2U);
+    EXPECT_TRUE(same(each->weights, run_.weights[2]));
+  }
+  ASSERT_TRUE(relay_->help().ok());
+  EXPECT_FALSE(relay_->wants_anchor());
+}
+
+TEST_F(AgentRelayTest, AnAnchorForOneWorkerIsNotTakenByThoseThatFollow) {
+  open();
+  const auto steady = worker("steady"), empty = worker("empty", true);
+  send(*trainer_, run_.step(1));
+  EXPECT_EQ(relay_all(), 1U);
+  ASSERT_EQ(steady->follow().to_string(), "ok");
+  send(*trainer_, run_.step(2));
+  send(*trainer_, run_.anchor(2));
+  const auto helped = relay_->help();
+  ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
+  EXPECT_FALSE(*steady->receiver->stage(now())) << "version 2 comes";
+  EXPECT_EQ(relay_all(), 1U);
+  ASSERT_TRUE(*steady->receiver->stage(now()));
+  const auto taken = steady->receiver->commit();
+  ASSERT_TRUE(taken.ok());
+  EXPECT_FALSE(taken->anchor);
+  ASSERT_EQ(empty->follow().to_string(), "ok");
+}
+
+TEST_F(AgentRelayTest, AFullVersionLeadsPastADamagedOne) {
+  open();
+  const auto steady = worker("steady");
+  Publication damaged = run_.step(1);
+  damaged.parts.begin()->second.back() ^= std::byte{1};
+  send(*trainer_, damaged);
+  EXPECT_EQ(relay_->follow(soon()).status().code(), StatusCode::kCorrupt);
+  send(*trainer_, run_.step(2, DirectoryLayout::kFrames, Encoding::kFull));
+  const auto helped = relay_->help();
+  ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
+  EXPECT_EQ(relay_->version(), 2U);
+  ASSERT_EQ(steady->follow().to_string(), "ok");
+  EXPECT_TRUE(same(steady->weights, run_.weights[2]));
+}
+
+TEST_F(AgentRelayTest, AVersionThatIsTooLargeForItsLayoutIsDamaged) {
+  open();
+  Publication damaged = run_.step(1);
+  damaged.manifest.files.front().size_bytes = std::uint64_t{1} << 40;
+  send(*trainer_, damaged);
+  EXPECT_EQ(relay_->follow(soon()).status().code(), StatusCode::kCorrupt);
+  ASSERT_TRUE(relay_->help().ok());
+  EXPECT_TRUE(relay_->wants_anchor());
 }
 
 TEST_F(AgentRelayTest, AnotherRunIsRefused) {
@@ -262,6 +334,24 @@ TEST_F(AgentRelayTest, AWorkerThatHasNothingGetsTheNewestAnchorOrThePublisherIsA
   EXPECT_FALSE(*again) << "once is enough";
   ASSERT_EQ(relay_->receivers().size(), 1U);
   EXPECT_EQ(relay_->receivers()[0].version, 2U);
+}
+
+TEST_F(AgentRelayTest, AWorkerOfAnEarlierRunGetsNoAnchor) {
+  PublishedRun earlier{random_weights(1), {33, 44}};
+  ASSERT_TRUE(down_->announce(run_info_to_json(earlier.info()), soon()).ok());
+  const auto old = worker("old", true);
+  send(*down_, earlier.step(1));
+  EXPECT_EQ(old->follow().code(), StatusCode::kWrongBase);
+  down_.reset();  // the worker stays, and reports on
+  down_ = std::move(*make_host_shm_sender(shm_));
+  open();
+  send(*trainer_, run_.step(1));
+  EXPECT_EQ(relay_all(), 1U);
+  ASSERT_TRUE(old->receiver->report().ok());
+  ASSERT_EQ(down_->receivers()->size(), 1U);
+  const auto helped = relay_->help();
+  ASSERT_TRUE(helped.ok()) << helped.status().to_string();
+  EXPECT_FALSE(relay_->wants_anchor());
 }
 
 TEST_F(AgentRelayTest, AnAnchorFromWhichNoStepLeadsOnIsNotCarried) {

@@ -57,7 +57,8 @@ class PausableEngine {
   HttpAnswer answer_to(const HttpCall& call) {
     const std::string path = call.url.substr(std::string("http://e").size());
     const Json body = call.get ? Json::object() : Json::parse(call.body);
-    if (!call.get) calls.push_back(path);
+    const bool meets = path.ends_with("_weight_update");  // its ranks do, and change nothing
+    if (!call.get && !meets) calls.push_back(path);
     if (fault) {
       if (std::optional<HttpAnswer> answer = fault(path, body, call)) return *answer;
     }

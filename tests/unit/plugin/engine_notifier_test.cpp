@@ -20,10 +20,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// The calls that change something.
+// The calls that change something. A session that is begun and ended makes the ranks meet.
 std::vector<HttpRequest> posts_of(const HttpServer& server) {
   std::vector<HttpRequest> posts = server.requests();
-  std::erase_if(posts, [](const HttpRequest& asked) { return !asked.line.starts_with("POST "); });
+  std::erase_if(posts, [](const HttpRequest& asked) {
+    return !asked.line.starts_with("POST ") ||
+           asked.line.find("_weight_update ") != std::string::npos;
+  });
   return posts;
 }
 
@@ -55,6 +58,24 @@ TEST_F(EngineNotifierTest, PullsThenLoads) {
             (Json{{"model_path", "/local/model"}, {"weight_version", "7"}}));
   EXPECT_NE(posts[0].headers.find("Content-Type: application/json"), std::string::npos);
   EXPECT_EQ(posts[0].headers.find("Authorization"), std::string::npos);
+}
+
+// SGLang answers a load when its first rank has ended it.
+TEST_F(EngineNotifierTest, TheRanksMeetAfterALoad) {
+  HttpServer server([](const HttpRequest& request) {
+    const bool ends = asks_for(request, "/end_weight_update");
+    return ends ? HttpResponse{200, R"({"success":false,"message":"rank 1"})", {}, ""}
+                : yes(request);
+  });
+  options_.retries = 0;
+  const EngineResult result = notify({engine_at(server.url(), EngineAction::kUpdateFromDisk)})[0];
+  EXPECT_FALSE(result.status.ok());
+  EXPECT_NE(result.status.message().find("until all ranks"), std::string::npos)
+      << result.status.to_string();
+  HttpServer older([](const HttpRequest& request) {
+    return asks_for(request, "_weight_update ") ? HttpResponse{404, "", {}, ""} : yes(request);
+  });
+  EXPECT_TRUE(notify({engine_at(older.url(), EngineAction::kUpdateFromDisk)})[0].status.ok());
 }
 
 TEST_F(EngineNotifierTest, PausesWhileItLoadsAndFlushesBeforeItGoesOn) {

@@ -243,6 +243,21 @@ Publication with_damage(Publication made) {
   return made;
 }
 
+TEST_F(ReceiverTest, AnAnchorLeadsPastAVersionThatStaysIncomplete) {
+  announce();
+  ASSERT_TRUE(open().ok());
+  publish(1, 1);
+  road_.part_failures.assign(10'000, error(StatusCode::kIncomplete, "cut short"));
+  EXPECT_EQ(update().status().code(), StatusCode::kIncomplete);
+  EXPECT_EQ((*sender_->receivers())[0].proof, kAnchorWanted);
+  send(*sender_, run_.anchor(1));
+  road_.part_failures.resize(1);  // the version's
+  const auto done = update();
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_TRUE(done->anchor);
+  EXPECT_TRUE(same(held_, run_.weights[1]));
+}
+
 TEST_F(ReceiverTest, AnAnchorLeadsPastAVersionThatStaysDamaged) {
   announce();
   ASSERT_TRUE(open().ok());
