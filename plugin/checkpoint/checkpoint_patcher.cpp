@@ -222,6 +222,42 @@ Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version,
   return {};
 }
 
+// What a version without a manifest is known by: a number alone may be another run's.
+static Result<Hash128> hash_files(FileSystem& fs, const VersionDirectory& version) {
+  std::string all;
+  for (const std::string& name : version.payload_files) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile file, fs.map(join_path(version.path, name)));
+    all += concat(name, " ", to_hex(xxh3_128(file.bytes())), "\n");
+  }
+  return xxh3_128(all);
+}
+
+Status CheckpointPatcher::check_follows(const VersionDirectory& version) const {
+  if (state_.version == 0) return {};
+  const std::string held = concat(path_, " is at version ", state_.version);
+  if (!state_.run.is_zero()) {
+    return error(StatusCode::kWrongRun, version.path, ": has no manifest, and ", held, " of run ",
+                 to_hex(state_.run), ": nobody can tell whether it builds on that; ", kResync);
+  }
+  if (state_.files.is_zero()) {  // by another tool, which keeps the number alone
+    if (version.directory_layout == DirectoryLayout::kHfDelta) return {};  // has checksums
+    return error(StatusCode::kWrongBase, held, ", and its state does not say which files brought ",
+                 "it there: nobody can tell whether ", version.path, " builds on that; ", kResync);
+  }
+  const std::string directory = version.path.substr(0, version.path.rfind('/'));
+  const Result<VersionDirectory> before = open_version(*fs_, directory, state_.version);
+  const Result<Hash128> files =
+      before.ok() ? hash_files(*fs_, *before) : Result<Hash128>(before.status());
+  if (!files.ok()) {
+    return error(StatusCode::kWrongBase, held, ", and nobody can tell whether ", version.path,
+                 " builds on that, because the version itself is gone (", files.status().message(),
+                 "): keep the version that was applied last, or ", kResync);
+  }
+  if (*files == state_.files) return {};
+  return error(StatusCode::kWrongBase, held, ", and ", before->path,
+               " is another one: the trainer has begun anew; ", kResync);
+}
+
 // Whether the checkpoint holds what the version builds on, as far as that can be said before
 // staging.
 Status CheckpointPatcher::check_base(const VersionDirectory& version, BaseTrust trust) {
@@ -240,7 +276,8 @@ Status CheckpointPatcher::check_base(const VersionDirectory& version, BaseTrust 
                  ", but ", path_, " is at version ", state_.version);
   }
   if (options_.verify == VerifyMode::kFull) DRIFTLESS_RETURN_IF_ERROR(check_full());
-  if (version.full() || !version.manifest) return {};
+  if (version.full()) return {};
+  if (!version.manifest) return check_follows(version);
   // A state that others wrote does not say which run it belongs to: then the weights must prove it.
   const bool unknown_run = state_.run.is_zero() && state_.version > 0;
   if (!state_.digest && unknown_run) state_.digest = sweep();
@@ -268,7 +305,10 @@ Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSo
   after.left_alone = state_.left_alone;
   after.copies = state_.copies;
   if (state_.digest) after.digest = *state_.digest + staged.digest_change;
-  if (!last.manifest) return after;
+  if (!last.manifest) {
+    DRIFTLESS_ASSIGN_OR_RETURN(after.files, hash_files(*fs_, last));
+    return after;
+  }
   const Manifest& manifest = *last.manifest;
   // After a full version it does not matter what was there before.
   const Digest reached =
@@ -374,6 +414,10 @@ Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version)
     DRIFTLESS_RETURN_IF_ERROR(check_sizes(*version.manifest, checkpoint_->layout(), version.path));
   }
   Stopwatch watch;
+  Hash128 files;
+  if (!version.manifest) {
+    DRIFTLESS_ASSIGN_OR_RETURN(files, hash_files(*fs_, version));
+  }
   DRIFTLESS_RETURN_IF_ERROR(check_file_hashes(*fs_, version, options_.threads));
   DRIFTLESS_ASSIGN_OR_RETURN(
       const VersionSource source,
@@ -381,6 +425,9 @@ Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version)
   const double open_ms = watch.lap_ms();
   DRIFTLESS_ASSIGN_OR_RETURN(StagedApply staged, stage(std::span(&source, 1)));
   staged.applied.stage_ms += open_ms;
+  if (staged.after.files != files) {
+    return error(StatusCode::kIncomplete, version.path, ": was replaced while it was read");
+  }
   return commit(std::move(staged));
 }
 
@@ -392,6 +439,13 @@ Status CheckpointPatcher::check_at(const VersionDirectory& version) {
                  kResync);
   }
   if (version.manifest && !state_.run.is_zero()) return {};
+  if (!state_.files.is_zero() && !version.manifest) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 files, hash_files(*fs_, version));
+    if (files != state_.files) {
+      return error(StatusCode::kWrongBase, path_, " is at version ", state_.version, ", and ",
+                   version.path, " is another one: the trainer has begun anew; ", kResync);
+    }
+  }
   // Others' states prove nothing: hold the weights against the checksums that the version has.
   DRIFTLESS_ASSIGN_OR_RETURN(
       const VersionSource source,

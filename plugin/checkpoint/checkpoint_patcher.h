@@ -112,6 +112,8 @@ class CheckpointPatcher {
   Status check_run_and_layout(const VersionDirectory& version,
                               BaseTrust trust = BaseTrust::kProven) const;
   Status check_base(const VersionDirectory& version, BaseTrust trust);
+  // Of a delta without a manifest: whether it builds on what was applied here.
+  [[nodiscard]] Status check_follows(const VersionDirectory& version) const;
   [[nodiscard]] Digest sweep() const;
   [[nodiscard]] Result<CheckpointState> state_after(std::span<const VersionSource> chain,
                                                     const StagedVersion& staged) const;

@@ -232,6 +232,7 @@ std::string state_to_json(const CheckpointState& state) {
   json["version"] = version_string(state.version);
   if (!state.run.is_zero()) json["run"] = to_hex(state.run);
   if (!state.layout.is_zero()) json["weight_layout"] = to_hex(state.layout);
+  if (!state.files.is_zero()) json["files"] = to_hex(state.files);
   if (state.digest) json["digest"] = to_hex(*state.digest);
   if (!state.left_alone.empty()) json["left_alone"] = state.left_alone;
   if (!state.copies.empty()) json["copies"] = state.copies;
@@ -276,6 +277,9 @@ Result<CheckpointState> parse_state(std::string_view text, std::string_view what
   state.version = *number;
   if (json.contains("run")) {
     DRIFTLESS_ASSIGN_OR_RETURN(state.run, json_hash128(json, "run", what));
+  }
+  if (json.contains("files")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(state.files, json_hash128(json, "files", what));
   }
   if (json.contains("weight_layout")) {
     DRIFTLESS_ASSIGN_OR_RETURN(state.layout, json_hash128(json, "weight_layout", what));

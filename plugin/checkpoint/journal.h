@@ -29,6 +29,7 @@ struct CheckpointState {
   std::uint64_t version = 0;
   Hash128 run;                   // zero: unknown (no version of ours was applied yet)
   Hash128 layout;                // zero: unknown
+  Hash128 files{};               // of the version, if it has no manifest; zero: unknown
   std::optional<Digest> digest;  // of all weights that the run publishes, where known
   // What is stored here and the run does not publish: copies of published tensors, which are
   // written with them, and what is left alone, ascending.

@@ -216,6 +216,42 @@ def test_a_delta_behind_a_version_that_is_gone_is_not_taken(work, rng, write):
         assert all(target.tensor(name).tobytes() == each.data for name, each in held.items())
 
 
+@pytest.mark.parametrize("write", [foreign.write_flush, foreign.write_hf_delta])
+def test_apply_knows_a_version_without_a_manifest_by_its_files(work, rng, write):
+    """A number alone may be another run's: of the same trainer, begun anew, or of ours."""
+    trainer = Trainer(work, rng)
+    for _ in range(3):
+        write(trainer.dir, *trainer.step())
+    local = copy_checkpoint(trainer.base, work / "copy")
+    run("apply", trainer.dir, "--to", local, "--to-version", 2).check_returncode()
+    run("apply", trainer.dir, "--to", local).check_returncode()
+    assert read_checkpoint(local) == trainer.history[3]
+    held = trainer.history[3]
+    shutil.rmtree(trainer.dir)
+    trainer.history = trainer.history[:1]
+    for _ in range(5):
+        write(trainer.dir, *trainer.step())
+    for text in ("begun anew", "begun anew", "the version itself is gone"):
+        if text != "begun anew":
+            shutil.rmtree(foreign.version_path(trainer.dir, 3))
+        assert_refusal(run("apply", trainer.dir, "--to", local), 4, "wrong_base", text)
+        assert read_checkpoint(local) == held
+
+
+def test_apply_puts_nothing_without_a_manifest_onto_a_version_of_a_run(work, rng):
+    trainer = Trainer(work, rng)
+    _, _, new = trainer.step()
+    after = write_checkpoint(work / "after", new)
+    run("diff", trainer.base, after, "--out", work / "ours").check_returncode()
+    local = copy_checkpoint(trainer.base, work / "copy")
+    run("apply", work / "ours", "--to", local).check_returncode()
+    trainer.history = trainer.history[:1]
+    for _ in range(2):
+        foreign.write_flush(trainer.dir, *trainer.step())
+    assert_refusal(run("apply", trainer.dir, "--to", local), 4, "wrong_run", "has no manifest")
+    assert read_checkpoint(local) == new
+
+
 def test_a_checkpoint_of_an_older_run_is_refused(work, rng):
     trainer = Trainer(work, rng)
     job, local = patching(work, trainer)
