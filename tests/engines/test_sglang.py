@@ -90,7 +90,7 @@ def busy(engine, prompts, until):
     return answered
 
 
-@pytest.mark.parametrize("spec", [FLOAT], ids=str)
+@pytest.mark.parametrize("spec", [FLOAT, TWO], ids=str)
 def test_told_to_load_the_checkpoint_that_a_rollout_patches(started, run_of, place, spec):
     """Without anything of ours inside, and with requests under way: paused, loaded, flushed and
     resumed by the trainer."""
