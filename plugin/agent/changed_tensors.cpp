@@ -3,6 +3,7 @@
 
 #include "formats/checkpoint.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
+#include "plugin/checkpoint/journal.h"
 
 namespace driftless {
 namespace {
@@ -14,17 +15,24 @@ constexpr std::uint64_t kShardBytes = std::uint64_t{2} << 30;
 Result<bool> write_changed_tensors(FileSystem& fs, const std::string& checkpoint,
                                    const std::set<std::uint32_t>& changed,
                                    const std::string& directory) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, Checkpoint::open(fs, checkpoint));
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint weights, Checkpoint::open(fs, checkpoint));
+  // `changed` counts the run's tensors, and the checkpoint may store others beside them.
+  DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, checkpoint));
+  DRIFTLESS_RETURN_IF_ERROR(leave_others(state, weights));
   if (changed.size() >= weights.layout().size()) return false;
+  std::vector<TensorView> views;
+  for (const std::uint32_t tensor : changed) views.push_back(weights.tensor(tensor));
+  for (const OtherTensor& other : weights.others()) {
+    if (other.copy_of && changed.contains(*other.copy_of)) views.push_back(weights.view(other));
+  }
   std::vector<TensorSpec> tensors;
-  for (const std::uint32_t tensor : changed) tensors.push_back(weights.layout()[tensor]);
+  for (const TensorView& view : views) tensors.push_back(*view.spec);
   const std::string hidden = directory + ".tmp";
   DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
   DRIFTLESS_RETURN_IF_ERROR(make_directories(fs, hidden));
   const ShardPlan plan = ShardPlan::make(std::move(tensors), kShardBytes);
   CheckpointWriter writer(fs, hidden, plan);
-  for (const std::uint32_t tensor : changed) {
-    const TensorView view = weights.tensor(tensor);
+  for (const TensorView& view : views) {
     DRIFTLESS_RETURN_IF_ERROR(writer.append({view.data, view.spec->size_bytes}));
   }
   DRIFTLESS_RETURN_IF_ERROR(writer.finish());

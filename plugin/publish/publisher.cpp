@@ -333,7 +333,9 @@ bool PublisherRank::anchor_wanted() {
   return receivers.ok() && std::ranges::any_of(*receivers, [&](const ReceiverReport& report) {
            // One past its version serves it; who asked may be gone without a further word.
            const bool served = newest_anchor_ && *newest_anchor_ > report.version;
-           return report.proof == kAnchorWanted && !served;
+           if (report.proof != kAnchorWanted || served) return false;
+           const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
+           return !needs.ok() || needs->run.is_zero() || needs->run == id_.run;
          });
 }
 

@@ -189,10 +189,10 @@ TEST_F(ModuleTest, FollowsStepsAndFoldsAndGoesBack) {
   EXPECT_EQ(target->state().id.version, 1U);
 }
 
-TEST_F(ModuleTest, WhatSomebodyElseWroteIsFoundAndNothingChanges) {
-  const auto target = open_base();
+TEST_F(ModuleTest, WhatSomebodyElseWroteIsFoundAndNoVersionIsHeld) {
   const Publication first = run_.step(1);
   for (const WeightMap& map : maps_) {
+    const auto target = open_base();
     auto staged = target->stage(chain({first}));
     ASSERT_TRUE(staged.ok()) << staged.status().to_string();
     const TestTensor& before = run_.weights[0].at(run_.layout[map.tensor].name);
@@ -215,6 +215,7 @@ TEST_F(ModuleTest, WhatSomebodyElseWroteIsFoundAndNothingChanges) {
     EXPECT_EQ(status.code(), StatusCode::kMismatch) << map.parameter;
     EXPECT_NE(status.message().find(map.parameter), std::string_view::npos) << status.to_string();
     EXPECT_EQ(memory_->read(parameter.data, parameter.bytes), other);
+    EXPECT_FALSE(target->state().valid) << map.parameter;
     memory_->write(parameter.data, held);
     EXPECT_TRUE(holds(run_.weights[0])) << map.parameter;
   }

@@ -6,6 +6,7 @@
 
 #include <fstream>
 
+#include "plugin/agent/changed_tensors.h"
 #include "plugin/checkpoint/checkpoint_patcher.h"
 #include "plugin/targets/weight_target.h"
 #include "support/faulty_file_system.h"
@@ -229,6 +230,38 @@ TEST_F(CheckpointIdentity, AJournalIsNotReplayedOntoFilesThatDifferElsewhere) {
   const auto target = make_checkpoint_target(posix_file_system(), copy_, 1);
   EXPECT_EQ(target.status().code(), StatusCode::kMismatch) << target.status().to_string();
   EXPECT_TRUE(holds(copy_, odd)) << "nothing was written into them";
+}
+
+// The numbers of a commit's tensors count those of the run; the checkpoint may store more.
+TEST(ChangedTensors, AreThoseOfTheRunBesideWhatItDoesNotPublish) {
+  const TempDir dir(TempDir::Where::kMemory);
+  Weights stored = random_weights(1);
+  stored["model.embed_tokens.weight"] = stored.at("model.embed.weight");
+  PublishedRun run{stored};
+  stored["a.first"] = stored.at("model.norm.weight");
+  stored["lm_head.weight"] = stored.at("model.embed_tokens.weight");
+  write_checkpoint(dir.file("model"), stored);
+  auto target = make_checkpoint_target(posix_file_system(), dir.file("model"), 1);
+  ASSERT_TRUE(target.ok() && (*target)->adopt_layout(run.layout).ok());
+  const Publication step = run.step(1);
+  std::vector<FetchedVersion> chain;
+  chain.push_back(step.fetched());
+  auto staged = (*target)->stage(std::move(chain));
+  ASSERT_TRUE(staged.ok()) << staged.status().to_string();
+  ASSERT_TRUE((*staged)->commit().ok());
+  const std::set<std::uint32_t> some = {*run.layout.find("model.embed_tokens.weight")};
+  const auto written =
+      write_changed_tensors(posix_file_system(), dir.file("model"), some, dir.file("changed"));
+  ASSERT_TRUE(written.ok() && *written) << written.status().to_string();
+  const auto back = Checkpoint::open(posix_file_system(), dir.file("changed"));
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  ASSERT_EQ(back->layout().size(), 2U);
+  EXPECT_EQ(back->layout()[0].name, "lm_head.weight") << "a tied tensor's copy goes with it";
+  EXPECT_EQ(back->layout()[1].name, "model.embed_tokens.weight");
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(std::ranges::equal(back->tensor(i).bytes(),
+                                   run.weights[1].at("model.embed_tokens.weight").bytes));
+  }
 }
 
 }  // namespace
