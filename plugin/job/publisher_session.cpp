@@ -130,37 +130,50 @@ bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
   });
 }
 
-// A rollout that still follows another run, of which the road was cleared, may have the number,
-// too.
-bool PublisherSession::patched(std::uint64_t version, std::size_t rollouts) {
-  const Result<std::vector<ReceiverReport>> reports = listen_to_all();
-  if (!reports.ok() || reports->size() < rollouts) return false;
-  const std::string digest = to_hex(newest().digest);
-  return std::ranges::all_of(*reports, [&](const ReceiverReport& report) {
-    return report.version == version && (report.proof.starts_with(digest) || wants_parts(report));
-  });
+std::map<std::string, Status> PublisherSession::patched(std::uint64_t version,
+                                                        std::size_t rollouts) {
+  const Result<std::vector<ReceiverReport>> reports = listen();
+  if (reports.ok()) patchers_.listen(*reports);
+  Status heard = reports.status();
+  if (reports.ok() && reports->size() < rollouts) {
+    heard = error(StatusCode::kIncomplete, reports->size(), " of ", rollouts,
+                  " rollouts have reported");
+  }
+  std::map<std::string, Status> found;
+  for (const std::string& directory : engines_->checkpoints()) {
+    found[directory] =
+        heard.ok() ? patchers_.check(directory, version, to_hex(newest().digest)) : heard;
+  }
+  return found;
 }
 
 // Before, an engine would load the version before, or parts of two, and get the label of this one.
-Status PublisherSession::wait_patched(std::uint64_t version, std::size_t rollouts) {
+std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t version,
+                                                             std::size_t rollouts) {
   Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(200));
   const Deadline deadline = Deadline::after(config_.notify.timeout);
-  while (!patched(version, std::max<std::size_t>(rollouts, 1))) {
-    if (backoff.sleep(deadline)) continue;
-    return error(StatusCode::kIncomplete, "is not told to load its checkpoint: not every rollout, ",
-                 "or none, has reported that it patched version ", version,
-                 " into one, with the trainer's digest, within notify.timeout (",
-                 config_.notify.timeout.count(),
-                 " ms); start the rollout that patches it, or use action: pull_weights");
+  const auto ok = [](const auto& each) { return each.second.ok(); };
+  std::map<std::string, Status> found = patched(version, rollouts);
+  while (!std::ranges::all_of(found, ok) && backoff.sleep(deadline)) {
+    found = patched(version, rollouts);
   }
-  return {};
+  for (auto& [directory, status] : found) {
+    if (status.ok()) continue;
+    status = error(StatusCode::kIncomplete, "is not told to load its checkpoint ", directory,
+                   ": no report says that version ", version,
+                   " was patched into it, with the trainer's digest, within notify.timeout (",
+                   config_.notify.timeout.count(), " ms): ", status.message(),
+                   "; start the receiver that patches it, or use action: pull_weights");
+  }
+  return found;
 }
 
 std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::size_t rollouts) {
   wait_behind();
   if (engines_ == nullptr) return {};
   if (process_.together()) rollouts = std::max<std::size_t>(rollouts, process_.rollouts());
-  const Status patched = engines_->load_patched() ? wait_patched(version, rollouts) : Status();
+  std::map<std::string, Status> patched;
+  if (!engines_->checkpoints().empty()) patched = wait_patched(version, rollouts);
   std::vector<Status> failures = engines_->notify(version, patched);
   if (!engines_->acknowledged() || !config_.notify.cleanup) return failures;
   if (needed(version, rollouts)) return failures;

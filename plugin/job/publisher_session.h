@@ -8,6 +8,7 @@
 
 #include <future>
 
+#include "plugin/job/checkpoint_patchers.h"
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
@@ -45,10 +46,9 @@ class PublisherSession {
                                void* stream = nullptr);
   void doubt();  // Publisher::doubt()
   // [leader] Tells the engines that a version is there, and waits for them; returns what failed.
-  // Those that load a checkpoint are told when every rollout, and one at least, has patched its,
-  // and has the version's digest. A version that all engines acknowledged is removed if
-  // notify.cleanup says so and no rollout needs it; `rollouts` have to be heard of first. Nothing
-  // without engines.
+  // Those that load a checkpoint are told once it is patched (checkpoint_patchers.h). A version
+  // that all engines acknowledged is removed if notify.cleanup says so and no rollout needs it;
+  // `rollouts` have to be heard of first. Nothing without engines.
   [[nodiscard]] std::vector<Status> tell_engines(std::uint64_t version, std::size_t rollouts = 0);
   // [leader] Of the engines; null without.
   [[nodiscard]] const NotifiedEngines* engines() const { return engines_.get(); }
@@ -77,8 +77,10 @@ class PublisherSession {
   [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step);
   [[nodiscard]] Result<std::vector<ReceiverReport>> listen_to_all();  // whatever their run
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
-  [[nodiscard]] bool patched(std::uint64_t version, std::size_t rollouts);
-  [[nodiscard]] Status wait_patched(std::uint64_t version, std::size_t rollouts);
+  // Of each checkpoint that engines load.
+  [[nodiscard]] std::map<std::string, Status> patched(std::uint64_t version, std::size_t rollouts);
+  [[nodiscard]] std::map<std::string, Status> wait_patched(std::uint64_t version,
+                                                           std::size_t rollouts);
 
   Config config_;
   JobProcess& process_;
@@ -89,6 +91,7 @@ class PublisherSession {
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<MetricsWriter> metrics_;  // null: none
   std::unique_ptr<NotifiedEngines> engines_;
+  CheckpointPatchers patchers_;
   double step_ms_ = 0;  // that the trainer's steps spent here, since the last version
   std::optional<Result<PublishReport>> behind_;   // how the last version behind a step went
   std::future<Result<PublishReport>> under_way_;  // its destructor waits
