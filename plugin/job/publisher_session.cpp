@@ -50,24 +50,27 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
   return {};
 }
 
-Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
+Result<PublishReport> PublisherSession::publish(WeightSource& weights,
+                                                std::optional<std::uint64_t> step) {
   wait_behind(true);
-  Result<PublishReport> report = publish_now(weights, true);
+  Result<PublishReport> report = publish_now(weights, true, step);
   if (report.ok() && behind_ && !behind_->ok()) behind_.reset();  // this one has its changes
   return report;
 }
 
-void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live, void* stream) {
+void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live, void* stream,
+                                      std::optional<std::uint64_t> step) {
   Stopwatch watch;
   wait_behind();
   // What it finds is what the version finds.
   static_cast<void>(publisher_->observe(weights, stream, process_.threads()));
   if (!process_.threads()) {
-    behind_ = publish_now(live, true);
+    behind_ = publish_now(live, true, step);
     return;
   }
   step_ms_ += watch.lap_ms();
-  under_way_ = std::async(std::launch::async, [this, &live] { return publish_now(live, false); });
+  under_way_ = std::async(std::launch::async,
+                          [this, &live, step] { return publish_now(live, false, step); });
 }
 
 void PublisherSession::wait_behind(bool in_step) {
@@ -95,8 +98,9 @@ void PublisherSession::doubt() {
   publisher_->doubt();
 }
 
-Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool in_step) {
-  Result<PublishReport> report = publisher_->publish(weights);
+Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool in_step,
+                                                    std::optional<std::uint64_t> step) {
+  Result<PublishReport> report = publisher_->publish(weights, step);
   if (report.ok() && !config_.publisher.keep_snapshot) {
     report->live.step_ms = std::exchange(step_ms_, 0) + (in_step ? report->total_ms : 0);
   }

@@ -30,12 +30,14 @@ class PublisherSession {
       std::unique_ptr<Group> group = nullptr, WeightSource* live = nullptr);
 
   // Collective: Publisher::publish(), and a line of metrics.
-  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
+  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights,
+                                              std::optional<std::uint64_t> step = std::nullopt);
   // Without a snapshot: the same on a thread of its own, once what is watched was compared. The
   // weights, `live`, stay as they are until wait_behind(), which all other calls here do first. If
   // the road is bound to its thread the version is made within the call. `stream`:
   // Publisher::observe()'s.
-  void publish_behind(WeightSource& weights, WeightSource& live, void* stream = nullptr);
+  void publish_behind(WeightSource& weights, WeightSource& live, void* stream = nullptr,
+                      std::optional<std::uint64_t> step = std::nullopt);
   // Waits for the version of publish_behind(); how it went, once. Nothing: there was none.
   [[nodiscard]] std::optional<Result<PublishReport>> wait();
   // Waits for it, too, and leaves wait() to say how it went. Before publisher() and road() are
@@ -74,7 +76,8 @@ class PublisherSession {
   PublisherSession(Config config, JobProcess& process)
       : config_(std::move(config)), process_(process) {}
   [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group, WeightSource* live);
-  [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step);
+  [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step,
+                                                  std::optional<std::uint64_t> step);
   [[nodiscard]] Result<std::vector<ReceiverReport>> listen_to_all();  // whatever their run
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
   // Of each checkpoint that engines load.
