@@ -7,6 +7,9 @@
 // thread at a time.
 #pragma once
 
+#include <algorithm>
+#include <optional>
+
 #include "collectives/road.h"
 
 namespace driftless {
@@ -20,8 +23,15 @@ class Group {
 
   // Epochs ascend; every rank names the same one. Does not wait.
   virtual void begin_epoch(std::uint64_t epoch) = 0;
-  // The epoch after the last one that was begun so. Every rank calls it equally often.
-  void next_epoch() { begin_epoch(++epoch_); }
+  // The epoch after the last one that was begun so; every rank calls it equally often. With a step
+  // below kStepLimit, the epoch of that step, unless it is over: ranks that left out calls meet
+  // again there.
+  void next_epoch(std::optional<std::uint64_t> step = std::nullopt) {
+    epoch_ = std::max(epoch_ + 1, step ? (*step + 1) << kStepShift : 0);
+    begin_epoch(epoch_);
+  }
+  static constexpr unsigned kStepShift = 16;  // epochs of one step: versions tried, anchors
+  static constexpr std::uint64_t kStepLimit = std::uint64_t{1} << 47;
   // On rank 0 the messages of all ranks, by rank; on the others nothing. kDeadlineExceeded names
   // the ranks that were silent.
   [[nodiscard]] virtual Result<std::vector<std::string>> gather(std::string_view message,

@@ -2,6 +2,7 @@
 #include "formats/receiver_needs.h"
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -14,10 +15,13 @@ namespace {
 constexpr std::string_view kFormat = "driftless_needs";
 constexpr std::uint64_t kFormatVersion = 1;
 constexpr std::uint64_t kMaxContentBytes = std::uint64_t{16} << 20;  // a million tensors and more
+constexpr std::size_t kMaxDirectoryBytes = 512;
 constexpr std::uint64_t kFirstSlice = 2;  // numbers below it are kinds of their own
 
 Result<std::string> compressed(const nlohmann::ordered_json& json) {
-  const std::string text = json.dump();
+  // A path may be no UTF-8.
+  const std::string text =
+      json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   DRIFTLESS_ASSIGN_OR_RETURN(ZstdPacker zstd, ZstdPacker::create());
   std::vector<std::byte> out;
   DRIFTLESS_RETURN_IF_ERROR(zstd.append(std::as_bytes(std::span(text.data(), text.size())), out));
@@ -65,6 +69,12 @@ ReceiverNeeds unknown_needs(const Hash128& run) {
   return needs;
 }
 
+std::string announced_directory(std::string_view path) {
+  std::string text = std::filesystem::path(path).lexically_normal().string();
+  while (text.size() > 1 && text.ends_with('/')) text.pop_back();
+  return text.size() <= kMaxDirectoryBytes ? text : text.substr(text.size() - kMaxDirectoryBytes);
+}
+
 std::uint64_t rounded_speed(double per_s) {
   if (!(per_s >= 1)) return 0;
   return static_cast<std::uint64_t>(std::exp2(std::round(8 * std::log2(per_s)) / 8));
@@ -81,6 +91,10 @@ Result<std::string> needs_to_text(const ReceiverNeeds& needs, std::size_t most_b
   if (!needs.run.is_zero()) json["run"] = to_hex(needs.run);
   if (needs.bytes_per_s > 0) json["bytes_per_s"] = needs.bytes_per_s;
   if (needs.units_per_s > 0) json["units_per_s"] = needs.units_per_s;
+  if (!needs.checkpoint.empty()) {
+    json["checkpoint"] = needs.checkpoint;
+    json["host"] = needs.host;
+  }
   if (!needs.tensors.empty()) {
     nlohmann::ordered_json with = json;
     std::map<TensorNeed, std::uint64_t> numbers;
@@ -128,6 +142,10 @@ Result<ReceiverNeeds> parse_needs(std::string_view text, std::string_view what) 
   }
   if (json.contains("units_per_s")) {
     DRIFTLESS_ASSIGN_OR_RETURN(needs.units_per_s, json_u64(json, "units_per_s", what));
+  }
+  if (json.contains("checkpoint")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(needs.checkpoint, json_string(json, "checkpoint", what));
+    DRIFTLESS_ASSIGN_OR_RETURN(needs.host, json_string(json, "host", what));
   }
   if (json.contains("tensors")) DRIFTLESS_RETURN_IF_ERROR(read_tensors(json, what, needs));
   return needs;

@@ -34,12 +34,18 @@ struct ReceiverNeeds {
   // Of the version that it reports; 0: not known.
   std::uint64_t bytes_per_s = 0;  // that came over the road
   std::uint64_t units_per_s = 0;  // of the weights, as it decoded and proved the version
+  // The directory of the checkpoint that it patches, and the host where that lies; empty: it holds
+  // weights in memory, or does not say.
+  std::string checkpoint, host;
 
   friend bool operator==(const ReceiverNeeds&, const ReceiverNeeds&) = default;
 };
 
 // Of one that cannot say more than its run: it reads what every receiver does.
 [[nodiscard]] ReceiverNeeds unknown_needs(const Hash128& run);
+
+// A directory as receivers announce it: normalized, of a long one the last 512 bytes.
+[[nodiscard]] std::string announced_directory(std::string_view path);
 
 // Rounded to a power of the eighth root of 2, 9 % apart, so that it seldom changes.
 [[nodiscard]] std::uint64_t rounded_speed(double per_s);

@@ -7,6 +7,9 @@ group, and under the number of the version's attempt. The store may outlive the 
 starts them again with the same one): what it keeps of them has another name. A collective of gloo
 that one rank came too late for is never over: the group is of no more use, and no version after it
 would come about. So the name is the only thing that is sent over the process group.
+
+Each rank keeps the number of its attempt in the store, too. Whoever waits for a rank that has gone
+on to a later attempt fails at once: that rank left this one out, or gave it up.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .errors import DeadlineExceededError
+from .errors import DeadlineExceededError, IncompleteError
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.05  # between two looks
+_FIRST_ASK_S, _LAST_ASK_S = 0.2, 4.0  # between two looks at where the silent ranks are
+_STEP_SHIFT = 16  # collectives/group.h: Group::kStepShift
 
 
 class PublisherGroup:
@@ -47,6 +52,8 @@ class PublisherGroup:
         for key in self._said.pop(0):  # who waits for it now comes too late
             self._store.delete_key(key)
         self._said.append([])
+        if self.size > 1:
+            self._store.set(f"{self._opened}/at/{self.rank}", str(number))
 
     def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """All ranks' bytes, on rank 0; nothing on the others."""
@@ -81,17 +88,54 @@ class PublisherGroup:
 
     def _wait(self, keys: list[str], timeout_s: float, ranks: Sequence[int]) -> None:
         until = time.monotonic() + timeout_s
-        pause_s = _SHORTEST_S
+        pause_s, ask_s = _SHORTEST_S, _FIRST_ASK_S
+        ask = time.monotonic() + ask_s
         while not self._store.check(keys):
-            if time.monotonic() >= until:
+            late = time.monotonic() >= until
+            if late or time.monotonic() >= ask:
                 each = zip(keys, ranks, strict=True)
-                silent = [rank for key, rank in each if not self._store.check([key])]
-                raise DeadlineExceededError(
-                    f"publisher rank {self.rank} waited {timeout_s:.1f} s for ranks {silent[:8]} "
-                    f"({len(silent)} of {self.size})"
-                )
+                self._look(dict(each), timeout_s if late else None)
+                ask_s = min(2 * ask_s, _LAST_ASK_S)
+                ask = time.monotonic() + ask_s
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_S)
+
+    def _look(self, ranks: dict[str, int], waited_s: float | None) -> None:
+        """Raises if a rank that is waited for has gone on, or if all have been waited for."""
+        silent = [rank for key, rank in ranks.items() if not self._store.check([key])]
+        at = {rank: self._at(rank) for rank in silent[: None if waited_s is None else 8]}
+        gone = [rank for rank in at if at[rank] > self._epoch]
+        # What it said before it went on is there by now.
+        if any(rank in gone and not self._store.check([key]) for key, rank in ranks.items()):
+            raise IncompleteError(
+                f"publisher rank {self.rank} is at {_place(self._epoch)}, rank {gone[0]} at "
+                f"{_place(at[gone[0]])} already: it left out a publish(), or gave it up; no version "
+                "is made of different steps"
+            )
+        if waited_s is None or not silent:
+            return
+        behind = [rank for rank in at if at[rank] != self._epoch]
+        raise DeadlineExceededError(
+            f"publisher rank {self.rank} waited {waited_s:.1f} s for ranks {silent[:8]} "
+            f"({len(silent)} of {self.size})"
+            + (
+                f"; it is at {_place(self._epoch)}, rank {behind[0]} at {_place(at[behind[0]])}: if "
+                "a rank left out a publish(), they meet again with publish(step=)"
+                if behind
+                else ""
+            )
+        )
+
+    def _at(self, rank: int) -> int:
+        key = f"{self._opened}/at/{rank}"
+        return int(self._store.get(key)) if self._store.check([key]) else -1
+
+
+def _place(epoch: int) -> str:
+    if epoch < 0:
+        return "no call yet"
+    steps = epoch >> _STEP_SHIFT
+    return f"step {steps - 1}" if steps else f"call {epoch}"
 
 
 def _store_of(group: dist.ProcessGroup) -> dist.Store:

@@ -93,7 +93,7 @@ class DriftlessEngine(CheckpointEngine):
         self, weights: Any, global_steps: int | None = None
     ) -> dict[str, Any] | None:
         """`weights`: verl's training engine, or an iterator of (name, whole tensor)."""
-        report = self._trainer.send(weights)
+        report = self._trainer.send(weights, global_steps)
         if report is None:
             return None
         found = {"version": report.version, "changed": report.changed_units,
@@ -138,7 +138,7 @@ class _Trainer:
         assert self._publisher is not None
         return self._publisher.run, report.version, str(report.digest)
 
-    def send(self, weights: Any) -> PublishReport | None:
+    def send(self, weights: Any, step: int | None = None) -> PublishReport | None:
         """None on ranks that publish nothing."""
         engine = weights if hasattr(weights, "get_per_tensor_param") else None
         if self._base is None:
@@ -147,7 +147,7 @@ class _Trainer:
             self._shards = EngineShards.of(engine, base, self._tied)
             self._base = base  # once the way is chosen: it stays
         if self._shards is not None:
-            return self._published(self._shards, self._shards.of_base())
+            return self._published(self._shards, self._shards.of_base(), step)
         if engine is not None:
             weights, _ = engine.get_per_tensor_param()
         return self._send_whole(weights)
@@ -162,7 +162,7 @@ class _Trainer:
         base = {name: self._base.tensor(name) for name in sent}
         return self._published(Tensors(self._base, sent), Tensors(self._base, base))
 
-    def _published(self, source: Any, base: Any) -> PublishReport:
+    def _published(self, source: Any, base: Any, step: int | None = None) -> PublishReport:
         if self._publisher is None:
             if self._shards is not None and self._group is None:  # collective: once, on all ranks
                 self._group = publisher_group()
@@ -170,7 +170,8 @@ class _Trainer:
             self._publisher = Publisher(job, base, group=self._group, checkpoint=self._base)
             for note in self._publisher.notes if self._publisher.rank == 0 else ():
                 _logger.warning("driftless: %s", note)
-        return self._publisher.publish(source)
+        known = step is not None and step >= 0
+        return self._publisher.publish(source, step=step if known else None)
 
 
 class _Rollout:

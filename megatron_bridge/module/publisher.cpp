@@ -74,16 +74,17 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   [[nodiscard]] Publisher& publisher() { return session().publisher(); }
 
   // The report; nothing if it goes on behind the next step.
-  [[nodiscard]] std::optional<PublishReport> publish(const py::object& object, bool wait) {
+  [[nodiscard]] std::optional<PublishReport> publish(const py::object& object, bool wait,
+                                                     std::optional<std::uint64_t> step) {
     PublisherSession& made = session();
     const InUse::Turn turn = take_turn();
     finish_behind(made);
     const std::shared_ptr<WeightSource> source = make_source(object, failure_, live_.get(), wait);
-    if (wait) return native_call([&] { return made.publish(*source); });
+    if (wait) return native_call([&] { return made.publish(*source, step); });
     LiveSource& weights = live();
     void* const stream = weights.memory() == MemoryKind::kDevice ? gpu_stream() : nullptr;
     native_call([&] {
-      made.publish_behind(*source, weights, stream);
+      made.publish_behind(*source, weights, stream, step);
       return Status();
     });
     return std::nullopt;
@@ -280,10 +281,16 @@ void bind_publisher(py::module_& module) {
            py::arg("complete") = false)
       .def(
           "publish",
-          [](HeldPublisher& held, const py::object& source) { return *held.publish(source, true); },
-          py::arg("source"))
+          [](HeldPublisher& held, const py::object& source, std::optional<std::uint64_t> step) {
+            return *held.publish(source, true, step);
+          },
+          py::arg("source"), py::kw_only(), py::arg("step") = py::none(),
+          "The next version. `step`: the training step that the weights are of. Ranks that give "
+          "different ones make no version; with ascending steps, ranks of which one left out a "
+          "call meet again at the next step.")
       .def(
-          "publish", &HeldPublisher::publish, py::arg("source"), py::arg("wait"),
+          "publish", &HeldPublisher::publish, py::arg("source"), py::arg("wait"), py::kw_only(),
+          py::arg("step") = py::none(),
           "The report. With wait=False, for snapshot: none, the version goes on on a thread of its "
           "own while training does, and nothing is returned: capture(), publish() and the other "
           "calls wait for it. How it went, wait() says, or close(); if nobody asks, the next "

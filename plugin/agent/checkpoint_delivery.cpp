@@ -11,6 +11,7 @@
 #include "formats/checkpoint.h"
 #include "plugin/agent/changed_tensors.h"
 #include "plugin/agent/delivery.h"
+#include "plugin/receive/announced_needs.h"
 
 namespace driftless {
 namespace {
@@ -120,6 +121,12 @@ class CheckpointDelivery final : public Delivery {
   }
   [[nodiscard]] bool wants_anchor() const override { return road_.said().proof == kAnchorWanted; }
   [[nodiscard]] std::vector<Worker> workers() const override { return {}; }
+  [[nodiscard]] std::string needs() const override {
+    ReceiverNeeds needs = unknown_needs(receiver_->run());
+    announce_checkpoint(target_, needs);
+    const Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
+    return text.ok() ? *text : std::string();
+  }
   Status tell_end(std::string_view) override { return {}; }
   [[nodiscard]] const Hash128& run() const override { return receiver_->run(); }
 

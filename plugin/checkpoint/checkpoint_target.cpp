@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // make_checkpoint_target(): a local checkpoint directory, through the patcher.
+#include <filesystem>
+
 #include "core/parallel.h"
 #include "plugin/checkpoint/checkpoint_patcher.h"
 
@@ -41,6 +43,12 @@ class CheckpointTarget final : public WeightTarget {
   [[nodiscard]] TargetState state() const override {
     const CheckpointState& state = patcher_->state();
     return {{state.run, state.version}, state.digest.value_or(Digest()), proven_, false};
+  }
+
+  [[nodiscard]] std::string checkpoint_dir() const override {
+    std::error_code failed;
+    const std::filesystem::path whole = std::filesystem::absolute(path_, failed);
+    return failed ? path_ : whole.string();
   }
 
   Status recover() override {

@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -57,7 +58,9 @@ struct PublishedVersion {
   std::vector<std::string> files;  // base names of its payload, for kUpdateFlush; none: no change
   std::uint64_t base_version = 0;  // that its deltas build on
   bool full = false;               // every tensor, whole
-  Status patched{};  // not ok: checkpoints may be older, and kUpdateFromDisk is not asked for
+  // By local_checkpoint_dir. Not ok: that checkpoint may be older, and kUpdateFromDisk is not asked
+  // for.
+  std::map<std::string, Status> patched{};
 };
 // Read from the directory of versions. kIncomplete, kNotFound and kCorrupt as open_version().
 [[nodiscard]] Result<PublishedVersion> read_published_version(FileSystem& fs,

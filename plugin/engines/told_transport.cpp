@@ -96,12 +96,15 @@ Result<std::optional<std::string>> ToldTransport::ask_label(bool must) {
   DRIFTLESS_RETURN_IF_ERROR(known.with_context("its version"));
   DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(info.body, "/model_info"));
   std::string label = json_text(said, "weight_version");
+  model_ = json_text(said, "model_path");
+  if (!own_model_ && label == label_) own_model_ = model_;
   return label.empty() ? std::optional<std::string>() : std::optional(std::move(label));
 }
 
 // The label that it gave itself, or that this transport gave it. Of another number, as a run of
-// before leaves it, nobody knows the weights. One that nobody has given a label began with the
-// base, and a load that failed before this transport came may have torn it.
+// before leaves it, nobody knows the weights. Every run has a version of each number: the label is
+// ours while the server names the directory that it named after our load. One that nobody has given
+// a label began with the base, and a load that failed before this transport came may have torn it.
 Status ToldTransport::look(bool must) {
   const bool deltas = engine_.action == EngineAction::kUpdateFlush;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> label, ask_label(must));
@@ -110,15 +113,19 @@ Status ToldTransport::look(bool must) {
     if (deltas) base_.reset();
     return {};
   }
-  if (*label == label_ && (holds_ || base_)) return {};
+  if (*label == label_ && own_model_ == model_ && (holds_ || base_)) return {};
+  own_model_ = model_;
   if (posted_ && told_apart_ && *label == std::to_string(*posted_) &&
-      versions_->contains(*posted_)) {
+      (model_ == posted_model_ || model_ == model_before_) && versions_->contains(*posted_)) {
     holds_ = identity(*posted_);  // the post went well, its answer was lost
     base_ = posted_;
   } else {
     holds_.reset();
     base_.reset();
-    if (deltas && *label == kFreshLabel) base_ = 0;
+    if (deltas && *label == kFreshLabel) {  // a load without a label leaves it, too
+      if (!fresh_model_) fresh_model_ = model_;
+      if (*fresh_model_ == model_) base_ = 0;
+    }
   }
   label_ = *label;
   return {};
@@ -143,7 +150,11 @@ Status ToldTransport::stage() {
       DRIFTLESS_RETURN_IF_ERROR(unknown ? pulled.with_context("has no /pull_weights") : pulled);
       break;
     }
-    case EngineAction::kUpdateFromDisk: DRIFTLESS_RETURN_IF_ERROR(version.patched); break;
+    case EngineAction::kUpdateFromDisk: {
+      const auto patched = version.patched.find(engine_.local_checkpoint_dir);
+      if (patched != version.patched.end()) DRIFTLESS_RETURN_IF_ERROR(patched->second);
+      break;
+    }
     case EngineAction::kUpdateFlush: DRIFTLESS_RETURN_IF_ERROR(missed().status()); break;
   }
   staged_ = identity(newest_);
@@ -242,6 +253,8 @@ Status ToldTransport::load(std::uint64_t version, std::string_view path, const J
   const std::string label = std::to_string(version);
   const std::optional<EngineIdentity> before = holds_;
   posted_ = version;
+  posted_model_ = json_text(body, "model_path");
+  model_before_ = model_;
   told_apart_ = label_ != label;
   holds_ = torn(identity(version));
   said_ = false;
@@ -253,6 +266,7 @@ Status ToldTransport::load(std::uint64_t version, std::string_view path, const J
   holds_ = identity(version);
   base_ = version;
   label_ = label;
+  if (path == kLoad) own_model_.reset();  // the next answer tells
   return {};
 }
 

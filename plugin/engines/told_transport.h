@@ -59,14 +59,18 @@ class ToldTransport final : public OneRankTransport {
   const Deadline* until_ = &work_;  // of the call that is being carried
   std::optional<Deadline> flush_;   // for the cache of a paused engine
   bool pauses_ = true;
-  bool resumes_ = false;                 // it was asked to go on
-  bool said_ = false;                    // anything, since this was set to false
-  std::string label_;                    // that it said last
+  bool resumes_ = false;                    // it was asked to go on
+  bool said_ = false;                       // anything, since this was set to false
+  std::string label_;                       // that it said last
+  std::string model_;                       // the model_path beside it; empty: it does not tell
+  std::optional<std::string> own_model_;    // likewise, after this transport's last load or look
+  std::optional<std::string> fresh_model_;  // likewise, when its label was first that of the base
   std::optional<std::uint64_t> base_;    // a delta of it can be posted: it holds it, or is torn by
                                          // one that is posted again; none: nobody knows
   std::optional<std::uint64_t> posted_;  // last, whatever came of it
-  bool told_apart_ = false;              // its label was another before that post
-  bool kept_ = false;                    // the connection on which it said its label
+  std::string posted_model_, model_before_;  // the directory in that post; model_ before it
+  bool told_apart_ = false;                  // its label was another before that post
+  bool kept_ = false;                        // the connection on which it said its label
 };
 
 }  // namespace driftless

@@ -37,7 +37,9 @@ NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
     : dir_(std::move(dir)), longest_(longest(config)), notifier_(std::move(notifier)) {
   for (const EngineConfig& engine : config.engines) {
     tallies_.emplace_back().url = engine.endpoint.url;
-    load_patched_ = load_patched_ || engine.endpoint.action == EngineAction::kUpdateFromDisk;
+    if (engine.endpoint.action == EngineAction::kUpdateFromDisk) {
+      checkpoints_.insert(engine.endpoint.local_checkpoint_dir);
+    }
   }
 }
 
@@ -58,7 +60,8 @@ std::string NotifiedEngines::version_dir(std::uint64_t version) const {
   return join_path(dir_, version_directory_name(version));
 }
 
-std::vector<Status> NotifiedEngines::notify(std::uint64_t version, const Status& patched) {
+std::vector<Status> NotifiedEngines::notify(std::uint64_t version,
+                                            const std::map<std::string, Status>& patched) {
   Result<PublishedVersion> published = read_published_version(posix_file_system(), dir_, version);
   std::vector<EngineResult> results(tallies_.size());
   if (published.ok()) {

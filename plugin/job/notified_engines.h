@@ -28,9 +28,11 @@ class NotifiedEngines {
   [[nodiscard]] static std::chrono::milliseconds longest(const Config& config);
 
   // Tells all of them, and waits for their answers. Returns what failed, each with version and URL.
-  // `patched`: whether the rollouts' checkpoints hold it, for engines that load one.
-  [[nodiscard]] std::vector<Status> notify(std::uint64_t version, const Status& patched = {});
-  [[nodiscard]] bool load_patched() const { return load_patched_; }
+  // `patched`: whether checkpoints hold it, by directory, for engines that load one.
+  [[nodiscard]] std::vector<Status> notify(std::uint64_t version,
+                                           const std::map<std::string, Status>& patched = {});
+  // The checkpoints that engines load once a receiver has patched them, as the engines see them.
+  [[nodiscard]] const std::set<std::string>& checkpoints() const { return checkpoints_; }
   // The newest version that they were told of; 0: none.
   [[nodiscard]] std::uint64_t newest() const { return newest_; }
   // Whether all of them took the last version.
@@ -52,7 +54,8 @@ class NotifiedEngines {
   std::vector<EngineTally> tallies_;  // as config.engines
   std::set<std::uint64_t> told_;      // versions that may lie there still
   std::uint64_t newest_ = 0;
-  bool acknowledged_ = false, load_patched_ = false;
+  std::set<std::string> checkpoints_;
+  bool acknowledged_ = false;
 };
 
 }  // namespace driftless

@@ -50,24 +50,27 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
   return {};
 }
 
-Result<PublishReport> PublisherSession::publish(WeightSource& weights) {
+Result<PublishReport> PublisherSession::publish(WeightSource& weights,
+                                                std::optional<std::uint64_t> step) {
   wait_behind(true);
-  Result<PublishReport> report = publish_now(weights, true);
+  Result<PublishReport> report = publish_now(weights, true, step);
   if (report.ok() && behind_ && !behind_->ok()) behind_.reset();  // this one has its changes
   return report;
 }
 
-void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live, void* stream) {
+void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live, void* stream,
+                                      std::optional<std::uint64_t> step) {
   Stopwatch watch;
   wait_behind();
   // What it finds is what the version finds.
   static_cast<void>(publisher_->observe(weights, stream, process_.threads()));
   if (!process_.threads()) {
-    behind_ = publish_now(live, true);
+    behind_ = publish_now(live, true, step);
     return;
   }
   step_ms_ += watch.lap_ms();
-  under_way_ = std::async(std::launch::async, [this, &live] { return publish_now(live, false); });
+  under_way_ = std::async(std::launch::async,
+                          [this, &live, step] { return publish_now(live, false, step); });
 }
 
 void PublisherSession::wait_behind(bool in_step) {
@@ -95,8 +98,9 @@ void PublisherSession::doubt() {
   publisher_->doubt();
 }
 
-Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool in_step) {
-  Result<PublishReport> report = publisher_->publish(weights);
+Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool in_step,
+                                                    std::optional<std::uint64_t> step) {
+  Result<PublishReport> report = publisher_->publish(weights, step);
   if (report.ok() && !config_.publisher.keep_snapshot) {
     report->live.step_ms = std::exchange(step_ms_, 0) + (in_step ? report->total_ms : 0);
   }
@@ -130,37 +134,50 @@ bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
   });
 }
 
-// A rollout that still follows another run, of which the road was cleared, may have the number,
-// too.
-bool PublisherSession::patched(std::uint64_t version, std::size_t rollouts) {
-  const Result<std::vector<ReceiverReport>> reports = listen_to_all();
-  if (!reports.ok() || reports->size() < rollouts) return false;
-  const std::string digest = to_hex(newest().digest);
-  return std::ranges::all_of(*reports, [&](const ReceiverReport& report) {
-    return report.version == version && (report.proof.starts_with(digest) || wants_parts(report));
-  });
+std::map<std::string, Status> PublisherSession::patched(std::uint64_t version,
+                                                        std::size_t rollouts) {
+  const Result<std::vector<ReceiverReport>> reports = listen();
+  if (reports.ok()) patchers_.listen(*reports);
+  Status heard = reports.status();
+  if (reports.ok() && reports->size() < rollouts) {
+    heard = error(StatusCode::kIncomplete, reports->size(), " of ", rollouts,
+                  " rollouts have reported");
+  }
+  std::map<std::string, Status> found;
+  for (const std::string& directory : engines_->checkpoints()) {
+    found[directory] =
+        heard.ok() ? patchers_.check(directory, version, to_hex(newest().digest)) : heard;
+  }
+  return found;
 }
 
 // Before, an engine would load the version before, or parts of two, and get the label of this one.
-Status PublisherSession::wait_patched(std::uint64_t version, std::size_t rollouts) {
+std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t version,
+                                                             std::size_t rollouts) {
   Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(200));
   const Deadline deadline = Deadline::after(config_.notify.timeout);
-  while (!patched(version, std::max<std::size_t>(rollouts, 1))) {
-    if (backoff.sleep(deadline)) continue;
-    return error(StatusCode::kIncomplete, "is not told to load its checkpoint: not every rollout, ",
-                 "or none, has reported that it patched version ", version,
-                 " into one, with the trainer's digest, within notify.timeout (",
-                 config_.notify.timeout.count(),
-                 " ms); start the rollout that patches it, or use action: pull_weights");
+  const auto ok = [](const auto& each) { return each.second.ok(); };
+  std::map<std::string, Status> found = patched(version, rollouts);
+  while (!std::ranges::all_of(found, ok) && backoff.sleep(deadline)) {
+    found = patched(version, rollouts);
   }
-  return {};
+  for (auto& [directory, status] : found) {
+    if (status.ok()) continue;
+    status = error(StatusCode::kIncomplete, "is not told to load its checkpoint ", directory,
+                   ": no report says that version ", version,
+                   " was patched into it, with the trainer's digest, within notify.timeout (",
+                   config_.notify.timeout.count(), " ms): ", status.message(),
+                   "; start the receiver that patches it, or use action: pull_weights");
+  }
+  return found;
 }
 
 std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::size_t rollouts) {
   wait_behind();
   if (engines_ == nullptr) return {};
   if (process_.together()) rollouts = std::max<std::size_t>(rollouts, process_.rollouts());
-  const Status patched = engines_->load_patched() ? wait_patched(version, rollouts) : Status();
+  std::map<std::string, Status> patched;
+  if (!engines_->checkpoints().empty()) patched = wait_patched(version, rollouts);
   std::vector<Status> failures = engines_->notify(version, patched);
   if (!engines_->acknowledged() || !config_.notify.cleanup) return failures;
   if (needed(version, rollouts)) return failures;

@@ -8,6 +8,7 @@
 
 #include <future>
 
+#include "plugin/job/checkpoint_patchers.h"
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
@@ -29,12 +30,14 @@ class PublisherSession {
       std::unique_ptr<Group> group = nullptr, WeightSource* live = nullptr);
 
   // Collective: Publisher::publish(), and a line of metrics.
-  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights);
+  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights,
+                                              std::optional<std::uint64_t> step = std::nullopt);
   // Without a snapshot: the same on a thread of its own, once what is watched was compared. The
   // weights, `live`, stay as they are until wait_behind(), which all other calls here do first. If
   // the road is bound to its thread the version is made within the call. `stream`:
   // Publisher::observe()'s.
-  void publish_behind(WeightSource& weights, WeightSource& live, void* stream = nullptr);
+  void publish_behind(WeightSource& weights, WeightSource& live, void* stream = nullptr,
+                      std::optional<std::uint64_t> step = std::nullopt);
   // Waits for the version of publish_behind(); how it went, once. Nothing: there was none.
   [[nodiscard]] std::optional<Result<PublishReport>> wait();
   // Waits for it, too, and leaves wait() to say how it went. Before publisher() and road() are
@@ -45,10 +48,9 @@ class PublisherSession {
                                void* stream = nullptr);
   void doubt();  // Publisher::doubt()
   // [leader] Tells the engines that a version is there, and waits for them; returns what failed.
-  // Those that load a checkpoint are told when every rollout, and one at least, has patched its,
-  // and has the version's digest. A version that all engines acknowledged is removed if
-  // notify.cleanup says so and no rollout needs it; `rollouts` have to be heard of first. Nothing
-  // without engines.
+  // Those that load a checkpoint are told once it is patched (checkpoint_patchers.h). A version
+  // that all engines acknowledged is removed if notify.cleanup says so and no rollout needs it;
+  // `rollouts` have to be heard of first. Nothing without engines.
   [[nodiscard]] std::vector<Status> tell_engines(std::uint64_t version, std::size_t rollouts = 0);
   // [leader] Of the engines; null without.
   [[nodiscard]] const NotifiedEngines* engines() const { return engines_.get(); }
@@ -74,11 +76,14 @@ class PublisherSession {
   PublisherSession(Config config, JobProcess& process)
       : config_(std::move(config)), process_(process) {}
   [[nodiscard]] Status start(WeightSource& base, std::unique_ptr<Group> group, WeightSource* live);
-  [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step);
+  [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step,
+                                                  std::optional<std::uint64_t> step);
   [[nodiscard]] Result<std::vector<ReceiverReport>> listen_to_all();  // whatever their run
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
-  [[nodiscard]] bool patched(std::uint64_t version, std::size_t rollouts);
-  [[nodiscard]] Status wait_patched(std::uint64_t version, std::size_t rollouts);
+  // Of each checkpoint that engines load.
+  [[nodiscard]] std::map<std::string, Status> patched(std::uint64_t version, std::size_t rollouts);
+  [[nodiscard]] std::map<std::string, Status> wait_patched(std::uint64_t version,
+                                                           std::size_t rollouts);
 
   Config config_;
   JobProcess& process_;
@@ -89,6 +94,7 @@ class PublisherSession {
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<MetricsWriter> metrics_;  // null: none
   std::unique_ptr<NotifiedEngines> engines_;
+  CheckpointPatchers patchers_;
   double step_ms_ = 0;  // that the trainer's steps spent here, since the last version
   std::optional<Result<PublishReport>> behind_;   // how the last version behind a step went
   std::future<Result<PublishReport>> under_way_;  // its destructor waits

@@ -18,9 +18,29 @@ std::string percent(double share) {
   return concat(tenths / 10, ".", tenths % 10, " %");
 }
 
+std::string step_name(std::uint64_t step) {
+  return step == kNoStep ? std::string("no step") : concat("step ", step);
+}
+
+// A version has the weights of one step.
+Status check_steps(const std::vector<RankMessage>& ranks) {
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    if (ranks[rank].step == ranks[0].step) continue;
+    return error(StatusCode::kInvalidArgument, "publisher rank ", rank, " publishes ",
+                 step_name(ranks[rank].step), ", publisher rank 0 ", step_name(ranks[0].step),
+                 ": no version is made of different steps");
+  }
+  return {};
+}
+
 }  // namespace
 
-Result<PublishReport> PublisherRank::publish(WeightSource& weights) {
+Result<PublishReport> PublisherRank::publish(WeightSource& weights,
+                                             std::optional<std::uint64_t> step) {
+  if (step && *step >= Group::kStepLimit) {
+    return error(StatusCode::kInvalidArgument, "step ", *step, " is too large");
+  }
+  step_ = step.value_or(kNoStep);
   try {
     return publish_guarded(weights);
   } catch (const std::exception& caught) {
@@ -38,7 +58,7 @@ Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
   Stopwatch total;
   Stopwatch watch;
   const Deadline deadline = Deadline::after(options_.deadline);
-  group_.next_epoch();
+  group_.next_epoch(step_ == kNoStep ? std::nullopt : std::optional(step_));
   companions_ = weights.companions_dir();
   if (!observed_)
     static_cast<void>(observe(weights, nullptr, false));  // what it found fails the plan
@@ -183,6 +203,8 @@ LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
                         ": restart all publisher ranks together");
     return plan;
   }
+  plan.status = check_steps(ranks);
+  if (!plan.status.ok()) return plan;
   for (const RankMessage& rank : ranks) plan.full = plan.full || rank.needs_full;
   plan.full = plan.full || needs_full_ || highest_number_ > id_.version;
   plan.base_version = id_.version;
@@ -198,6 +220,7 @@ Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& dea
   RankMessage mine;
   mine.status = std::move(ready);
   mine.version = id_.version;
+  mine.step = step_;
   mine.doubtful = doubt_ ? doubt_->version : 0;
   mine.needs_full = needs_full_ || (doubt_ && doubt_->full);
   Result<std::vector<RankMessage>> ranks = collect(mine, deadline);

@@ -130,8 +130,11 @@ class Publisher {
   // Collective: the next version. Any other status than ok: no receiver will see this version, or,
   // if the outcome of the seal could not be learnt, the next call finds it out first; the message
   // names the rank and what failed there. kWrongRun: another publisher has taken the road over;
-  // nothing of this one becomes visible any more, and every further call says so.
-  [[nodiscard]] virtual Result<PublishReport> publish(WeightSource& weights) = 0;
+  // nothing of this one becomes visible any more, and every further call says so. `step`: of the
+  // training, below Group::kStepLimit; ranks that give different ones make no version. Ascending
+  // steps bring ranks together again of which one left out a call.
+  [[nodiscard]] virtual Result<PublishReport> publish(
+      WeightSource& weights, std::optional<std::uint64_t> step = std::nullopt) = 0;
   // Without a snapshot, not collective: before weights are written, what they become. `values` has
   // entries of the source's tensors() by number, of their type, or float32 that is rounded to it as
   // it is written. Compares and keeps what changes, until a version with it is committed. May be

@@ -112,9 +112,9 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, lo
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, shard, dense,
                                    tensors, tables, mirror_tensors, mirror_shard)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, left, version, doubtful,
-                                   needs_full, digest, tensor_digests, unchanged, copies, findings,
-                                   parts, notes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, left, version, step,
+                                   doubtful, needs_full, digest, tensor_digests, unchanged, copies,
+                                   findings, parts, notes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LeaderMessage, status, verdict, run, version, base_version, full,
                                    anchor, resume, digest, tensors, owners, dropped, copied, cuts,
                                    plain, encoding, notes, changed_units, delta_bytes, wire_bytes)

@@ -19,6 +19,8 @@ using TensorDigests = std::vector<TensorDigest>;
 
 using RankOffer = std::pair<std::uint32_t, std::uint32_t>;  // a rank, and which of its offers
 
+inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
+
 // From every rank to the leader. Which fields are used depends on the moment.
 struct RankMessage {
   Status status;                    // of this rank
@@ -26,6 +28,7 @@ struct RankMessage {
   std::vector<TensorBox> boxes;     // which part of each
   std::vector<std::string> left;    // that it holds and leaves to others
   std::uint64_t version = 0;        // that it has committed
+  std::uint64_t step = kNoStep;     // that it publishes
   std::uint64_t doubtful = 0;       // sealed or not, it does not know; 0: none
   bool needs_full = false;          // no delta leads from what the receivers have to its weights
   Digest digest;                    // of its weights
@@ -80,7 +83,8 @@ class PublisherRank final : public Publisher {
   [[nodiscard]] Status seed(WeightSource& base, WeightSource& live, const Deadline& deadline);
   [[nodiscard]] Status start_or_resume(const Deadline& deadline);
 
-  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights) override;
+  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights,
+                                              std::optional<std::uint64_t> step) override;
   [[nodiscard]] Status capture(std::span<const NewTensor> values, void* stream) override;
   [[nodiscard]] Status observe(WeightSource& weights, void* stream, bool behind) override;
   void doubt() override {
@@ -333,6 +337,7 @@ class PublisherRank final : public Publisher {
   std::vector<BlockCut> own_cuts_, cuts_;          // by the options; as they are now
   // What each receiver announced: when the version was planned, and if that plan was told.
   std::map<std::string, std::string> hearing_, heard_;
+  std::uint64_t step_ = kNoStep;                    // of publish()
   std::map<std::string, ReceiverNeeds> receivers_;  // what was heard last, read
   EncodingChooser chooser_;
   std::optional<std::uint64_t> newest_anchor_;

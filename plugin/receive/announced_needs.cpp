@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/receive/announced_needs.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 
 namespace driftless {
 namespace {
@@ -73,6 +76,14 @@ bool holds_old_values(const WeightLayout& layout, const WeightTarget& target,
     if (target.readable_units(tensor) != units) return false;
   }
   return true;
+}
+
+void announce_checkpoint(const WeightTarget& target, ReceiverNeeds& needs) {
+  const std::string directory = target.checkpoint_dir();
+  if (directory.empty()) return;
+  needs.checkpoint = announced_directory(directory);
+  std::array<char, 65> host{};
+  if (::gethostname(host.data(), host.size() - 1) == 0) needs.host = host.data();
 }
 
 }  // namespace driftless

@@ -18,4 +18,7 @@ namespace driftless {
 [[nodiscard]] bool holds_old_values(const WeightLayout& layout, const WeightTarget& target,
                                     std::span<const TensorNeed> needs);
 
+// Which checkpoint the target patches, and on which host, if it does.
+void announce_checkpoint(const WeightTarget& target, ReceiverNeeds& needs);
+
 }  // namespace driftless

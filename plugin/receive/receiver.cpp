@@ -102,6 +102,7 @@ class FollowingReceiver final : public Receiver {
     needs.run = run_;
     needs.layout = digests_.layout().signature();
     needs.tensors = tensor_needs(digests_.layout(), target_->needs().get());
+    announce_checkpoint(*target_, needs);
     needs.old_values = holds_old_values(digests_.layout(), *target_, needs.tensors);
     needs.bytes_per_s = needs.units_per_s = ~std::uint64_t{0};  // room for any
     DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));

@@ -162,6 +162,8 @@ class WeightTarget {
   [[nodiscard]] virtual Status recover() = 0;
   // What it needs of a version. Null: everything.
   [[nodiscard]] virtual std::shared_ptr<const TargetNeeds> needs() const { return nullptr; }
+  // The checkpoint directory that it patches, absolute; empty: it holds weights elsewhere.
+  [[nodiscard]] virtual std::string checkpoint_dir() const { return {}; }
   // How many units of the tensor lie here with their own bits, each once, so that what is coded
   // given them can be decoded. The layout is known.
   [[nodiscard]] virtual std::uint64_t readable_units(std::uint32_t tensor) const {

@@ -377,6 +377,21 @@ def test_engines_that_read_files_hold_every_version(work, name):
     assert not (work / "local.changed").exists(), "nothing is left behind"
 
 
+def test_a_trainer_tells_an_engine_to_load_what_the_agent_patches(work, name):
+    """Its reports name the checkpoint, and count once its own engines have the version."""
+    history = make_run(work / "run", np.random.default_rng(19), 2)
+    own, told = Engine(work / "run/step_000000"), Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("vllm", own))
+    host.set(**{"road.layout": "hf_delta", "encoding": "xor"})
+    host.set(**{"engines[0].url": told.url, "engines[0].action": "update_weights_from_disk"})
+    host.set(**{"engines[0].local_checkpoint_dir": work / "local", "notify.timeout": "20s"})
+    agent = host.start_agent()
+    trainer = finish(replay(host, work / "run"))
+    assert trainer.returncode == 0, trainer.stderr
+    ended(agent, 60)
+    assert told.loaded == history[1:] and told.version == "2" and not told.paused
+
+
 def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):
     """Run A ended at a version of the same number: its label proves nothing to run B's agent."""
     engines = []

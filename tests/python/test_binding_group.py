@@ -110,6 +110,36 @@ def test_group_of_python(config, rng, first):
     assert receiver.version == 1 and receiver.digest == digest_0 and binding.same(target, second)
 
 
+def test_ranks_at_different_steps_make_no_version(work, rng, first):
+    """They go on with the next step that is the same."""
+    config = binding.config(driftless, work / "road")
+    second = binding.step(rng, first)
+    shared = {"sent": [b""] * 2, "said": b"", "barrier": threading.Barrier(2)}
+    results = [None, None]
+
+    def rank_main(rank):
+        job = driftless.Job(config, "trainer", launched=False)
+        bases, news = (binding.Source(driftless, share(w, rank, 2)) for w in (first, second))
+        publisher = driftless.Publisher(job, bases, group=ThreadGroup(rank, 2, shared))
+        found = [publisher.publish(news, step=5).version]
+        for step in (3 + rank, 6 + rank, 8):  # the trainer may go back to an earlier step
+            try:
+                found.append(publisher.publish(news, step=step).version)
+            except driftless.Error as failure:
+                found.append(str(failure))
+        results[rank] = found
+        job.close()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for found in results:
+        assert "rank 1 publishes step 4, publisher rank 0 step 3: no version" in found[1], results
+        assert "out of step" in found[2] and [found[0], found[3]] == [1, 2], results
+
+
 def test_group_is_refused_where_it_cannot_be(work, first):
     config = binding.config(driftless, work / "road", "road.layout=frames")
     job = driftless.Job(config, "trainer", launched=False)

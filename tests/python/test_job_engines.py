@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import binding
 from jobs import Job, finish, make_run, need, start
-from support import COMMAND, read_checkpoint, run
+from support import COMMAND, Tensor, read_checkpoint, run, write_checkpoint
 
 
 @pytest.fixture
@@ -210,6 +211,53 @@ def test_an_engine_does_not_load_what_a_rollout_of_another_run_patched(work, rng
     assert rollout.poll() is None
     assert engine.calls == [] and trained.returncode == 1
     assert "not told to load its checkpoint" in trained.stderr
+
+
+@pytest.mark.parametrize("path", ["own", "containers"])
+def test_only_the_receiver_that_patches_a_checkpoint_says_that_it_is_patched(
+    work, rng, engine, path
+):
+    """A rollout in memory has every version, too. The one that patches leaves and comes again."""
+    need("engines")
+    driftless = binding.driftless()
+    weights = binding.weights(rng)
+    base = {n: Tensor(d, a.shape, a.tobytes()) for n, (d, a) in weights.items()}
+    write_checkpoint(work / "host", base)
+    seen_at = work / "host" if path == "own" else "/in/a/container"
+    pair = binding.Pair(
+        driftless, work / "road", weights, "road.layout=hf_delta", "notify.timeout=1s",
+        f"engines[0].url=http://127.0.0.1:{engine.server_port}",
+        "engines[0].action=update_weights_from_disk", f"engines[0].local_checkpoint_dir={seen_at}",
+    )  # fmt: skip
+    job = driftless.Job(pair.config, "rollout", launched=False)
+
+    def patcher():
+        return driftless.Receiver(job, driftless.CheckpointTarget(work / "host"), id="patcher")
+
+    def next_version(*receivers):
+        nonlocal weights
+        weights = binding.step(rng, weights)
+        pair.publisher.publish(binding.Source(driftless, weights))
+        for receiver in receivers:
+            assert receiver.stage(5.0)
+            receiver.commit()
+        return pair.publisher.tell_engines()
+
+    (refused,) = next_version(pair.receiver)
+    assert "not told to load its checkpoint" in refused and str(seen_at) in refused
+    assert "1 receivers report, none of them that it patches a checkpoint" in refused
+    patches = patcher()
+    assert next_version(pair.receiver, patches) == []
+    patches.leave()
+    patches.close()
+    del patches  # and its lock
+    (refused,) = next_version(pair.receiver)
+    assert "'patcher', which patches" in refused and "is gone" in refused
+    patches = patcher()
+    assert next_version(pair.receiver, patches) == []
+    assert [body["weight_version"] for _, body, _ in engine.calls] == ["2", "4"]
+    assert [(each.versions, each.failures) for each in pair.publisher.engines] == [(4, 2)]
+    job.close()
 
 
 @pytest.mark.parametrize(

@@ -302,6 +302,27 @@ def test_a_rank_that_comes_too_late_fails_one_version(late, work):
     assert (held["w"].reshape(RANKS, 16, 40) != 0).any(axis=2).sum(axis=1).tolist() == [4] * RANKS
 
 
+@pytest.mark.parametrize(("leaves", "mode"), [(2, "free"), (0, "free"), (1, "barrier")])
+def test_a_rank_that_leaves_out_a_step_fails_one_version(leaves, mode, work):
+    """No version has shards of two steps, and the ranks meet again at the next step."""
+    path = work / "driftless.yaml"
+    path.write_text(
+        f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
+        "deadlines: { publish: 4s, connect: 5s }\n"
+    )
+    trainers(work, "left_out.py", path, work, leaves, mode)
+    good = {"1": "version 1", "3": "version 2", "4": "version 3", "5": "version 4"}
+    for rank, found in enumerate(said(work)):
+        refused = found.pop("2", None)
+        assert found == good, f"{rank}: {found}"
+        assert (refused is None) == (rank == leaves)
+        if mode == "free" and rank == (0 if leaves else 1):
+            assert f"is at step 2, rank {leaves} at step 3 already" in refused, refused
+    base = {"w": np.zeros((4 * RANKS, 8), np.float32)}
+    *_, (version, held) = follow(driftless.Config.load(path), base)
+    assert version == 4 and (held["w"] == 5).all()
+
+
 def test_what_a_rank_holds(work):
     """Its shard, as it is published, and a few buckets; no whole tensor that is larger than a
     bucket. Twice its shard more while a dense version is found to be one (docs/start/sharded.md).

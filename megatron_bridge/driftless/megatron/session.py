@@ -59,6 +59,7 @@ class Session:
         self.rank = dist.get_rank()
         self.report = Reporter(self.rank)
         self.last: VersionReport | None = None
+        self._step = 0  # optimizer steps, skipped ones too
         self._since = 0  # successful steps since the last publication
         self.closed = False
         self.hooks: list[Callable[[], None]] = []  # each ends one of ours in the optimizer
@@ -241,6 +242,7 @@ class Session:
 
     def after_step(self, successful: bool) -> None:
         """What the hook calls. A step that was skipped changed nothing."""
+        self._step += 1  # also where publish() failed before it met the other ranks
         if not successful:
             return
         self._since += 1
@@ -268,18 +270,21 @@ class Session:
         self.way.times()
         self.way.sync()
         synced = time.perf_counter()
-        report = self.way.run(self._publisher.publish if self._publisher else _nothing)
+        report = self.way.run(self._publish_step if self._publisher else _nothing)
         if report is None:
             return
         times = self.way.times()
         self._tell(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
+
+    def _publish_step(self, source: Any) -> driftless.PublishReport:
+        return self._publisher.publish(source, step=self._step)
 
     def _publish_captured(self) -> None:
         """What was captured; the rest of it goes on behind the next step, unless it is waited for."""
         self._quietly(self.finish)
         begin = time.perf_counter()
         try:
-            report = self._publisher.publish(self.way.live, wait=not self.behind)
+            report = self._publisher.publish(self.way.live, wait=not self.behind, step=self._step)
             self.way.count_writes()
         finally:
             took = time.perf_counter() - begin

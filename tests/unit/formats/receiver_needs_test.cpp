@@ -39,6 +39,27 @@ TEST(ReceiverNeeds, ComeBackAsTheyWereInLittleRoom) {
   EXPECT_EQ(*back, needs);
 }
 
+TEST(ReceiverNeeds, NameTheCheckpointThatIsPatched) {
+  ReceiverNeeds needs = large_needs();
+  std::string path = "/";
+  for (int i = 0; i < 3000; ++i) path += static_cast<char>('0' + i * 7919 % 75);
+  for (const std::string& directory : {std::string("/a//b/./c/"), path}) {
+    needs.checkpoint = announced_directory(directory);
+    needs.host = "node-7";
+    const auto text = needs_to_text(needs, 1024);
+    ASSERT_TRUE(text.ok()) << text.status().to_string();
+    EXPECT_LE(text->size(), 1024U);
+    const auto back = parse_needs(*text, "receiver");
+    ASSERT_TRUE(back.ok()) << back.status().to_string();
+    EXPECT_EQ(back->checkpoint, needs.checkpoint);
+    EXPECT_EQ(back->host, needs.host);
+  }
+  EXPECT_EQ(announced_directory("/a//b/./c/"), "/a/b/c");
+  EXPECT_EQ(announced_directory(path), path.substr(path.size() - 512));
+  needs.checkpoint = "/no\xff/utf-8";
+  EXPECT_TRUE(needs_to_text(needs, 1024).ok());
+}
+
 TEST(ReceiverNeeds, WantEverythingIfTheyDoNotFit) {
   ReceiverNeeds needs = large_needs();
   for (std::size_t i = 0; i < needs.tensors.size(); ++i) {

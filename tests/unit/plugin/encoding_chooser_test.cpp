@@ -9,7 +9,7 @@ namespace driftless {
 namespace {
 
 constexpr double kMbit = 1e6 / 8;
-constexpr std::uint64_t kUnits = 500'000'000;
+constexpr std::uint64_t kWeightUnits = 500'000'000;
 
 // 1 GB of bf16, 1.05 % changed: what two cores take for it.
 struct Codec {
@@ -24,12 +24,12 @@ class Chosen : public ::testing::Test {
   // Publishes a version in what is chosen; returns what is chosen for the next one.
   Encoding after_a_version(double bytes_per_s) {
     const Codec& codec = kCodecs.at(now_);
-    const auto changes = static_cast<std::uint64_t>(changed_ * kUnits);
-    chooser_.note({now_, changes, kUnits,
+    const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
+    chooser_.note({now_, changes, kWeightUnits,
                    static_cast<std::uint64_t>(codec.bytes_per_change * double(changes)),
                    codec.make_ms, 0});
     const LinkSpeed speed{rounded_speed(bytes_per_s),
-                          rounded_speed(kUnits / codec.decode_ms * 1e3)};
+                          rounded_speed(kWeightUnits / codec.decode_ms * 1e3)};
     now_ = chooser_.choose(speed, [&](Encoding each) { return each != forbidden_; });
     return now_;
   }
@@ -100,12 +100,12 @@ TEST_F(Chosen, DoesNotFollowALinkThatWavers) {
 TEST_F(Chosen, LeavesACodecThatTurnsOutToBeSlow) {
   EncodingChooser chooser(Encoding::kDeltas, 64);  // cores that are not there
   const auto none = [](Encoding) { return true; };
-  const auto changes = static_cast<std::uint64_t>(changed_ * kUnits);
+  const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
   const LinkSpeed speed{rounded_speed(400 * kMbit), 0};
-  chooser.note({Encoding::kDeltas, changes, kUnits, 4 * changes, 100, 0});
+  chooser.note({Encoding::kDeltas, changes, kWeightUnits, 4 * changes, 100, 0});
   ASSERT_EQ(chooser.choose(speed, none), Encoding::kCompact);
   for (int i = 0; i < 2; ++i) {
-    chooser.note({Encoding::kCompact, changes, kUnits, changes, 2000, 0});
+    chooser.note({Encoding::kCompact, changes, kWeightUnits, changes, 2000, 0});
     if (chooser.choose(speed, none) != Encoding::kCompact) return;
   }
   FAIL() << "still compact";
@@ -115,29 +115,29 @@ TEST_F(Chosen, LeavesACodecThatTurnsOutToBeSlow) {
 TEST_F(Chosen, ATrialThatFailsEndsAtOnce) {
   EncodingChooser chooser(Encoding::kDeltas, 64);  // cores that are not there
   const auto all = [](Encoding) { return true; };
-  const auto changes = static_cast<std::uint64_t>(changed_ * kUnits);
-  const LinkSpeed speed{rounded_speed(200 * kMbit), rounded_speed(kUnits / 0.2)};
+  const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
+  const LinkSpeed speed{rounded_speed(200 * kMbit), rounded_speed(kWeightUnits / 0.2)};
   for (int i = 0; i < 2; ++i) {
-    chooser.note({Encoding::kDeltas, changes, kUnits, 4 * changes, 300, 0});
+    chooser.note({Encoding::kDeltas, changes, kWeightUnits, 4 * changes, 300, 0});
     if (chooser.choose(speed, all) == Encoding::kCompact) break;
   }
   ASSERT_NE(chooser.why().find("'compact' from here on"), std::string::npos) << chooser.why();
-  chooser.note({Encoding::kCompact, changes, kUnits, changes, 1200, 0});
+  chooser.note({Encoding::kCompact, changes, kWeightUnits, changes, 1200, 0});
   EXPECT_NE(chooser.choose(speed, all), Encoding::kCompact) << chooser.why();
 }
 
 // A codec on a GPU takes a few times what the comparison takes there, not what cores take.
 TEST_F(Chosen, AQuickComparisonSpeaksForAQuickCodec) {
   const auto all = [](Encoding) { return true; };
-  const auto changes = static_cast<std::uint64_t>(changed_ * kUnits);
-  const LinkSpeed speed{rounded_speed(5000 * kMbit), rounded_speed(kUnits / 0.002)};
-  chooser_.note({Encoding::kDeltas, changes, kUnits, 4 * changes, 2, 0});
+  const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
+  const LinkSpeed speed{rounded_speed(5000 * kMbit), rounded_speed(kWeightUnits / 0.002)};
+  chooser_.note({Encoding::kDeltas, changes, kWeightUnits, 4 * changes, 2, 0});
   EXPECT_EQ(chooser_.choose(speed, all), Encoding::kCompact) << chooser_.why();
 }
 
 TEST_F(Chosen, ARoadThatIsSlowToTakeAVersionCounts) {
-  const auto changes = static_cast<std::uint64_t>(changed_ * kUnits);
-  chooser_.note({Encoding::kDeltas, changes, kUnits, 4 * changes, 300 + 17'000, 17'000});
+  const auto changes = static_cast<std::uint64_t>(changed_ * kWeightUnits);
+  chooser_.note({Encoding::kDeltas, changes, kWeightUnits, 4 * changes, 300 + 17'000, 17'000});
   EXPECT_EQ(chooser_.choose({}, [](Encoding) { return true; }), Encoding::kCompact);
 }
 

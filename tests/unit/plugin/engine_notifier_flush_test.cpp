@@ -24,15 +24,19 @@ class FlushEngine {
   }
 
   std::string label = "default";
-  int failures = 0;  // so many posts fail
-  bool acts = true;  // although it fails, it does what it was told
+  std::string model;    // its model_path; empty: it does not tell
+  bool follows = true;  // model_path is what was loaded last
+  int failures = 0;     // so many posts fail
+  bool acts = true;     // although it fails, it does what it was told
   bool keeps_label = true;
   std::vector<Json> posts;
 
  private:
   HttpResponse answer(const HttpRequest& request) {
     if (request.line.starts_with("GET /model_info")) {
-      return {200, Json{{"weight_version", label}}.dump(), milliseconds(0), ""};
+      Json said = {{"weight_version", label}};
+      if (!model.empty()) said["model_path"] = model;
+      return {200, said.dump(), milliseconds(0), ""};
     }
     if (request.line.find("_weight_update ") != std::string::npos) return yes(request);
     const Json body = Json::parse(request.body);
@@ -45,6 +49,7 @@ class FlushEngine {
     if (keeps_label && (!fails || acts)) {
       if (body.contains("weight_version")) label = body.at("weight_version");
       if (body.contains("new_version")) label = body.at("new_version");
+      if (!model.empty() && follows) model = body.value("model_path", model);
     }
     posts.push_back(body);
     return fails ? HttpResponse{400, R"({"success":false,"message":"no"})", milliseconds(0), ""}
@@ -171,6 +176,64 @@ TEST_F(FlushNotifierTest, ALabelOfAnotherRunWithTheSameNumberProvesNothing) {
   EXPECT_FALSE(tell(full).ok());
   ASSERT_TRUE(tell(full).ok());
   EXPECT_EQ(posted(), (std::vector<std::string>{"2", "2"})) << "it is posted again";
+}
+
+// Two runs of one base tell one engine, each its version 1.
+TEST_F(FlushNotifierTest, AnotherRunsVersionOfTheSameNumberIsNotTakenForOurs) {
+  engine_.model = "/base";
+  ASSERT_TRUE(tell(delta_version(1)).ok());
+  std::unique_ptr<EngineNotifier> ours = std::move(notifier_);
+  PublishedVersion other = published("/other", 1, {"a.safetensors"});
+  other.run = "cd";
+  other.full = true;
+  ASSERT_TRUE(tell(other).ok()) << "a full version, by a notifier of its own";
+  std::swap(notifier_, ours);
+  EXPECT_EQ(tell(delta_version(2)).code(), StatusCode::kWrongBase);
+  EXPECT_EQ(tell(delta_version(3)).code(), StatusCode::kWrongBase) << "nor later";
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "1"}));
+  PublishedVersion full = delta_version(4);
+  full.full = true;
+  ASSERT_TRUE(tell(full).ok()) << "a full version helps";
+  ASSERT_TRUE(tell(delta_version(5)).ok());
+}
+
+TEST_F(FlushNotifierTest, AnotherRunsVersionIsNotTakenForAPostWhoseAnswerWasLost) {
+  engine_.model = "/base";
+  ASSERT_TRUE(tell(delta_version(1)).ok());
+  engine_.failures = 1;
+  engine_.acts = false;
+  EXPECT_FALSE(tell(delta_version(2)).ok());
+  engine_.label = "2";
+  engine_.model = "/other/weight_v000002";
+  EXPECT_EQ(tell(delta_version(3)).code(), StatusCode::kWrongBase);
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2"}));
+}
+
+TEST_F(FlushNotifierTest, ALostAnswerOfAnEngineThatTellsItsModelPathIsMadeUpFor) {
+  engine_.model = "/base";
+  engine_.failures = 1;
+  EXPECT_TRUE(tell(delta_version(1)).ok()) << "its label and model_path say that it has it";
+  ASSERT_TRUE(tell(delta_version(2)).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2"}));
+}
+
+TEST_F(FlushNotifierTest, AnEngineWhoseModelPathNeverChangesTakesDeltas) {
+  engine_.model = "/base";
+  engine_.follows = false;
+  for (const std::uint64_t version : {1U, 2U, 3U}) ASSERT_TRUE(tell(delta_version(version)).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "2", "3"}));
+}
+
+// A server that was started anew names the base again; a load without a label keeps "default".
+TEST_F(FlushNotifierTest, AnUnlabelledLoadOfOtherWeightsIsNotTakenForTheBase) {
+  engine_.model = "/base";
+  ASSERT_TRUE(tell(delta_version(1)).ok());
+  engine_.label = "default";
+  engine_.model = "/somewhere/else";
+  EXPECT_EQ(tell(delta_version(2)).code(), StatusCode::kWrongBase);
+  engine_.model = "/base";
+  ASSERT_TRUE(tell(delta_version(2)).ok());
+  EXPECT_EQ(posted(), (std::vector<std::string>{"1", "1", "2"}));
 }
 
 TEST_F(FlushNotifierTest, AnEmptyVersionIsOnlyNamed) {
