@@ -130,7 +130,7 @@ class Actor(ActorRolloutRefWorker):
             return
 
         class Failing:
-            def publish(self, source):
+            def publish(self, source, **given):
                 trainer._publisher = real
                 visit = source.visit
 
@@ -140,7 +140,7 @@ class Actor(ActorRolloutRefWorker):
 
                 source.visit = broken
                 try:
-                    return real.publish(source)
+                    return real.publish(source, **given)
                 finally:
                     source.visit = visit
 
