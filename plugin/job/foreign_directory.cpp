@@ -97,8 +97,9 @@ class ForeignDirectory final : public ReceiveRoad {
   [[nodiscard]] Result<bool> take_next();
   [[nodiscard]] Result<std::vector<std::uint64_t>> look();
   [[nodiscard]] Status check_same_run(const std::vector<std::uint64_t>& there);
-  // Whether a number that is there still stands for the version that was taken.
-  [[nodiscard]] bool is_taken(std::uint64_t version);
+  enum class There : unsigned char { kAll, kSome, kOther };
+  [[nodiscard]] There look_at(std::uint64_t version);
+  [[nodiscard]] Status check_anchor();
   // Whether the newest version that was taken is there as it was: then what follows builds on it.
   [[nodiscard]] bool newest_stands();
   [[nodiscard]] Result<VersionDirectory> open_number(std::uint64_t version);
@@ -148,6 +149,7 @@ class ForeignDirectory final : public ReceiveRoad {
     std::vector<FileState> files;
   };
   std::map<std::uint64_t, Taken> taken_;
+  FileState compared_;                  // an anchor that is what was followed
   bool cut_off_ = false;                // no delta leads from newest_ on
   std::optional<Deadline> rest_until_;  // from the first failure of a version on
   std::vector<FileState> last_states_;  // what there was then
@@ -278,36 +280,55 @@ Result<std::vector<std::uint64_t>> ForeignDirectory::look() {
   return steps;
 }
 
-// A version that is being removed has files that it had, and no others: another run's may have
-// other names, or be of another layout.
-bool ForeignDirectory::is_taken(std::uint64_t version) {
-  const auto taken = taken_.find(version);
-  if (taken == taken_.end()) return seen_.contains(version);
-  if (taken->second.trl != trl_) return false;
+// What is there of a version that was taken: all of its files as they were, and no others; some of
+// them, if it is being removed; or another version, whose files may have other names.
+ForeignDirectory::There ForeignDirectory::look_at(std::uint64_t version) {
+  const Taken& taken = taken_.at(version);
+  if (taken.trl != trl_) return There::kOther;
   std::set<std::string> known;
-  std::size_t gone = 0;
-  for (const FileState& file : taken->second.files) {
+  bool gone = false;
+  for (const FileState& file : taken.files) {
     const Result<FileState> now = FileState::of(*fs_, file.path);
-    if (now.ok() && file != *now) return false;
-    gone += now.ok() ? 0 : 1;
+    if (now.ok() && file != *now) return There::kOther;
+    gone = gone || !now.ok();
     known.insert(file.path);
   }
-  if (gone == 0 || trl_) return true;  // of TRL's steps the files are others' names
   const std::string directory = join_path(options_.dir, version_directory_name(version));
-  const auto names = fs_->list(directory);
-  return !names.ok() || std::ranges::none_of(*names, [&](const std::string& name) {
+  const auto names =
+      trl_ ? Result<std::vector<std::string>>(std::vector<std::string>()) : fs_->list(directory);
+  for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
     const bool read = name.ends_with(".safetensors") || name == kIndexName;
-    return read && !known.contains(join_path(directory, name));
-  });
+    if (read && !known.contains(join_path(directory, name))) return There::kOther;
+  }
+  return gone ? There::kSome : There::kAll;
+}
+
+// TRL's steps may have an anchor beside the delta that was taken: of this run it is the same, of a
+// trainer that resumed from an earlier step it is another.
+Status ForeignDirectory::check_anchor() {
+  const TrlPlace place = trl_place(options_.dir, newest_, true);
+  const std::string path = join_path(place.directory, place.name);
+  if (!trl_ || newest_ == 0 || !exists(*fs_, path)) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(FileState state, FileState::of(*fs_, path));
+  if (state == compared_ || taken_.at(newest_).files.front() == state) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile anchor, SafetensorsFile::open(*fs_, path));
+  for (std::size_t tensor = 0; tensor < layout().size(); ++tensor) {
+    const SafetensorsEntry* const entry = anchor.find(layout()[tensor].name);
+    if (entry == nullptr || std::ranges::equal(anchor.bytes(*entry), weights_->tensor(tensor))) {
+      continue;
+    }
+    fenced_ = error(StatusCode::kWrongRun, path, ": tensor '", layout()[tensor].name,
+                    "' has other bits than step ", newest_,
+                    " that was followed: the trainer went back to an earlier step. Start again ",
+                    "from ", options_.foreign_base);
+    return fenced_;
+  }
+  compared_ = std::move(state);
+  return {};
 }
 
 bool ForeignDirectory::newest_stands() {
-  const auto taken = taken_.find(newest_);
-  return newest_ == 0 || (taken != taken_.end() && taken->second.trl == trl_ &&
-                          std::ranges::all_of(taken->second.files, [&](const FileState& file) {
-                            const Result<FileState> now = FileState::of(*fs_, file.path);
-                            return now.ok() && file == *now;
-                          }));
+  return newest_ == 0 || (taken_.contains(newest_) && look_at(newest_) == There::kAll);
 }
 
 // A number that was taken stands for the same directory, and none appears behind the newest.
@@ -315,7 +336,9 @@ Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there)
   const bool first = !std::exchange(looked_, true);
   for (const std::uint64_t version : there) {
     if (version > newest_ || first) break;
-    if (is_taken(version)) continue;
+    if (taken_.contains(version) ? look_at(version) != There::kOther : seen_.contains(version)) {
+      continue;
+    }
     fenced_ = error(StatusCode::kWrongRun, join_path(options_.dir, version_directory_name(version)),
                     ": is another one than the version ", version,
                     " that was followed: the trainer has begun anew, after version ", newest_,
@@ -516,6 +539,7 @@ Status ForeignDirectory::take(VersionDirectory version) {
     return error(StatusCode::kIncomplete, version.path, ": was replaced while it was read");
   }
   // Checksums are of the tensors that it changes: they do not tell its base.
+  if (!version.full()) DRIFTLESS_RETURN_IF_ERROR(check_anchor());
   cut_off_ = !version.full() && !(trl_ && step_.base_digest) && !newest_stands();
   if (cut_off_) return cut_off_error();
   DRIFTLESS_RETURN_IF_ERROR(prove(version, parts, manifest));

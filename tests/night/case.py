@@ -504,6 +504,9 @@ class Case:
             return
         times = [e["monotonic_ms"] / 1e3 for p in self.processes for e in p.events()
                  if e.get("event") == "version" and e["version"] == last and "monotonic_ms" in e]  # fmt: skip
+        # One that was killed may have published it, and not said so.
+        times += [p.ended for p in self.processes if p.killed and p.rollouts and p.ended is not None
+                  and p.run is process.run and p.place == process.place]  # fmt: skip
         since = min(times, default=process.began)
         lived = {
             p.name

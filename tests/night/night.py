@@ -60,7 +60,9 @@ def run_case(seed: int, options, endpoint) -> tuple[Case | None, str | None]:
             case.took = time.monotonic() - began
             case.clean_up()
         if options.keep:
-            shutil.copytree(work, Path(options.keep) / f"seed{seed}", dirs_exist_ok=True)
+            kept = Path(options.keep) / f"seed{seed}"
+            pipes = shutil.ignore_patterns("ompi.*")
+            shutil.copytree(work, kept, ignore=pipes, dirs_exist_ok=True)
         shutil.rmtree(work, ignore_errors=True)
     return case, wrong
 

@@ -216,6 +216,47 @@ def test_a_delta_behind_a_version_that_is_gone_is_not_taken(work, rng, write):
         assert all(target.tensor(name).tobytes() == each.data for name, each in held.items())
 
 
+def test_a_file_that_joins_a_version_after_it_was_taken_is_noticed(work, rng):
+    """Two ranks, of which one's file becomes visible after the next version."""
+    trainer = Trainer(work, rng)
+    rollout = follow(following(work, trainer), trainer, 4, work / "a", "--verbose")
+    for number in range(1, 4):
+        path = foreign.write_flush(trainer.dir, *trainer.step(), "deltas", 2)
+        if number == 2:
+            late = path / "rank0001_flush000000.safetensors"
+            data = late.read_bytes()
+            late.unlink()
+    lines = iter(rollout.stdout.readline, "")
+    assert any(json.loads(line)["version"] == 2 for line in lines)
+    late.write_bytes(data)
+    for _ in range(2):
+        foreign.write_flush(trainer.dir, *trainer.step(), "deltas", 2)
+    assert_refusal(finish(rollout, 60), 4, "wrong_run", "weight_v000002")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_anchor_of_the_step_that_was_followed_is_compared(work, rng, same):
+    """A trainer of TRL's that resumes begins with an anchor, of a step that was followed as a delta."""
+    trainer = Trainer(work, rng)
+    rollout = follow(following(work, trainer), trainer, 6, work / "a", "--verbose")
+    for write in (foreign.write_trl_anchor, *[foreign.write_trl_delta] * 3):
+        version, old, new = trainer.step()
+        write(trainer.dir, version, *([new] if write is foreign.write_trl_anchor else [old, new]))
+    lines = iter(rollout.stdout.readline, "")
+    assert any(json.loads(line)["version"] == 4 for line in lines)
+    if not same:
+        trainer.history = trainer.history[:4]
+        trainer.step()
+    foreign.write_trl_anchor(trainer.dir, 4, trainer.history[4])
+    for _ in range(2):
+        foreign.write_trl_delta(trainer.dir, *trainer.step())
+    if same:
+        assert ended(rollout)["version"] == 6
+        assert read_checkpoint(work / "a/rollout_00") == trainer.history[6]
+    else:
+        assert_refusal(finish(rollout, 60), 4, "wrong_run", "went back to an earlier step")
+
+
 @pytest.mark.parametrize("write", [foreign.write_flush, foreign.write_hf_delta])
 def test_apply_knows_a_version_without_a_manifest_by_its_files(work, rng, write):
     """A number alone may be another run's: of the same trainer, begun anew, or of ours."""
