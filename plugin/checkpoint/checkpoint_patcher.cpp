@@ -232,6 +232,23 @@ static Result<Hash128> hash_files(FileSystem& fs, const VersionDirectory& versio
   return xxh3_128(all);
 }
 
+// Each tensor against the newest checksum that the versions so far say of it.
+Status CheckpointPatcher::check_checksums(const std::string& directory) const {
+  std::set<std::uint32_t> seen;
+  for (std::uint64_t number = state_.version; number > 0; --number) {
+    const Result<VersionDirectory> version = open_version(*fs_, directory, number);
+    if (!version.ok()) {
+      return error(StatusCode::kWrongBase, path_, " is at version ", state_.version,
+                   " by another tool, and nobody can tell whether of this run (",
+                   version.status().message(), "): keep the versions that were applied, or ",
+                   kResync);
+    }
+    DRIFTLESS_RETURN_IF_ERROR(check_changes(*version, &seen));
+    if (version->full()) break;
+  }
+  return {};
+}
+
 Status CheckpointPatcher::check_follows(const VersionDirectory& version) const {
   if (state_.version == 0) return {};
   const std::string held = concat(path_, " is at version ", state_.version);
@@ -239,12 +256,12 @@ Status CheckpointPatcher::check_follows(const VersionDirectory& version) const {
     return error(StatusCode::kWrongRun, version.path, ": has no manifest, and ", held, " of run ",
                  to_hex(state_.run), ": nobody can tell whether it builds on that; ", kResync);
   }
+  const std::string directory = version.path.substr(0, version.path.rfind('/'));
   if (state_.files.is_zero()) {  // by another tool, which keeps the number alone
-    if (version.directory_layout == DirectoryLayout::kHfDelta) return {};  // has checksums
+    if (version.directory_layout == DirectoryLayout::kHfDelta) return check_checksums(directory);
     return error(StatusCode::kWrongBase, held, ", and its state does not say which files brought ",
                  "it there: nobody can tell whether ", version.path, " builds on that; ", kResync);
   }
-  const std::string directory = version.path.substr(0, version.path.rfind('/'));
   const Result<VersionDirectory> before = open_version(*fs_, directory, state_.version);
   const Result<Hash128> files =
       before.ok() ? hash_files(*fs_, *before) : Result<Hash128>(before.status());
@@ -447,10 +464,16 @@ Status CheckpointPatcher::check_at(const VersionDirectory& version) {
     }
   }
   // Others' states prove nothing: hold the weights against the checksums that the version has.
+  return check_changes(version, nullptr);
+}
+
+Status CheckpointPatcher::check_changes(const VersionDirectory& version,
+                                        std::set<std::uint32_t>* seen) const {
   DRIFTLESS_ASSIGN_OR_RETURN(
       const VersionSource source,
       VersionSource::open(*fs_, version, checkpoint_->layout(), join_path(path_, kSyncDirectory)));
   for (const TensorChange& change : source.changes()) {
+    if (seen != nullptr && !seen->insert(change.tensor).second) continue;
     const TensorView tensor = checkpoint_->tensor(change.tensor);
     const std::string found = checksum_hex(version.checksum, tensor.bytes());
     if (change.checksum.empty() || found == change.checksum) continue;
@@ -461,8 +484,9 @@ Status CheckpointPatcher::check_at(const VersionDirectory& version) {
   return {};
 }
 
-Status CheckpointPatcher::check_full() {
-  if (digest_proven_) return {};
+Status CheckpointPatcher::check_full(bool again) {
+  if (digest_proven_ && !again) return {};
+  digest_proven_ = false;
   const Digest found = sweep();
   if (state_.digest && found != *state_.digest) {
     return error(StatusCode::kMismatch, path_, ": the weights have digest ", to_hex(found),

@@ -10,6 +10,8 @@
 // thread.
 #pragma once
 
+#include <set>
+
 #include "plugin/checkpoint/journal.h"
 #include "plugin/targets/version_stager.h"
 
@@ -96,7 +98,8 @@ class CheckpointPatcher {
   [[nodiscard]] Status check_at(const VersionDirectory& version);
   // Reads all weights and compares their digest with the state's, or learns it if the state has
   // none; and stored copies with what they are copies of.
-  [[nodiscard]] Status check_full();
+  // `again`: also if that was done already.
+  [[nodiscard]] Status check_full(bool again = false);
 
   [[nodiscard]] const CheckpointState& state() const { return state_; }
   [[nodiscard]] const Checkpoint& checkpoint() const { return *checkpoint_; }
@@ -114,6 +117,10 @@ class CheckpointPatcher {
   Status check_base(const VersionDirectory& version, BaseTrust trust);
   // Of a delta without a manifest: whether it builds on what was applied here.
   [[nodiscard]] Status check_follows(const VersionDirectory& version) const;
+  [[nodiscard]] Status check_checksums(const std::string& directory) const;
+  // The tensors that the version changes, but those in `seen`, which gets them.
+  [[nodiscard]] Status check_changes(const VersionDirectory& version,
+                                     std::set<std::uint32_t>* seen) const;
   [[nodiscard]] Digest sweep() const;
   [[nodiscard]] Result<CheckpointState> state_after(std::span<const VersionSource> chain,
                                                     const StagedVersion& staged) const;

@@ -17,8 +17,11 @@ class CheckpointTarget final : public WeightTarget {
     ApplyOptions options;
     options.threads = threads_;
     DRIFTLESS_ASSIGN_OR_RETURN(patcher_, CheckpointPatcher::open(*fs_, path_, options));
-    return prove();
+    DRIFTLESS_RETURN_IF_ERROR(prove());
+    swept_ = patcher_->state().version;
+    return {};
   }
+  void set_proof(const ProofRule& rule) override { rule_ = rule; }
 
   [[nodiscard]] const WeightLayout* layout() const override {
     return &patcher_->checkpoint().layout();
@@ -67,15 +70,30 @@ class CheckpointTarget final : public WeightTarget {
 
   // Reads the weights: their digest must be the state's, if it has one.
   Status prove() {
-    Status proof = patcher_->check_full();
+    Status proof = patcher_->check_full(true);
     if (!proof.ok() && proof.code() != StatusCode::kMismatch) return proof;
     proven_ = proof.ok();
     return {};
   }
 
+  // The weights as they are, before a delta that is so many versions after the last time: somebody
+  // else may have written where no version has since.
+  Status sweep(const FetchedVersion& last) {
+    const bool due = !rule_.always && rule_.every > 0 && proven_ &&
+                     last.manifest.encoding != Encoding::kFull &&
+                     last.manifest.id.version >= swept_ + rule_.every;
+    if (!due) return {};
+    const Status found = patcher_->check_full(true);
+    proven_ = found.ok();
+    swept_ = patcher_->state().version;
+    return found;
+  }
+
   FileSystem* fs_;
   std::string path_;
   unsigned threads_;
+  ProofRule rule_;
+  std::uint64_t swept_ = 0;  // the version at the last sweep
   std::unique_ptr<CheckpointPatcher> patcher_;
   bool proven_ = false;  // the weights are what the state says
   Hash128 admitted_;     // the run that may take it over; zero: none
@@ -102,11 +120,18 @@ class CheckpointTarget::Change final : public StagedChange {
     staged_.reset();
     target_->staged_ = false;
     if (!applied.ok()) {
-      target_->proven_ = target_->proven_ && !target_->patcher_->interrupted() &&
+      const bool whole = target_->proven_ && !target_->patcher_->interrupted() &&
                          target_->patcher_->check_files().ok();
+      const bool other = applied.status().code() == StatusCode::kMismatch;
+      target_->proven_ = whole && (!other || target_->patcher_->check_full(true).ok());
       return applied.status();
     }
     target_->proven_ = true;
+    if (target_->rule_.always) {
+      const Status found = target_->patcher_->check_full(true);
+      target_->proven_ = found.ok();
+      DRIFTLESS_RETURN_IF_ERROR(found.with_context("once it was written"));
+    }
     return CommitReport{applied->version, *target_->patcher_->state().digest,
                         applied->changed_units, applied->commit_ms, tensors_};
   }
@@ -128,6 +153,7 @@ Result<std::unique_ptr<StagedChange>> CheckpointTarget::stage(std::vector<Fetche
   }
   DRIFTLESS_RETURN_IF_ERROR(recover());
   DRIFTLESS_RETURN_IF_ERROR(check_chain(state(), *layout(), chain, admitted_));
+  DRIFTLESS_RETURN_IF_ERROR(sweep(chain.back()));
   const Hash128& run = patcher_->state().run;
   const bool foreign = !run.is_zero() && chain.front().manifest.id.run != run;
   DRIFTLESS_ASSIGN_OR_RETURN(

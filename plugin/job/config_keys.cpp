@@ -340,9 +340,8 @@ constexpr std::array kKeys = {
         "receiver.read_workers", "Ranges of a version that a rollout fetches at a time"),
     key<OneOf<kProofs>, DRIFTLESS_FIELD(receiver.proof.always)>(
         "receiver.prove", "staged or always, or every: N below it",
-        "When a rollout in memory or on a GPU reads all of its weights, and compares them with "
-        "what "
-        "they should be. staged: while the next version is made ready; what a commit touches is "
+        "When a rollout reads all of its weights, and compares them with what they should be. "
+        "staged: while the next version is made ready; what a commit touches is "
         "compared and read back in the pause. always: in every pause, after the writing"),
     key<Count<1>, DRIFTLESS_FIELD(receiver.proof.every)>(
         "receiver.prove.every", "staged, but so many versions after the last time"),

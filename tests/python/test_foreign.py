@@ -279,6 +279,35 @@ def test_apply_knows_a_version_without_a_manifest_by_its_files(work, rng, write)
         assert read_checkpoint(local) == held
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_apply_proves_what_another_tool_brought_a_checkpoint_to(work, rng, anew):
+    """That keeps the number alone. The versions so far have a checksum of every tensor that they
+    changed; those of the next one are of other tensors."""
+    trainer = Trainer(work, rng)
+    for _ in range(3):
+        foreign.write_hf_delta(trainer.dir, *trainer.step())
+    local = write_checkpoint(work / "copy", trainer.history[3])
+    (local / ".weight_sync").mkdir()
+    (local / ".weight_sync/state.json").write_text('{"version": "000003"}')
+    held = trainer.history[3]
+    if anew:
+        shutil.rmtree(trainer.dir)
+        trainer.history = trainer.history[:1]
+        for _ in range(3):
+            foreign.write_hf_delta(trainer.dir, *trainer.step())
+    version, old, new = trainer.step()
+    name = min(n for n in new if new[n].data != old[n].data)
+    trainer.history[version] = old | {name: new[name]}  # one tensor changes
+    foreign.write_hf_delta(trainer.dir, version, old, trainer.history[version])
+    result = run("apply", trainer.dir, "--to", local)
+    if anew:
+        assert_refusal(result, 4, "mismatch", "the state says version 3")
+        assert read_checkpoint(local) == held
+    else:
+        assert result.returncode == 0, result.stderr
+        assert read_checkpoint(local) == trainer.history[version]
+
+
 def test_apply_puts_nothing_without_a_manifest_onto_a_version_of_a_run(work, rng):
     trainer = Trainer(work, rng)
     _, _, new = trainer.step()

@@ -225,6 +225,8 @@ def test_a_replay_is_not_taken_for_the_run_that_is_there(work, rng):
         refused = run(*job.trainer(*arguments))
         assert_refusal(refused, 7, "version 3 of run", "another run", "road.dir")
     assert [path.name for path in sorted(job.dir.glob("weight_v*"))][-1] == "weight_v000003"
+    ended = run(*job.rollout("--base", work / "run/step_000000", "--timeout", "20s"))
+    assert ended.returncode == 0, f"what was refused took back that the run ended: {ended.stderr}"
 
 
 # --- a directory that is not there ---------------------------------------------------------------

@@ -33,7 +33,7 @@ SAME = """
 import sys, torch
 one, other = (torch.load(path) for path in sys.argv[1:])
 assert one.keys() == other.keys()
-for name in one: assert torch.equal(one[name], other[name]), name
+for name in one: assert torch.equal(one[name].to(other[name].dtype), other[name]), name
 print(len(one), "tensors")
 """
 

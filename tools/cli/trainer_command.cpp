@@ -8,6 +8,8 @@
 #include <thread>
 
 #include "core/version.h"
+#include "formats/manifest.h"
+#include "formats/run_info.h"
 #include "plugin/checkpoint/verify.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
@@ -181,6 +183,7 @@ class Trainer {
     CheckpointSource source(base, process_.rank(), process_.trainers());
     // Making up a run took the time it took: only now the others are waited for.
     DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
+    if (leads() && !arguments_.replay.empty()) DRIFTLESS_RETURN_IF_ERROR(look_first());
     DRIFTLESS_ASSIGN_OR_RETURN(session_, PublisherSession::open(config_, process_, source));
     if (!leads()) return {};
     const EndOfRun first = session_->newest();
@@ -197,6 +200,27 @@ class Trainer {
     DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint weights, Checkpoint::open(fs, steps_.path(step)));
     DRIFTLESS_RETURN_IF_ERROR(leave_out_copies(fs, weights, layout_).status());
     return weights;
+  }
+
+  // To open a publisher is to take the road over, and to take back that its run has ended: a run
+  // that is another's is left alone. What cannot be read is the publisher's to judge.
+  [[nodiscard]] Status look_first() {
+    const Deadline now = Deadline::after(std::chrono::milliseconds(0));
+    const auto history = process_.history();
+    if (!history.ok() || *history == nullptr) return {};
+    const Result<std::string> announced = (*history)->run_info(now);
+    if (!announced.ok()) return {};
+    const Result<RunInfo> run = parse_run_info(*announced, "the announcement on the road");
+    const Result<std::vector<PublicationId>> there =
+        (*history)->list(Deadline::after(config_.connect_deadline));
+    if (!run.ok() || !there.ok() || there->empty()) return {};
+    const PublicationId newest = *std::ranges::max_element(*there, {}, &PublicationId::version);
+    const Result<std::string> text =
+        (*history)->fetch_manifest(newest, Deadline::after(config_.connect_deadline));
+    if (!text.ok()) return {};
+    const Result<Manifest> manifest = parse_manifest(*text, to_string(newest));
+    if (!manifest.ok() || run->layout.signature() != layout_.signature()) return {};
+    return find_step({run->run, newest.version, manifest->digest});
   }
 
   // The version there must be one of these steps: else nothing, or a mixture, would be published.
