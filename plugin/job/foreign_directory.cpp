@@ -377,6 +377,10 @@ Result<std::optional<VersionDirectory>> ForeignDirectory::choose(
     if (version <= newest_) continue;
     Result<VersionDirectory> opened = open_number(version);
     if (trl_ && opened.status().code() == StatusCode::kNotFound) continue;
+    if (opened.status().code() == StatusCode::kIncomplete && version != there.back()) {
+      return error(StatusCode::kCorrupt, opened.status().message(),
+                   "; and the next version is there already");  // it is not waited for in vain
+    }
     DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, std::move(opened));
     const bool follows = found.base_version == newest_;
     const bool fits = found.full() || (follows && !cut_off_);

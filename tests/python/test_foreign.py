@@ -234,6 +234,18 @@ def test_a_file_that_joins_a_version_after_it_was_taken_is_noticed(work, rng):
     assert_refusal(finish(rollout, 60), 4, "wrong_run", "weight_v000002")
 
 
+def test_a_version_without_a_file_is_named_once_the_next_one_is_there(work, rng):
+    """Nobody can tell whether it changes nothing, or its files are lost."""
+    trainer = Trainer(work, rng)
+    for number in range(1, 5):
+        path = foreign.write_flush(trainer.dir, *trainer.step())
+        for file in path.iterdir() if number == 2 else ():
+            file.unlink()
+    rollout = follow(following(work, trainer), trainer, 3, work / "a", "--verbose")
+    result = finish(rollout, 60)
+    assert result.returncode == 4 and "the next version is there already" in result.stderr
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_an_anchor_of_the_step_that_was_followed_is_compared(work, rng, same):
     """A trainer of TRL's that resumes begins with an anchor, of a step that was followed as a delta."""
