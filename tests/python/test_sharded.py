@@ -363,8 +363,8 @@ def bits_of(path):
 
 
 def check_shares(work, base):
-    """Every element is published by one rank, and no rank publishes all."""
+    """Every element is read by some rank, replicas that the placements do not name by several (they
+    are compared), and none reads all."""
     total = sum(tensor.size for tensor in base.values())
     shares = [found["elements"] for found in said(work)]
-    assert sum(shares) == total, shares
-    assert max(shares) < total
+    assert sum(shares) >= total and max(shares) < total, shares

@@ -149,7 +149,7 @@ def main():
     assert [report.version for report in reports] == list(range(1, len(versions)))
     publisher.declare_end()
     job.close()
-    shards = source.shards()  # of which visit() leaves out what another rank publishes
+    shards = source.shards()
     held = sum(shards[n].tensor.numel() for batch in source.visit() for n, _ in batch)
     Path(out, f"rank{rank}.json").write_text(json.dumps({"elements": held}))
     if rank == 0:
