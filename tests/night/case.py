@@ -512,8 +512,10 @@ class Case:
             )
         if not self.contracts["counted_followers_lived"] or process.role == "mpi job":
             return
+        # A version's line comes once the rollouts have it: who holds the last one lived after the
+        # line before.
         times = [e["monotonic_ms"] / 1e3 for p in self.processes for e in p.events()
-                 if e.get("event") == "version" and e["version"] == last and "monotonic_ms" in e]  # fmt: skip
+                 if e.get("event") == "version" and e["version"] == last - 1 and "monotonic_ms" in e]  # fmt: skip
         # One that was killed may have published it, and not said so.
         times += [p.ended for p in self.processes if p.killed and p.rollouts and p.ended is not None
                   and p.run is process.run and p.place == process.place]  # fmt: skip
