@@ -89,8 +89,8 @@ class CheckpointPatcher {
   // that were restored or replaced meanwhile are refused (kMismatch), and not written into.
   [[nodiscard]] Status recover();
   // Ok if the files are those that were opened; kMismatch, naming one that was replaced, or whose
-  // header somebody else wrote into. Then
-  // nothing can be staged or committed until reopen() has read them anew.
+  // header somebody else wrote into. Then nothing can be staged or committed until reopen() has
+  // read them anew.
   [[nodiscard]] Status check_files() const;
   [[nodiscard]] Status reopen();
   // Ok if the checkpoint, whose state says that it is at `version`, is not contradicted by what
