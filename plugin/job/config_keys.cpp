@@ -185,10 +185,6 @@ constexpr std::array kKeys = {
     key<Text, DRIFTLESS_FIELD(object_store.ca_file)>(
         "road.ca_file", kPath,
         "object_store: certificates of those that https is believed; empty: the system's"),
-    key<Switch, DRIFTLESS_FIELD(object_store.single_writer)>(
-        "road.single_writer",
-        "object_store: take a store that ignores If-None-Match. One publisher at a time is then "
-        "yours to see to"),
     key<DurationOrNone, DRIFTLESS_FIELD(object_store.presign)>(
         "road.presign",
         "object_store, of trainers: index.json holds presigned links for rollouts without "
