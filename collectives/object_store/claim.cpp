@@ -87,11 +87,15 @@ Status Claim::probe_once(const Deadline& deadline) {
   // Once more: one that starts at the same time removes what is left of others.
   if (second.ok()) second = store_->put(key, bytes_of("2"), true, deadline);
   const bool refuses = second.code() == StatusCode::kAlreadyExists;
-  if (!second.ok() && !refuses && second.code() != StatusCode::kUnsupported) return second;
+  // Whether it knows no conditions, or takes nothing at all: a web server can only be read.
+  if (second.code() == StatusCode::kUnsupported) {
+    second = store_->put(key, bytes_of("2"), false, deadline);
+  }
+  if (!second.ok() && !refuses) return second;
   if (refuses) {
     DRIFTLESS_ASSIGN_OR_RETURN(replaces_, probe_replace(key, deadline));
   }
-  if (refuses || second.ok()) DRIFTLESS_RETURN_IF_ERROR(store_->remove(key, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(store_->remove(key, deadline));
   if (refuses) return {};
   return error(StatusCode::kUnsupported, store_->name(),
                ": the store ignores If-None-Match, so two publishers could both win a version; "

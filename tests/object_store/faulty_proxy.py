@@ -9,7 +9,8 @@ fault or None. `dropped` are headers that are not passed on. All requests are no
 in `log`. Signatures hold: the Host header that the client signed is passed on.
 
 With a `directory`, that of `rclone serve s3`, the proxy enforces If-None-Match and If-Match itself, by
-the files that it finds there."""
+the files that it finds there, but for those in `ignored`: rclone checks the signatures of headers, so
+that none can be dropped on their way to it."""
 
 import contextlib
 import hashlib
@@ -57,6 +58,7 @@ class FaultyProxy:
     def __init__(self, endpoint, directory=None):
         self.target = urlsplit(endpoint).netloc
         self.directory = directory
+        self.ignored = ()  # conditions that it does not enforce
         self._writing = threading.Lock()  # from the look at a condition to the end of its request
         self.fault = lambda request: None
         self.dropped = ()  # headers that the store never sees
@@ -120,7 +122,7 @@ class FaultyProxy:
         path = Path(self.directory) / unquote(request.path).lstrip("/")
         if "if-none-match" in headers:
             return "412" if path.is_file() else None
-        if "if-match" in headers:
+        if "if-match" in headers and "if-match" not in self.ignored:
             if not path.is_file():
                 return "404"
             tag = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()

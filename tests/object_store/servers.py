@@ -34,7 +34,7 @@ ACCESS_KEY, SECRET_KEY = "AKIATESTONLYKEY00001", "sEcReTtEsToNlY/key+0123456789a
 
 class Endpoint(str):
     """A server's address; `directory` holds the buckets of rclone as directories, `unguarded` is the
-    address of rclone itself, without conditions."""
+    address of rclone itself, without conditions, and `guard` is the proxy that enforces them."""
 
 
 class Unavailable(Exception):
@@ -111,7 +111,7 @@ def serve(name, directory=None):
             else:
                 with FaultyProxy(endpoint, data) as proxy:
                     guarded = Endpoint(proxy.endpoint)
-                    guarded.directory, guarded.unguarded = data, endpoint
+                    guarded.directory, guarded.unguarded, guarded.guard = data, endpoint, proxy
                     yield guarded
         finally:
             process.kill()

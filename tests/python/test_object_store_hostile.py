@@ -69,14 +69,18 @@ def lists(handler):
 
 
 def or_nothing(listed):
-    """Lists are answered by `listed`; there are no objects, and what is written is taken."""
+    """Lists are answered by `listed`; there are no objects, and what is written is taken, once."""
+    written = set()
 
     def answer(handler):
         if lists(handler):
             listed(handler)
         elif handler.command in ("GET", "HEAD"):
             reply(handler, "<Error><Code>NoSuchKey</Code></Error>", 404)
+        elif handler.headers.get("If-None-Match") and handler.path in written:
+            reply(handler, "<Error><Code>PreconditionFailed</Code></Error>", 412)
         else:
+            written.add(handler.path)
             reply(handler, "", ETag='"tag"')
 
     return answer
