@@ -206,17 +206,4 @@ Status json_check_format(const Json& object, std::string_view what, std::string_
                number, "; use the same release on both sides");
 }
 
-std::string shown(std::string_view text, std::size_t max_bytes) {
-  std::string out = "'";
-  try {
-    // Cutting may split a character: what is broken at the end is replaced like any broken byte.
-    const std::string quoted =
-        Json(text.substr(0, max_bytes)).dump(-1, ' ', false, Json::error_handler_t::replace);
-    out.append(quoted, 1, quoted.size() - 2);
-  } catch (const std::exception&) {
-    out += '?';
-  }
-  return out + (text.size() > max_bytes ? "...'" : "'");
-}
-
 }  // namespace driftless

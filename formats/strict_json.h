@@ -13,7 +13,7 @@
 
 #include "core/digest.h"
 #include "core/hash128.h"
-#include "core/status.h"
+#include "core/setting_values.h"
 
 namespace driftless {
 
@@ -60,9 +60,5 @@ template <typename T>
 // 'format' must be `name` and 'format_version' `number`; kUnsupported for another number.
 [[nodiscard]] Status json_check_format(const Json& object, std::string_view what,
                                        std::string_view name, std::uint64_t number);
-
-// A string from outside as an error message may hold it: on one line, in single quotes, at most
-// `max_bytes` of it, without control characters or broken UTF-8.
-[[nodiscard]] std::string shown(std::string_view text, std::size_t max_bytes = 80);
 
 }  // namespace driftless

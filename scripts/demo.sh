@@ -51,10 +51,10 @@ road() {
 }
 
 road mpi_rma single_node.yaml
-road flush shared_fs_flush.yaml "road.dir=$work/flush"
-road hf_delta shared_fs_sglang.yaml "road.dir=$work/hf_delta"
+road flush shared_fs_flush.yaml "road.shared_fs.dir=$work/flush"
+road hf_delta shared_fs_sglang.yaml "road.shared_fs.dir=$work/hf_delta"
 if $driftless info | grep -q '^shared_fs/hdf5 *built'; then
-  road hdf5 parallel_hdf5.yaml "road.dir=$work/hdf5"
+  road hdf5 parallel_hdf5.yaml "road.shared_fs.dir=$work/hdf5"
 fi
 
 echo

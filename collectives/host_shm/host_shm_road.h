@@ -47,4 +47,9 @@ struct HostShmOptions {
 [[nodiscard]] Status tell_host_shm_end(const HostShmOptions& options, std::string_view text);
 [[nodiscard]] Result<std::optional<std::string>> hear_host_shm_end(const HostShmOptions& options);
 
+struct RoadKind;
+struct RoadOpener;
+extern const RoadKind kHostShmKind;
+extern const RoadOpener kHostShmOpener;
+
 }  // namespace driftless

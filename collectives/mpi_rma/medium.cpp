@@ -63,11 +63,11 @@ Status check_shared_memory(std::uint64_t needed_bytes) {
   if (::statvfs(directory.c_str(), &info) != 0) return {};
   const std::uint64_t room = std::uint64_t{info.f_bavail} * info.f_frsize;
   if (needed_bytes + kSlack <= room) return {};
-  return error(
-      StatusCode::kNoSpace, "the windows on this host need ", needed_bytes, " bytes, ", directory,
-      " has ", room,
-      " free: enlarge it, or lower road.ring_size and road.anchor_size, or give mpirun --mca ",
-      kVariable, " DIR, on a file system with room");
+  return error(StatusCode::kNoSpace, "the windows on this host need ", needed_bytes, " bytes, ",
+               directory, " has ", room,
+               " free: enlarge it, or lower road.ring_size and road.mpi_rma.anchor_size, or give "
+               "mpirun --mca ",
+               kVariable, " DIR, on a file system with room");
 }
 
 }  // namespace
@@ -125,7 +125,7 @@ Status Medium::agree(const Status& mine, std::string_view what) {
     if (least[2 * i] == ~least[2 * i + 1]) continue;
     return error(StatusCode::kInvalidArgument, what,
                  ": ranks differ in publishers, road.ring_size, road.ring_versions, "
-                 "road.anchor_size or announcement_bytes; give all the same configuration");
+                 "road.mpi_rma.anchor_size or announcement_bytes; give all the same configuration");
   }
   return {};
 }

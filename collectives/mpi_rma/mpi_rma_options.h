@@ -19,4 +19,13 @@ struct MpiRmaOptions {
   std::chrono::milliseconds patience{600'000};  // with a silent receiver
 };
 
+// As a configuration has them.
+struct MpiRmaSettings : MpiRmaOptions {
+  bool anchor_auto = true;  // anchor_bytes: as much as the base takes, if anchors are on
+};
+struct RoadKind;
+struct RoadOpener;
+extern const RoadKind kMpiRmaKind;
+extern const RoadOpener kMpiRmaOpener;  // of the library driftless_mpi_rma
+
 }  // namespace driftless

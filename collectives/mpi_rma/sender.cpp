@@ -37,7 +37,7 @@ class Sender final : public SendRoad {
                                           medium.options().ring_versions, "road.ring_size",
                                           [this](std::uint64_t version) { end_below(version); })),
         anchors_(std::make_shared<PartRing>(window_.subspan(map_.anchor, map_.anchor_bytes), 1,
-                                            "road.anchor_size",
+                                            "road.mpi_rma.anchor_size",
                                             [this](std::uint64_t) { forget_anchor(); })),
         peers_(leads() ? medium.receivers() : 0),
         progress_(medium.quiet()) {}
@@ -70,7 +70,7 @@ class Sender final : public SendRoad {
     end_last();
     if (id.kind == PublicationKind::kAnchor && map_.anchor_bytes == 0) {
       return error(StatusCode::kUnsupported, to_string(id),
-                   ": this road has no room for anchors: set road.anchor_size");
+                   ": this road has no room for anchors: set road.mpi_rma.anchor_size");
     }
     if (leads()) {
       DRIFTLESS_RETURN_IF_ERROR(check_new(id));

@@ -58,7 +58,7 @@ Status check_options(const MpiRmaOptions& options, unsigned publishers, unsigned
                  ": expected 1 to ", kMostVersions);
   }
   DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.ring_size", options.ring_bytes, kLeastRing));
-  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.anchor_size", options.anchor_bytes, 0));
+  DRIFTLESS_RETURN_IF_ERROR(check_bytes("road.mpi_rma.anchor_size", options.anchor_bytes, 0));
   return check_bytes("road.announcement_bytes", options.announcement_bytes, 1);
 }
 

@@ -3,17 +3,7 @@
 // are not built.
 #pragma once
 
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "core/hash128.h"
-#include "core/memory_kind.h"
-#include "core/status.h"
+#include "collectives/road_kind.h"
 
 namespace driftless {
 
@@ -32,11 +22,6 @@ struct RendezvousOptions {
   std::string dir = {};  // file: owned by the user, closed to others
 };
 
-// xxh3-128 of each stretch of device memory, as many as there are stretches. Called from any
-// thread, one call at a time for a road; returns once they are known.
-using DeviceHash =
-    std::function<Result<std::vector<Hash128>>(std::span<const std::span<const std::byte>>)>;
-
 struct NcclOptions {
   int device = 0;  // of CUDA
   // What fetch_part() returns: bytes copied down to pinned memory, or as they lie on the device.
@@ -51,5 +36,13 @@ struct NcclOptions {
   std::chrono::milliseconds silence{10'000};
   DeviceHash hash;  // empty: bytes are brought to the host to be hashed
 };
+
+// As a configuration has them.
+struct NcclSettings : NcclOptions {
+  RendezvousOptions rendezvous;
+};
+extern const RoadKind kNcclKind;
+// Of the library driftless_nccl, by the way that processes meet: in a directory, over TCP, by MPI.
+extern const RoadOpener kNcclFileOpener, kNcclTcpOpener, kNcclMpiOpener;
 
 }  // namespace driftless

@@ -286,7 +286,7 @@ Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& d
   // That does not pass.
   if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
     return error(StatusCode::kInvalidArgument, what, ": ", curl_easy_strerror(code),
-                 "; road.ca_file names the certificates that are believed");
+                 "; road.object_store.ca_file names the certificates that are believed");
   }
   return error(StatusCode::kIo, what, ": ", curl_easy_strerror(code), cause);
 }

@@ -18,7 +18,7 @@ struct ObjectStoreOptions {
   std::string endpoint;  // "http(s)://host[:port]" of an S3 store that is not AWS's
   std::string region = "us-east-1";
   std::string profile;  // of the shared credentials file; empty: AWS_PROFILE, or "default"
-  std::string ca_file;  // certificates of those that https is believed; empty: the system's
+  std::string ca_file;  // CA bundle for https; empty: the system's
   std::shared_ptr<ObjectStore> store;    // the caller's own, whatever the URL; null: that names one
   unsigned streams = 8;                  // uploads or downloads at a time
   std::chrono::milliseconds presign{0};  // a publisher's links for readers hold so long; 0: none
@@ -28,5 +28,10 @@ struct ObjectStoreOptions {
   std::chrono::milliseconds poll_longest{2'000};
   std::chrono::milliseconds patience{600'000};  // with a receiver that says nothing
 };
+
+struct RoadKind;
+struct RoadOpener;
+extern const RoadKind kObjectStoreKind;
+extern const RoadOpener kObjectStoreOpener;  // of the library driftless_object_store
 
 }  // namespace driftless

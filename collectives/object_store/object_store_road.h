@@ -24,7 +24,7 @@
 
 #include "collectives/object_store/object_store.h"
 #include "collectives/object_store/object_store_options.h"
-#include "collectives/road.h"
+#include "collectives/road_kind.h"
 
 namespace driftless {
 
@@ -33,11 +33,6 @@ inline constexpr std::string_view kEndKey = "closed.json";
 // The store that `options.url` names.
 [[nodiscard]] Result<std::shared_ptr<ObjectStore>> open_object_store(
     const ObjectStoreOptions& options);
-
-// The parts that a manifest names, for `what`: a road does not read manifests itself, and signs
-// links of what they name.
-using ReadParts = std::function<Result<std::vector<PartReceipt>>(std::string_view manifest,
-                                                                 std::string_view what)>;
 
 // `ranks` publisher ranks share the prefix; each makes its own sender. Without `read` it makes no
 // links.
@@ -48,7 +43,8 @@ using ReadParts = std::function<Result<std::vector<PartReceipt>>(std::string_vie
     std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options);
 
 // Puts fresh presigned links into index.json and returns a presigned URL of that object: a
-// receiver's road.url, for one without credentials. kUnsupported if the store has none such.
+// receiver's road.object_store.url, for one without credentials. kUnsupported if the store has none
+// such.
 [[nodiscard]] Result<std::string> share_object_store(ObjectStore& store, const ReadParts& read,
                                                      std::chrono::seconds valid,
                                                      const Deadline& deadline);

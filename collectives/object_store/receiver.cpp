@@ -282,11 +282,12 @@ Result<std::shared_ptr<ObjectStore>> open_object_store(const ObjectStoreOptions&
     return make_web_store(options.url, options.ca_file);
   }
   if (url.starts_with("hf://")) {
-    return error(StatusCode::kUnsupported, "road.url: '", url,
+    return error(StatusCode::kUnsupported, "road.object_store.url: '", url,
                  "' is a Hugging Face bucket, which is reached through Python: use driftless.Job");
   }
   if (!url.starts_with(kScheme)) {
-    return error(StatusCode::kInvalidArgument, "road.url: '", object_store::without_query(url),
+    return error(StatusCode::kInvalidArgument, "road.object_store.url: '",
+                 object_store::without_query(url),
                  "' is neither s3://bucket/prefix nor http(s)://host/path");
   }
   std::string_view rest = url.substr(kScheme.size());

@@ -193,18 +193,21 @@ Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
   switch (reply.status) {
     case 404:
       if (code == "NoSuchBucket") {
-        return error(StatusCode::kInvalidArgument, what, "; make the bucket, or mend road.url");
+        return error(StatusCode::kInvalidArgument, what,
+                     "; make the bucket, or mend road.object_store.url");
       }
       return error(StatusCode::kNotFound, what);
     case 412: return error(StatusCode::kAlreadyExists, what, ": an object of this name is there");
     case 501: return error(StatusCode::kUnsupported, what);
     case 301:
-    case 307: return error(StatusCode::kInvalidArgument, what, "; is road.region right?");
+    case 307:
+      return error(StatusCode::kInvalidArgument, what, "; is road.object_store.region right?");
     case 400:
     case 401:
     case 403:
-      return error(StatusCode::kInvalidArgument, what,
-                   ": refused; check the credentials, their rights, road.region and the clock");
+      return error(
+          StatusCode::kInvalidArgument, what,
+          ": refused; check the credentials, their rights, road.object_store.region and the clock");
     default: return error(StatusCode::kIo, what);
   }
 }
@@ -404,10 +407,10 @@ Result<std::shared_ptr<ObjectStore>> make_s3_store(const S3Options& options) {
                  ": a bucket, a prefix without '/' at its ends and a region are needed");
   }
   const std::string path = concat(options.bucket, "/", options.prefix);
-  DRIFTLESS_RETURN_IF_ERROR(check_segments(path, concat("road.url: s3://", path)));
+  DRIFTLESS_RETURN_IF_ERROR(check_segments(path, concat("road.object_store.url: s3://", path)));
   if (!options.endpoint.empty() && !options.endpoint.starts_with("http://") &&
       !options.endpoint.starts_with("https://")) {
-    return error(StatusCode::kInvalidArgument, "road.endpoint: '", options.endpoint,
+    return error(StatusCode::kInvalidArgument, "road.object_store.endpoint: '", options.endpoint,
                  "' begins with neither http:// nor https://");
   }
   return std::shared_ptr<ObjectStore>(std::make_shared<S3Store>(options));

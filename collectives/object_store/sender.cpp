@@ -324,11 +324,11 @@ Status Sender::write_index(std::chrono::milliseconds wait) {
   Status written = index_.write(there_, Deadline::after(wait));
   index_again_ = Deadline::after(kIndexWait);
   if (written.ok() || written.code() == StatusCode::kWrongRun) return written;
-  return error(
-      StatusCode::kIncomplete, path(kIndexKey),
-      " is not as new as the versions: ", written.message(),
-      ". Rollouts whose road.url is http(s):// do not see the newest; it is written again ",
-      "now and then, with the next version, and at the end");
+  return error(StatusCode::kIncomplete, path(kIndexKey),
+               " is not as new as the versions: ", written.message(),
+               ". Rollouts whose road.object_store.url is http(s):// do not see the newest; it is "
+               "written again ",
+               "now and then, with the next version, and at the end");
 }
 
 void Sender::progress() {

@@ -24,7 +24,8 @@ Status failed(const std::string& directory, std::string_view what) {
   const int number = errno;
   const bool full = number == ENOSPC || number == EDQUOT;
   return error(full ? StatusCode::kNoSpace : StatusCode::kIo, directory, ": ", what,
-               " a spool file: ", std::strerror(number), "; road.spool_dir names another place");
+               " a spool file: ", std::strerror(number),
+               "; road.object_store.spool_dir names another place");
 }
 
 Result<int> unnamed_file(const std::string& directory) {

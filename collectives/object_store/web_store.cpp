@@ -114,16 +114,18 @@ class WebStore final : public ObjectStore {
     DRIFTLESS_ASSIGN_OR_RETURN(Index index, parse_index(text, path(std::string(kIndexKey))));
     if (!linked_) return index;
     if (!index.links) {
-      return error(StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
-                   ": holds no links: set road.presign in the trainer's configuration, or run "
-                   "`driftless presign`");
+      return error(
+          StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
+          ": holds no links: set road.object_store.presign in the trainer's configuration, or run "
+          "`driftless presign`");
     }
     const std::string what = concat("the links in ", path(std::string(kIndexKey)));
     DRIFTLESS_RETURN_IF_ERROR(check_dot_segments(index.links->signed_by.base, what));
     // Who writes it says nothing of other hosts, and what came over https stays there.
     if (origin_of(index.links->signed_by.base) != origin_of(url_)) {
-      return error(StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
-                   ": its links lead to another host, or by another protocol, than road.url");
+      return error(
+          StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
+          ": its links lead to another host, or by another protocol, than road.object_store.url");
     }
     const std::scoped_lock lock(mutex_);
     links_ = *std::exchange(index.links, std::nullopt);
@@ -142,7 +144,7 @@ class WebStore final : public ObjectStore {
                                        const Deadline& deadline) {
     if (!linked_ || key == kIndexKey) {
       request.url = linked_ ? url_ : concat(name_, "/", percent_encode(key, true), query_);
-      return send(request, "has the signature in road.url expired?", deadline);
+      return send(request, "has the signature in road.object_store.url expired?", deadline);
     }
     // By the link that is known; what is new, or has expired, has another one in the index.
     std::optional<std::string> tried;
@@ -152,7 +154,8 @@ class WebStore final : public ObjectStore {
         return link
                    ? error(StatusCode::kInvalidArgument, path(key), ": refused; the link in ",
                            kIndexKey, " holds until ", links_expire(),
-                           ": a trainer with road.presign renews it with its next version, "
+                           ": a trainer with road.object_store.presign renews it with its next "
+                           "version, "
                            "`driftless presign` at once")
                    : error(StatusCode::kNotFound, path(key), ": ", kIndexKey, " has no link of it");
       }
@@ -207,12 +210,14 @@ class WebStore final : public ObjectStore {
 Result<std::shared_ptr<ObjectStore>> make_web_store(const std::string& url,
                                                     const std::string& ca_file) {
   if (without_query(url).find('@') != std::string_view::npos) {
-    return error(StatusCode::kInvalidArgument, "road.url: http(s)://host/path without a user");
+    return error(StatusCode::kInvalidArgument,
+                 "road.object_store.url: http(s)://host/path without a user");
   }
   std::string_view path = without_query(url);
   path.remove_prefix(std::min(path.size(), path.find("://") + 3));
   while (path.ends_with('/')) path.remove_suffix(1);
-  DRIFTLESS_RETURN_IF_ERROR(check_segments(path, concat("road.url: ", without_query(url))));
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_segments(path, concat("road.object_store.url: ", without_query(url))));
   return std::shared_ptr<ObjectStore>(std::make_shared<WebStore>(url, ca_file));
 }
 

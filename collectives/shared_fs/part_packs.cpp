@@ -55,7 +55,7 @@ class Pack {
     constexpr std::uint64_t kMost = std::uint64_t{1} << kPackOffsetBits;
     if (at >= kMost || size > kMost - at) {
       return error(StatusCode::kNoSpace, path_, ": ", size, " bytes at offset ", at,
-                   ": a pack has at most ", kMost, " bytes; raise road.part_files");
+                   ": a pack has at most ", kMost, " bytes; raise road.shared_fs.part_files");
     }
     constexpr std::byte kLast{};
     DRIFTLESS_RETURN_IF_ERROR(file_->pwrite(at + size - 1, {&kLast, 1}));

@@ -69,4 +69,10 @@ struct SharedFsOptions {
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_shared_fs_receiver(
     FileSystem& fs, const SharedFsOptions& options, PartReader reader = nullptr);
 
+struct RoadKind;
+struct RoadOpener;
+extern const RoadKind kSharedFsKind;
+extern const RoadOpener kSharedFsOpener;
+extern const RoadOpener kHdf5Opener;  // of the library driftless_hdf5: a file per version
+
 }  // namespace driftless

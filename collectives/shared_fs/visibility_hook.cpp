@@ -214,7 +214,7 @@ Status RepeatedHook::run() {
   if (ended_ && now - *ended_ < pause_) return {};
   const Status shown = run_hook(hook_, timeout_, Deadline::after(timeout_));
   if (shown.code() == StatusCode::kDeadlineExceeded) {
-    return error(StatusCode::kIo, shown.message(), " (road.hook_timeout)");
+    return error(StatusCode::kIo, shown.message(), " (road.shared_fs.hook_timeout)");
   }
   DRIFTLESS_RETURN_IF_ERROR(shown);
   ended_ = Deadline::Clock::now();

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores of objects for the road object_store that are reached through Python.
 
-``road.url: hf://user/bucket/prefix`` is a Hugging Face bucket; a `driftless.Job` opens it here. Another
+``road.object_store.url: hf://user/bucket/prefix`` is a Hugging Face bucket; a `driftless.Job` opens it here. Another
 store is a class with the methods of `ObjectStore`, and a line in `SCHEMES`."""
 
 from __future__ import annotations
@@ -172,10 +172,10 @@ def _open_hugging_face(rest: str) -> ObjectStore:
     user, _, rest = rest.partition("/")
     bucket, _, prefix = rest.partition("/")
     if not user or not bucket:
-        raise ValueError("road.url: expected hf://user/bucket/prefix")
+        raise ValueError("road.object_store.url: expected hf://user/bucket/prefix")
     prefix = prefix.strip("/")
     if {".", ".."} & set(unquote(f"{user}/{bucket}/{prefix}").split("/")) or "//" in prefix:
-        raise ValueError(f"road.url: '{rest}' has '.', '..' or an empty part in its path")
+        raise ValueError(f"road.object_store.url: '{rest}' has '.', '..' or an empty part in its path")
     return HuggingFaceBucket(f"{user}/{bucket}", prefix)
 
 
@@ -185,5 +185,5 @@ SCHEMES: dict[str, Callable[[str], ObjectStore]] = {"hf": _open_hugging_face}
 def open_store(url: str) -> ObjectStore:
     scheme, _, rest = url.partition("://")
     if scheme not in SCHEMES:
-        raise ValueError(f"road.url: no store for {scheme}://; known: {', '.join(SCHEMES)}")
+        raise ValueError(f"road.object_store.url: no store for {scheme}://; known: {', '.join(SCHEMES)}")
     return SCHEMES[scheme](rest)

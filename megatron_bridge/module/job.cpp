@@ -5,10 +5,11 @@
 
 #include <cmath>
 
+#include "collectives/object_store/object_store_options.h"
 #include "core/file_system.h"
+#include "core/setting_values.h"
 #include "module/bindings.h"
 #include "module/python_store.h"
-#include "plugin/job/config_values.h"
 #include "plugin/job/job_process.h"
 
 namespace driftless::python {
@@ -151,8 +152,9 @@ void bind_config(py::module_& module) {
 
 // hf://...: a store of Python's.
 void open_python_store(Config& config) {
-  ObjectStoreOptions& options = config.object_store;
-  if (config.road != kObjectStore || !options.url.starts_with("hf://")) return;
+  if (config.chosen<ObjectStoreOptions>() == nullptr) return;
+  auto& options = config.of_road<ObjectStoreOptions>();
+  if (!options.url.starts_with("hf://")) return;
   const py::object open = py::module_::import("driftless.object_stores").attr("open_store");
   options.store = make_python_store(open(options.url), options.spool_dir);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delivery through shared memory.
-
+#include "collectives/host_shm/host_shm_road.h"
 #include "plugin/agent/relay.h"
 #include "plugin/job/report_proof.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 // What the engine's workers follow, by the only name that they take from a caller.
 std::string worker_source(const Config& config) {
-  return concat("host_shm:", config.host_shm.name);
+  return concat("host_shm:", config.of_road<HostShmOptions>().name);
 }
 
 class ShmDelivery final : public Delivery {
@@ -19,10 +19,10 @@ class ShmDelivery final : public Delivery {
 
   [[nodiscard]] Status open(ReceiveRoad& road, bool threads, const Deadline& deadline) {
     RelayOptions options;
-    options.read_workers = threads ? config_.agent.read_workers : 1;
+    options.read_workers = threads ? config_.receiver.read_workers : 1;
     options.read_bytes = config_.agent.read_bytes;
     options.workers = config_.agent.workers;
-    options.versions = config_.host_shm.versions;
+    options.versions = config_.of_road<HostShmOptions>().versions;
     options.fetch_deadline = config_.receiver.fetch_deadline;
     options.report_deadline = config_.receiver.report_deadline;
     DRIFTLESS_ASSIGN_OR_RETURN(relay_, Relay::open(options, road, *sender_, deadline));
@@ -60,7 +60,7 @@ class ShmDelivery final : public Delivery {
   }
 
   Status tell_end(std::string_view text) override {
-    return tell_host_shm_end(config_.host_shm, text);
+    return tell_host_shm_end(config_.of_road<HostShmOptions>(), text);
   }
   [[nodiscard]] const Hash128& run() const override { return relay_->run(); }
   Result<std::unique_ptr<EngineSession>> session(EngineKind kind, EngineLink link) override {
@@ -70,9 +70,10 @@ class ShmDelivery final : public Delivery {
     if (kind == EngineKind::kVllm) {
       return make_engine_session(make_vllm_transport(std::move(link)), std::move(options));
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineTransport> transport,
-                               make_sglang_transport(std::move(link), agent.sglang_loader,
-                                                     agent.call_timeout, config_.host_shm.dir));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        std::unique_ptr<EngineTransport> transport,
+        make_sglang_transport(std::move(link), agent.sglang_loader, agent.call_timeout,
+                              config_.of_road<HostShmOptions>().dir));
     return make_engine_session(std::move(transport), std::move(options));
   }
 
@@ -92,7 +93,7 @@ class ShmDelivery final : public Delivery {
 
   [[nodiscard]] Status open_mirror(const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road,
-                               make_host_shm_receiver(config_.host_shm));
+                               make_host_shm_receiver(config_.of_road<HostShmOptions>()));
     ReceiverOptions options = config_.receiver;
     options.id = "mirror";
     options.before_read = nullptr;
@@ -114,7 +115,7 @@ Result<std::unique_ptr<Delivery>> make_shm_delivery(const Config& config, Receiv
                                                     bool threads, const Deadline& deadline) {
   // Before anything is waited for: a second agent is told at once.
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<SendRoad> sender,
-                             make_host_shm_sender(config.host_shm));
+                             make_host_shm_sender(config.of_road<HostShmOptions>()));
   auto delivery = std::make_unique<ShmDelivery>(config, std::move(sender));
   DRIFTLESS_RETURN_IF_ERROR(delivery->open(road, threads, deadline));
   return std::unique_ptr<Delivery>(std::move(delivery));

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "core/setting_values.h"
 #include "plugin/c_abi/abi_call.h"
 #include "plugin/c_abi/abi_receiver.h"
-#include "plugin/job/config_values.h"
 
 namespace driftless::c_abi {
 namespace {

@@ -11,8 +11,8 @@
 #include <set>
 #include <sstream>
 
+#include "core/setting_values.h"
 #include "formats/strict_json.h"
-#include "plugin/job/config_values.h"
 
 namespace driftless {
 namespace {
@@ -23,15 +23,18 @@ bool is_list(std::string_view name) {
   return std::ranges::find(config_lists(), name) != config_lists().end();
 }
 
-bool is_group(std::string_view name) {
-  return std::any_of(config_keys().begin(), config_keys().end(), [&](const ConfigKey& key) {
+bool is_group(const ConfigTable& table, std::string_view name) {
+  return std::ranges::any_of(table.keys(), [&](const ConfigKey& key) {
     return key.name.size() > name.size() && key.name.starts_with(name) &&
            key.name[name.size()] == '.';
   });
 }
 
-std::string unknown_key(std::string_view name) {
-  const std::string_view nearest = nearest_config_key(name);
+std::string unknown_key(const ConfigTable& table, std::string_view name) {
+  if (const ConfigKey* const now = table.find_former(name)) {
+    return concat("is now '", now->name, "': ", now->expected);
+  }
+  const std::string_view nearest = table.nearest(name);
   std::string message = "is not a known key";
   if (!nearest.empty()) message += concat("; did you mean '", nearest, "'?");
   return message + " (driftless info lists all)";
@@ -66,10 +69,11 @@ class ConfigReader final : public YAML::EventHandler {
     if (!status_.ok() || frames_.empty()) return;
     if (frames_.back().expects_key) return fail(mark, frames_.back().place.path, "a key is empty");
     const Place place = next_place();
-    const ConfigKey* key = find_config_key(place.name);
+    const ConfigKey* key = config_->table->find(place.name);
     fail(frames_.back().key_line, place.path,
-         key == nullptr ? (is_group(place.name) || is_list(place.name) ? "has nothing below it"
-                                                                       : unknown_key(place.name))
+         key == nullptr ? (is_group(*config_->table, place.name) || is_list(place.name)
+                               ? "has nothing below it"
+                               : unknown_key(*config_->table, place.name))
                         : concat("has no value; expected ", key->expected));
   }
 
@@ -81,7 +85,7 @@ class ConfigReader final : public YAML::EventHandler {
     if (frame.expects_key) return take_key(mark, value);
     const Place place = next_place();
     frame.expects_key = !frame.list;
-    const ConfigKey* key = find_config_key(place.name);
+    const ConfigKey* key = config_->table->find(place.name);
     if (key == nullptr) return fail_kind(mark, place, shown(value));
     if (const Status applied = key->apply(*config_, place.item, value); !applied.ok()) {
       fail(mark, place.path, applied.message());
@@ -108,7 +112,7 @@ class ConfigReader final : public YAML::EventHandler {
     }
     if (frames_.back().expects_key) return fail(mark, frames_.back().place.path, kStrangeKey);
     const Place place = next_place();
-    if (!is_group(place.name)) return fail_kind(mark, place, "keys below it");
+    if (!is_group(*config_->table, place.name)) return fail_kind(mark, place, "keys below it");
     if (frames_.back().list) add_list_item(*config_, frames_.back().place.name);
     frames_.emplace_back(place, false, mark.line);
   }
@@ -170,10 +174,11 @@ class ConfigReader final : public YAML::EventHandler {
   }
 
   void fail_kind(const YAML::Mark& mark, const Place& place, std::string_view found) {
-    const ConfigKey* key = find_config_key(place.name);
-    std::string message = unknown_key(place.name);
+    const ConfigKey* key = config_->table->find(place.name);
+    std::string message = unknown_key(*config_->table, place.name);
     if (key != nullptr) message = concat("expected ", key->expected, ", found ", found);
-    if (is_group(place.name)) message = concat("expected keys below it, found ", found);
+    if (is_group(*config_->table, place.name))
+      message = concat("expected keys below it, found ", found);
     if (is_list(place.name)) message = concat("expected a list, found ", found);
     fail(mark, place.path, message);
   }
@@ -227,7 +232,7 @@ Status read_yaml(std::string_view text, std::string_view what, Config& config) {
     if (!some || reader.empty()) {
       return error(StatusCode::kInvalidArgument, what, ": is empty; configs/ has examples");
     }
-    Config ignored;
+    Config ignored(*config.table);
     ConfigReader second(ignored, what);
     if (parser.HandleNextDocument(second) && !second.empty()) {
       return error(StatusCode::kInvalidArgument, what, ": holds more than one document (---)");
@@ -258,7 +263,7 @@ Result<Place> override_place(Config& config, std::string_view path) {
   }
   place.item = *item;
   place.name = concat(list, "[]", path.substr(close + 1));
-  if (find_config_key(place.name) != nullptr && *item == items) add_list_item(config, list);
+  if (config.table->find(place.name) != nullptr && *item == items) add_list_item(config, list);
   return place;
 }
 
@@ -266,17 +271,17 @@ Status apply_override(std::string_view setting, Config& config) {
   const std::size_t equals = setting.find('=');
   if (equals == std::string_view::npos || equals == 0) {
     return error(StatusCode::kInvalidArgument, "--set ", shown(setting),
-                 ": expected key=value, for example road.dir=/mnt/weights");
+                 ": expected key=value, for example road.shared_fs.dir=/mnt/weights");
   }
   const std::string_view path = setting.substr(0, equals);
   DRIFTLESS_ASSIGN_OR_RETURN(const Place place, override_place(config, path));
-  const ConfigKey* key = find_config_key(place.name);
+  const ConfigKey* key = config.table->find(place.name);
   if (key == nullptr || (key->in_list() && place.name == path)) {
     const bool bare = std::ranges::any_of(config_lists(), [&](std::string_view list) {
       return place.name.starts_with(list) && place.name.find("[]") == std::string::npos;
     });
-    const std::string message =
-        bare ? "is a list: say which item, as in engines[0].url" : unknown_key(place.name);
+    const std::string message = bare ? "is a list: say which item, as in engines[0].url"
+                                     : unknown_key(*config.table, place.name);
     return error(StatusCode::kInvalidArgument, "--set ", shown(path), ": ", message);
   }
   const Status applied = key->apply(config, place.item, setting.substr(equals + 1));
@@ -287,8 +292,8 @@ Status apply_override(std::string_view setting, Config& config) {
 }  // namespace
 
 Result<Config> parse_config(std::string_view text, std::string_view what,
-                            std::span<const std::string> overrides) {
-  Config config;
+                            std::span<const std::string> overrides, const ConfigTable& table) {
+  Config config(table);
   DRIFTLESS_RETURN_IF_ERROR(read_yaml(text, what, config));
   for (const std::string& setting : overrides) {
     DRIFTLESS_RETURN_IF_ERROR(apply_override(setting, config));
@@ -309,12 +314,12 @@ Result<Config> load_config(FileSystem& fs, const std::string& path,
 
 std::vector<std::pair<std::string, std::string>> effective_settings(const Config& config) {
   std::vector<std::pair<std::string, std::string>> settings;
-  for (const ConfigKey& key : config_keys()) {
+  for (const ConfigKey& key : config.table->keys()) {
     if (!key.in_list()) settings.emplace_back(key.name, key.text(config, 0));
   }
   for (const std::string_view list : config_lists()) {
     for (std::size_t item = 0; item < list_items(config, list); ++item) {
-      for (const ConfigKey& key : config_keys()) {
+      for (const ConfigKey& key : config.table->keys()) {
         if (!key.in_list() || key.list() != list) continue;
         std::string name(key.name);
         name.insert(name.find("[]") + 1, std::to_string(item));

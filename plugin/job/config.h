@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The configuration of a job: the settings of every component, read from one YAML file.
 //
-// One table of keys (config_keys) drives reading, `--set key=value`, `driftless info`,
-// `driftless config check` and docs/operate/configuration.md. Defaults are those of the components'
-// own structs. Errors name the file and line (or "--set"), the key, what was expected and what was
+// One table of keys (ConfigTable) drives reading, `--set key=value`, `driftless info`,
+// `driftless config check` and docs/operate/configuration.md. It has the keys of the job and those
+// that each road brings (collectives/road_kind.h). Defaults are those of the components' own
+// structs. Errors name the file and line (or "--set"), the key, what was expected and what was
 // found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
 #pragma once
 
-#include "collectives/host_shm/host_shm_road.h"
-#include "collectives/mpi_rma/mpi_rma_options.h"
-#include "collectives/nccl/nccl_options.h"
-#include "collectives/object_store/object_store_options.h"
-#include "collectives/shared_fs/shared_fs_road.h"
+#include "collectives/road_kind.h"
 #include "plugin/engines/engine_notifier.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
@@ -40,7 +37,6 @@ struct AgentOptions {
   std::vector<AgentEngine> engines;
   std::string mirror;    // of kHostShm: the run's base, of which a mirror is held; empty: none is
   unsigned workers = 0;  // receivers on host_shm that must be there at the end
-  unsigned read_workers = 4;
   std::uint64_t read_bytes = std::uint64_t{1} << 30;
   std::chrono::milliseconds stage_timeout{60'000};  // of an engine's workers, for one version
   std::chrono::milliseconds call_timeout{120'000};  // of one call
@@ -51,36 +47,32 @@ struct AgentOptions {
   Hash128 take_over = {};  // the run that may take engines over from another; zero: none
 };
 
-// Roads with settings of their own below; plugin/job/roads.cpp lists all there are.
-inline constexpr std::string_view kMpiRma = "mpi_rma", kSharedFs = "shared_fs", kNccl = "nccl",
-                                  kHostShm = "host_shm", kObjectStore = "object_store";
-
 struct EngineConfig {
   EngineEndpoint endpoint;  // without its token
   std::string token_file;   // holds it
 };
 
+class ConfigTable;
+// That of all roads; the default of what follows.
+[[nodiscard]] const ConfigTable& config_table();
+
 struct Config {
-  Config() { gpu.snapshot = SnapshotPlace::kHost; }
+  // `roads` outlives it.
+  explicit Config(const ConfigTable& roads = config_table());
 
   // Once parsed, what "auto" stands for is filled in.
   PublisherOptions publisher;
-  ReceiverOptions receiver;   // without its id
-  std::string road{kMpiRma};  // road.kind: the name of a road
-  SharedFsOptions shared_fs;
-  MpiRmaOptions mpi_rma;
-  HostShmOptions host_shm;
-  ObjectStoreOptions object_store;
-  NcclOptions nccl;              // without its hash
-  RendezvousOptions rendezvous;  // of nccl
+  ReceiverOptions receiver;      // without its id
+  std::string road = "mpi_rma";  // road.kind: the name of a road
+  const ConfigTable* table;
+  std::vector<RoadOptions> roads;  // of each kind in the table
   bool layout_auto = true;
   bool trl = false;  // road.layout: trl: publisher.layout is flush, and TRL's files lie beside it
   bool encoding_auto = true;
-  bool keep_auto = true;            // publisher.keep_versions
-  bool first_anchor_auto = true;    // publisher.first_anchor
-  bool anchor_every_auto = true;    // publisher.anchor_every
-  bool anchor_by_size_auto = true;  // publisher.anchor_by_size
-  bool anchor_auto = true;  // mpi_rma.anchor_bytes: as much as the base takes, where anchors are on
+  bool keep_auto = true;                                // publisher.keep_versions
+  bool first_anchor_auto = true;                        // publisher.first_anchor
+  bool anchor_every_auto = true;                        // publisher.anchor_every
+  bool anchor_by_size_auto = true;                      // publisher.anchor_by_size
   std::chrono::milliseconds connect_deadline{120'000};  // until the other side is there
   std::string receiver_id;                              // empty: by the process' place in the job
   TargetKind target = TargetKind::kMemory;
@@ -91,12 +83,30 @@ struct Config {
   DeviceOptions gpu;         // of the publisher; snapshot kHost: none
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
-  // The road's row in the table of roads: its name, and after a slash the variant that
-  // road.layout or road.nccl.rendezvous choose.
+  // The kind and the options of the road that road.kind names; an empty one, if it has no settings.
+  [[nodiscard]] const RoadKind& kind() const;
+  [[nodiscard]] const RoadOptions& road_options() const;
+  // The options of a road, chosen or not, by their type; and null unless that road is chosen.
+  template <typename Options>
+  [[nodiscard]] Options& of_road() {
+    return const_cast<Options&>(std::as_const(*this).of_road<Options>());
+  }
+  template <typename Options>
+  [[nodiscard]] const Options& of_road() const {
+    const auto at = std::ranges::find_if(
+        roads, [](const RoadOptions& each) { return std::any_cast<Options>(&each) != nullptr; });
+    return options_in<Options>(*at);
+  }
+  template <typename Options>
+  [[nodiscard]] const Options* chosen() const {
+    return std::any_cast<Options>(&road_options());
+  }
+  // The road's row in the table of roads: its name, and after a slash the variant that its settings
+  // or road.layout choose.
   [[nodiscard]] std::string road_row() const;
   // Frames reach a rollout in the memory of its GPU.
   [[nodiscard]] bool frames_on_device() const {
-    return road == kNccl && nccl.arrival == MemoryKind::kDevice;
+    return kind().on_device != nullptr && kind().on_device(road_options());
   }
   // Whether any setting asks for anchors.
   [[nodiscard]] bool anchors() const {
@@ -104,31 +114,58 @@ struct Config {
   }
 };
 
-// A row of the table. Keys of a list's items are named "engines[].url".
-struct ConfigKey {
-  std::string_view name;          // "road.dir"
-  std::string_view expected;      // "a size such as 64MiB": for errors and the documentation
-  std::string_view default_text;  // empty: text() of a Config{}
-  std::string_view help;
-  // Sets it; the error says only what is wrong with the value. `item` counts within a list.
-  Status (*apply)(Config& config, std::size_t item, std::string_view value);
-  // As it could stand in the file.
-  std::string (*text)(const Config& config, std::size_t item);
+// A key: the job's own row, rows of roads, or both. Keys of a list's items are named
+// "engines[].url".
+class ConfigKey {
+ public:
+  std::string_view name, expected, default_text, help;
+  std::vector<std::string_view> former;  // names that it had before
 
+  // Sets it; the error says only what is wrong with the value. `item` counts within a list.
+  [[nodiscard]] Status apply(Config& config, std::size_t item, std::string_view value) const;
+  // As it could stand in the file: the job's, that of the chosen road, or that of the first road.
+  [[nodiscard]] std::string text(const Config& config, std::size_t item) const;
   [[nodiscard]] bool in_list() const { return name.find("[]") != std::string_view::npos; }
   // "engines" of "engines[].url".
   [[nodiscard]] std::string_view list() const { return name.substr(0, name.find("[]")); }
   [[nodiscard]] std::string default_value() const;
+
+ private:
+  friend class ConfigTable;
+  const ConfigTable* table_ = nullptr;
+  const SettingKey<Config>* own_ = nullptr;
+  std::vector<std::pair<std::size_t, const RoadKey*>> roads_;  // by the kind's number
 };
-[[nodiscard]] std::span<const ConfigKey> config_keys();
+
+// The roads that have settings.
+[[nodiscard]] std::span<const RoadKind* const> road_kinds();
+
+class ConfigTable {
+ public:
+  // `kinds` outlive it.
+  explicit ConfigTable(std::span<const RoadKind* const> kinds);
+  ConfigTable(const ConfigTable&) = delete;
+  ConfigTable& operator=(const ConfigTable&) = delete;
+  [[nodiscard]] std::span<const RoadKind* const> kinds() const { return kinds_; }
+  [[nodiscard]] std::span<const ConfigKey> keys() const { return keys_; }
+  // The key of this name, and the one that had it before; null if there is none.
+  [[nodiscard]] const ConfigKey* find(std::string_view name) const;
+  [[nodiscard]] const ConfigKey* find_former(std::string_view name) const;
+  // The name that `name` was probably meant to be; empty if none is near.
+  [[nodiscard]] std::string_view nearest(std::string_view name) const;
+
+ private:
+  template <typename Settings>
+  ConfigKey& row(const SettingKey<Settings>& row);
+
+  std::span<const RoadKind* const> kinds_;
+  std::vector<ConfigKey> keys_;
+};
+
 // The lists, how many items one has, and one more of them.
 [[nodiscard]] std::span<const std::string_view> config_lists();
 [[nodiscard]] std::size_t list_items(const Config& config, std::string_view list);
 void add_list_item(Config& config, std::string_view list);
-// The key's row; null if there is none.
-[[nodiscard]] const ConfigKey* find_config_key(std::string_view name);
-// The name that `name` was probably meant to be; empty if none is near.
-[[nodiscard]] std::string_view nearest_config_key(std::string_view name);
 
 inline constexpr std::uint64_t kMaxConfigBytes = 256 << 10;
 
@@ -137,7 +174,8 @@ inline constexpr std::uint64_t kMaxConfigBytes = 256 << 10;
 [[nodiscard]] Result<Config> load_config(FileSystem& fs, const std::string& path,
                                          std::span<const std::string> overrides);
 [[nodiscard]] Result<Config> parse_config(std::string_view text, std::string_view what,
-                                          std::span<const std::string> overrides);
+                                          std::span<const std::string> overrides,
+                                          const ConfigTable& table = config_table());
 
 // Fills in what "auto" stands for and refuses what cannot be together; names both keys. Part of
 // parsing; to be called for a Config made by hand.

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which settings can be together.
-
-#include <array>
-
+#include "core/setting_values.h"
 #include "plugin/job/config.h"
-#include "plugin/job/config_values.h"
 
 namespace driftless {
 namespace {
@@ -17,7 +14,7 @@ Status refuse(const Parts&... parts) {
 void complete_layout(Config& config) {
   if (config.layout_auto) {
     config.publisher.layout =
-        config.road == kSharedFs ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
+        config.kind().directory != nullptr ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
   }
   if (!config.encoding_auto) return;
   switch (config.publisher.layout) {
@@ -41,7 +38,7 @@ void complete_pruning(Config& config) {
   constexpr std::uint64_t kKeptWhole = 2;
   constexpr std::uint64_t kTrlEvery = 10;  // TRL's workers begin with an anchor, and only there
   PublisherOptions& publisher = config.publisher;
-  const bool files = config.road == kSharedFs || config.road == kObjectStore;
+  const bool files = config.kind().keeps;
   const bool whole = publisher.mode == UpdateMode::kFull;
   if (config.trl && config.first_anchor_auto) publisher.first_anchor = true;
   if (config.trl && config.anchor_every_auto) publisher.anchor_every = kTrlEvery;
@@ -64,44 +61,18 @@ void complete_engines(Config& config) {
   }
 }
 
-Status check_rendezvous(const Config& config) {
-  if (config.road != kNccl) return {};
-  const RendezvousOptions& meet = config.rendezvous;
-  if (meet.kind == RendezvousKind::kTcp && (meet.address.empty() || meet.token_file.empty())) {
-    return refuse(meet.address.empty() ? "road.nccl.address" : "road.nccl.token_file",
-                  " is missing: road.nccl.rendezvous: tcp needs an address to listen on, and a "
-                  "file with the run's secret");
-  }
-  if (meet.kind == RendezvousKind::kFile && meet.dir.empty()) {
-    return refuse(
-        "road.nccl.dir is missing: road.nccl.rendezvous: file needs a directory that all see");
-  }
-  return {};
-}
-
-// hf:// is reached through Python, which brings the store.
-Status check_url(const ObjectStoreOptions& options) {
-  constexpr std::array<std::string_view, 4> kSchemes = {"s3://", "http://", "https://", "hf://"};
-  const std::string_view url = options.url;
-  if (options.store != nullptr || std::ranges::any_of(kSchemes, [&](std::string_view scheme) {
-        return url.starts_with(scheme) && url.size() > scheme.size();
-      })) {
-    return {};
-  }
-  return refuse("road.url: '", url.substr(0, url.find('?')),
-                "' is neither s3://bucket/prefix nor http(s)://host/path");
-}
-
 Status check_polls(const Config& config) {
-  const std::string first = find_config_key("road.poll_first")->text(config, 0);
-  const std::string longest = find_config_key("road.poll_longest")->text(config, 0);
+  const ConfigKey* const keys[] = {config.table->find("road.poll_first"),
+                                   config.table->find("road.poll_longest")};
+  if (keys[0] == nullptr || keys[1] == nullptr) return {};
+  const std::string first = keys[0]->text(config, 0), longest = keys[1]->text(config, 0);
   if (*parse_duration(first) <= *parse_duration(longest)) return {};
   return refuse("road.poll_first: ", first, " is longer than road.poll_longest: ", longest);
 }
 
 Status check_road(const Config& config) {
   const std::string_view layout = config.trl ? "trl" : to_string(config.publisher.layout);
-  if (config.road != kSharedFs && config.publisher.layout != DirectoryLayout::kFrames) {
+  if (config.kind().directory == nullptr && config.publisher.layout != DirectoryLayout::kFrames) {
     return refuse("road.layout: ", layout, " is one of files, and road.kind is ", config.road,
                   ", which carries frames: leave road.layout out, or set "
                   "road.kind: shared_fs");
@@ -127,30 +98,13 @@ Status check_road(const Config& config) {
     return refuse("road.assets_dir: ", config.publisher.assets_dir,
                   " is for road.layout: hf_delta or flush, and this is ", layout);
   }
-  if (config.road == kSharedFs && config.shared_fs.dir.empty()) {
-    return refuse(
-        "road.dir is missing: road.kind: shared_fs needs a directory that both sides see "
-        "(or --set road.dir=DIR)");
+  DRIFTLESS_RETURN_IF_ERROR(check_polls(config));
+  for (std::size_t i = 0; i < config.roads.size(); ++i) {
+    const RoadKind& kind = *config.table->kinds()[i];
+    const RoadUse use{.chosen = kind.name == config.road, .anchors = config.anchors()};
+    if (kind.check != nullptr) DRIFTLESS_RETURN_IF_ERROR(kind.check(config.roads[i], use));
   }
-  if (config.road != kSharedFs && !config.shared_fs.foreign_base.empty()) {
-    return refuse("road.foreign_base: ", config.shared_fs.foreign_base,
-                  " is for directories, and road.kind is ", config.road,
-                  ": set road.kind: shared_fs and road.dir");
-  }
-  if (config.road == kObjectStore && config.object_store.url.empty()) {
-    return refuse(
-        "road.url is missing: road.kind: object_store needs s3://bucket/prefix (or --set "
-        "road.url=URL)");
-  }
-  if (config.road == kObjectStore) DRIFTLESS_RETURN_IF_ERROR(check_url(config.object_store));
-  constexpr std::chrono::hours kLongestPresign{7 * 24};
-  const auto presign = config.object_store.presign;
-  if (presign.count() != 0 && (presign < std::chrono::seconds(1) || presign > kLongestPresign)) {
-    return refuse("road.presign: a store signs for 1s to 168h (7 days)");
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_rendezvous(config));
-  if (config.road == kHostShm) DRIFTLESS_RETURN_IF_ERROR(check_host_shm(config.host_shm));
-  return check_polls(config);
+  return {};
 }
 
 Status check_snapshot(const Config& config) {
@@ -163,16 +117,6 @@ Status check_snapshot(const Config& config) {
                 ", which is made from tensors in host memory: set snapshot: pinned");
 }
 
-Status check_anchors(const Config& config) {
-  if (config.road == kMpiRma && config.anchors() && !config.anchor_auto &&
-      config.mpi_rma.anchor_bytes == 0) {
-    return refuse(
-        "road.anchor_size: 0 leaves no room for what anchors.first, anchors.every or "
-        "anchors.by_size ask for: say auto or a size");
-  }
-  return {};
-}
-
 Status check_receiver(const Config& config) {
   if (config.target == TargetKind::kCheckpoint && config.checkpoint_dir.empty()) {
     return refuse(
@@ -180,10 +124,10 @@ Status check_receiver(const Config& config) {
         "directory to patch");
   }
   if (config.target != TargetKind::kCheckpoint && !config.checkpoint_dir.empty()) {
-    return refuse(
-        "receiver.checkpoint_dir: ", config.checkpoint_dir,
-        " has no use with receiver.target: ", find_config_key("receiver.target")->text(config, 0),
-        "; set receiver.target: checkpoint");
+    return refuse("receiver.checkpoint_dir: ", config.checkpoint_dir,
+                  " has no use with receiver.target: ",
+                  config.table->find("receiver.target")->text(config, 0),
+                  "; set receiver.target: checkpoint");
   }
   if (config.target == TargetKind::kDevice &&
       config.publisher.layout == DirectoryLayout::kHfDelta) {
@@ -197,7 +141,7 @@ Status check_receiver(const Config& config) {
 Status check_engine(const Config& config, std::size_t item) {
   const EngineEndpoint& engine = config.engines[item].endpoint;
   const std::string name = concat("engines[", item, "]");
-  const std::string action = find_config_key("engines[].action")->text(config, item);
+  const std::string action = config.table->find("engines[].action")->text(config, item);
   if (!engine.url.starts_with("http://") && !engine.url.starts_with("https://")) {
     return refuse(name, ".url: expected http://host:port or https://host:port, found '", engine.url,
                   "'");
@@ -205,7 +149,7 @@ Status check_engine(const Config& config, std::size_t item) {
   const DirectoryLayout wanted = engine.action == EngineAction::kUpdateFlush
                                      ? DirectoryLayout::kFlush
                                      : DirectoryLayout::kHfDelta;
-  if (config.road != kSharedFs || config.publisher.layout != wanted) {
+  if (config.kind().directory == nullptr || config.publisher.layout != wanted) {
     return refuse(name, ".action: ", action, " reads road.layout: ", to_string(wanted),
                   " on road.kind: shared_fs, and this is ", to_string(config.publisher.layout),
                   " on ", config.road);
@@ -241,7 +185,7 @@ Status check_agent(const Config& config) {
     return refuse(
         "agent.mirror has no use with agent.hand_over: checkpoint, which decodes by itself");
   }
-  if (files != agent.checkpoint_dir.empty()) return check_host_shm(config.host_shm);
+  if (files != agent.checkpoint_dir.empty()) return {};
   return refuse("agent.checkpoint_dir ",
                 files
                     ? "is missing: agent.hand_over: checkpoint needs the directory to patch"
@@ -256,7 +200,6 @@ Status complete_config(Config& config) {
   complete_engines(config);
   DRIFTLESS_RETURN_IF_ERROR(check_road(config));
   DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
-  DRIFTLESS_RETURN_IF_ERROR(check_anchors(config));
   DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
   DRIFTLESS_RETURN_IF_ERROR(check_engines(config));
   return check_agent(config);

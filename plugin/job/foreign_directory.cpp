@@ -519,7 +519,7 @@ Status ForeignDirectory::follow(const Manifest& manifest, const std::vector<Mapp
 Status ForeignDirectory::take(VersionDirectory version) {
   if (version.manifest) {
     return error(StatusCode::kInvalidArgument, version.path,
-                 ": was written by Driftless; follow it without road.foreign_base");
+                 ": was written by Driftless; follow it without road.shared_fs.foreign_base");
   }
   // Opened again between two looks at its files: what is read is of one version, although others
   // may replace it at any time.
@@ -583,7 +583,7 @@ Result<std::unique_ptr<ReceiveRoad>> make_foreign_receiver(FileSystem& fs,
                                                            const SharedFsOptions& options,
                                                            unsigned threads) {
   auto road = std::make_unique<ForeignDirectory>(fs, options, threads);
-  DRIFTLESS_RETURN_IF_ERROR(road->open().with_context("road.foreign_base"));
+  DRIFTLESS_RETURN_IF_ERROR(road->open().with_context("road.shared_fs.foreign_base"));
   return std::unique_ptr<ReceiveRoad>(std::move(road));
 }
 

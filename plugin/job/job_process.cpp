@@ -41,16 +41,23 @@ Status check_part(const RoadTable& table, std::string_view name, std::string_vie
   return error(StatusCode::kUnsupported, key, ": ", name, " is not in this build: ", at->why_not);
 }
 
+// " mpi_rma shared_fs": all roads, or those between processes.
+std::string names_of(const RoadTable& table, bool between) {
+  std::string names;
+  for (const Road& row : table.roads) {
+    const bool threads = row.opener == nullptr && row.at.library.empty() && row.at.why_not.empty();
+    if (row.name.find('/') != std::string_view::npos || (between && threads)) continue;
+    names += concat(" ", row.name);
+  }
+  return names;
+}
+
 Result<const Road*> road_of(const RoadTable& table, const Config& config) {
   const auto road =
       std::ranges::find(table.roads, std::string_view(config.road_row()), &Road::name);
   if (road == table.roads.end()) {
-    std::string names;
-    for (const Road& row : table.roads) {
-      if (row.name.find('/') == std::string_view::npos) names += concat(" ", row.name);
-    }
     return error(StatusCode::kInvalidArgument, "road.kind: '", config.road,
-                 "' is no road; those are:", names);
+                 "' is no road; those are:", names_of(table, false));
   }
   if (!road->at.why_not.empty()) {
     return error(StatusCode::kUnsupported, road->key, ": ", road->name,
@@ -122,7 +129,7 @@ Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
     place.trainers = joined->size();
   }
   const std::unique_ptr<Watchdog> watched = watch();
-  DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, open_road(road_, config_, place));
   return open_.sender();
 }
 
@@ -130,28 +137,30 @@ Result<std::unique_ptr<ReceiveRoad>> JobProcess::receiver(const Deadline& deadli
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(0, deadline));
   std::unique_ptr<Watchdog> watched = watch();
-  DRIFTLESS_ASSIGN_OR_RETURN(open_, road_.open(config_, place));
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, open_road(road_, config_, place));
   watched.reset();  // a receiver waits for its trainer with deadlines of its own
   return open_.receiver();
 }
 
 Result<std::unique_ptr<ReceiveRoad>> JobProcess::history() {
-  if (road_.history == nullptr) return std::unique_ptr<ReceiveRoad>();
-  return road_.history(config_);
+  if (road_.opener->history == nullptr) return std::unique_ptr<ReceiveRoad>();
+  return road_.opener->history(config_.road_options());
 }
 
 Status JobProcess::withdraw_end() {
-  return road_.withdraw_end == nullptr ? Status() : road_.withdraw_end(config_);
+  const auto withdraw = road_.opener->withdraw_end;
+  return withdraw == nullptr ? Status() : withdraw(config_.road_options());
 }
 
 Status JobProcess::tell_end(std::string_view text, const Deadline&) {
-  return road_.tell_end == nullptr ? Status() : road_.tell_end(config_, text);
+  const auto tell = road_.opener->tell_end;
+  return tell == nullptr ? Status() : tell(config_.road_options(), text);
 }
 
 Result<std::optional<std::string>> JobProcess::hear_end() {
   if (open_.hear_end) return open_.hear_end();
-  if (road_.hear_end == nullptr) return std::optional<std::string>();
-  return road_.hear_end(config_);
+  if (road_.opener->hear_end == nullptr) return std::optional<std::string>();
+  return road_.opener->hear_end(config_.road_options());
 }
 
 std::string_view to_string(JobRole role) {
@@ -176,7 +185,7 @@ Status check_available(const RoadTable& roads, const Config& config, bool launch
 
 bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role) {
   const Result<const Road*> road = road_of(roads, config);
-  return road.ok() && (*road)->needs_mpi != nullptr && (*road)->needs_mpi(config, role);
+  return road.ok() && (*road)->needs_mpi != nullptr && (*road)->needs_mpi(role);
 }
 
 Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
@@ -184,10 +193,9 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
   DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, table_for(roads, config, launched));
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(*table, config));
-  if (road->open == nullptr) {
+  if (road->opener == nullptr) {
     return error(StatusCode::kInvalidArgument, "road.kind: ", road->name,
-                 " joins threads of one process; between processes use mpi_rma, nccl, shared_fs, "
-                 "object_store or host_shm");
+                 " joins threads of one process; between processes use", names_of(*table, true));
   }
   if (launched || needs_mpi(*table, config, role)) {
     return table->join_mpi(config, *road, role, late);

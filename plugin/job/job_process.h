@@ -77,6 +77,10 @@ class JobProcess {
                                                            const Config& config, JobRole role,
                                                            bool launched,
                                                            const LateHandler& late = {});
+// The same for a process that joins by MPI: a JoinMpi (mpi_job.cpp, where MPI is built).
+[[nodiscard]] Result<std::unique_ptr<JobProcess>> join_mpi_job(const Config& config,
+                                                               const Road& road, JobRole role,
+                                                               const LateHandler& late);
 // Whether that will find what it needs.
 [[nodiscard]] Status check_available(const RoadTable& roads, const Config& config, bool launched);
 // Whether a process of this role has to be an MPI process, because of its road.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that an MPI launcher started, or whose road needs MPI; and mpi_rma for it.
+// A process that an MPI launcher started, or whose road needs MPI.
 //
 // Waits are loops of short looks with sleeps between them: on a machine with fewer cores than
 // processes a rank that spins takes the time of the one it waits for. One thread at a time, the one
@@ -7,11 +7,10 @@
 #include <array>
 #include <cstdlib>
 
+#include "collectives/mpi_rma/mpi_comms.h"
 #include "collectives/mpi_rma/mpi_rma_road.h"
 #include "collectives/mpi_rma/mpi_status.h"
 #include "plugin/job/job_process.h"
-#include "plugin/job/mpi_comms.h"
-#include "plugin/job/road_openers.h"
 
 namespace driftless {
 namespace {
@@ -233,32 +232,13 @@ Result<std::unique_ptr<JobProcess>> join_mpi_job(const Config& config, const Roa
                                                  JobRole role, const LateHandler& late) {
   auto process = std::make_unique<MpiProcess>(config, road, role, late);
   DRIFTLESS_RETURN_IF_ERROR(process->start());
-  const bool with_rollouts = road.needs_mpi != nullptr && road.needs_mpi(config, JobRole::kRollout);
+  const bool with_rollouts = road.needs_mpi != nullptr && road.needs_mpi(JobRole::kRollout);
   if (with_rollouts && process->trainers() == 0) {
     return error(StatusCode::kInvalidArgument, "road.kind: ", config.road,
                  " needs trainers in the same job: mpirun -n 1 driftless trainer "
                  "... : -n 1 driftless rollout ...");
   }
   return std::unique_ptr<JobProcess>(std::move(process));
-}
-
-Result<OpenRoad> open_mpi_rma_road(const Config& config, const RoadPlace& place) {
-  MpiRmaOptions options = config.mpi_rma;
-  if (config.anchor_auto) options.anchor_bytes = place.anchor_bytes;
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MpiRmaWorld> made,
-                             MpiRmaWorld::create(place.mpi->everybody, place.trainers, options));
-  // Freeing windows is collective. If close() is not reached the job is being ended, and they stay.
-  const auto world = std::shared_ptr<MpiRmaWorld>(made.release(), [](MpiRmaWorld*) {});
-  OpenRoad road;
-  road.sender = [world] { return world->sender(); };
-  road.receiver = [world] { return world->receiver(); };
-  road.close = [world]() -> Status {
-    DRIFTLESS_RETURN_IF_ERROR(world->close());
-    delete world.get();
-    return {};
-  };
-  road.threads = world->threads();
-  return road;
 }
 
 }  // namespace driftless

@@ -5,8 +5,8 @@
 #include <system_error>
 
 #include "core/secret_file.h"
+#include "core/setting_values.h"
 #include "formats/version_dir.h"
-#include "plugin/job/config_values.h"
 
 namespace driftless {
 
@@ -27,8 +27,9 @@ Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& con
                              EngineNotifier::create(std::move(options)));
   // The engines have another working directory.
   std::error_code failed;
-  const std::string dir = std::filesystem::absolute(config.shared_fs.dir, failed).string();
-  if (failed) return errno_status(failed.value(), config.shared_fs.dir);
+  const std::string given = config.kind().directory(config.road_options());
+  const std::string dir = std::filesystem::absolute(given, failed).string();
+  if (failed) return errno_status(failed.value(), given);
   return std::unique_ptr<NotifiedEngines>(new NotifiedEngines(dir, config, std::move(notifier)));
 }
 

@@ -165,7 +165,7 @@ std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t versi
     if (status.ok()) continue;
     status = error(StatusCode::kIncomplete, "is not told to load its checkpoint ", directory,
                    ": no report says that version ", version,
-                   " was patched into it, with the trainer's digest, within notify.timeout (",
+                   " was patched into it, with the trainer's digest, within engine_calls.timeout (",
                    config_.notify.timeout.count(), " ms): ", status.message(),
                    "; start the receiver that patches it, or use action: pull_weights");
   }

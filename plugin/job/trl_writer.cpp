@@ -349,7 +349,7 @@ Status TrlSender::check_same(const std::string& path, const Manifest& manifest) 
     return {};
   }
   return error(StatusCode::kAlreadyExists, path,
-               ": is another run's step; use another road.dir, or move it away");
+               ": is another run's step; use another road.shared_fs.dir, or move it away");
 }
 
 Status TrlSender::show(const PublicationId& id) {

@@ -50,7 +50,7 @@ STEPS, WARM = 12, 4
 PARTS = ("gather", "convert", "diff", "encode", "send")
 ROADS = {
     "nccl": "road: {{ kind: nccl }}\nanchors: {{ first: true }}\n",
-    "disk": "road: {{ kind: shared_fs, dir: {directory}, layout: frames, "
+    "disk": "road: {{ kind: shared_fs, shared_fs: {{ dir: {directory} }}, layout: frames, "
     "poll_first: 1ms, poll_longest: 2ms }}\n",
 }
 DEADLINES = "deadlines: { connect: 120s, publish: 60s }\n"

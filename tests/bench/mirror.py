@@ -3,7 +3,7 @@
 """A directory of versions, kept on another host over HTTP: what lies between two datacenters.
 
     mirror.py serve DIR PORT     on the trainer's host
-    mirror.py pull HOST:PORT     as road.before_read on a rollout's host: fetches what is new into
+    mirror.py pull HOST:PORT     as road.shared_fs.before_read on a rollout's host: fetches what is new into
                                  $DRIFTLESS_DIR, each version under a hidden name that is then renamed
 """
 import http.client

@@ -299,7 +299,7 @@ def main():
         base.mkdir()
         save_file(weights, base / "model.safetensors")
         config = driftless.Config.parse(
-            f"road:\n  kind: shared_fs\n  dir: {work}/road\nreceiver:\n  prove: {a.prove}\n"
+            f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\nreceiver:\n  prove: {a.prove}\n"
         )
         trainer = driftless.Job(config, "trainer", launched=False)
         rollout = driftless.Job(config, "rollout", launched=False)

@@ -145,7 +145,7 @@ def main():
         weights = {n: torch.randn(s, generator=generator).half() * 0.02 for n, s in shapes(a)}
         write_checkpoint(a, work / "base0", weights)
         engine, model = open_model(work / "base0")
-        config = driftless.Config.parse(f"road:\n  kind: shared_fs\n  dir: {work}/road\n")
+        config = driftless.Config.parse(f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\n")
         trainer = driftless.Job(config, "trainer", launched=False)
         rollout = driftless.Job(config, "rollout", launched=False)
         publisher = driftless.Publisher(trainer, Source(weights))

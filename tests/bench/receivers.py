@@ -19,7 +19,7 @@ import tempfile
 
 ROADS = {
     "mpi_rma": "encoding: deltas\nroad: {{ kind: mpi_rma, ring_size: 256MiB }}\n",
-    "shared_fs": "encoding: deltas\nroad: {{ kind: shared_fs, dir: '{dir}/road' }}\n",
+    "shared_fs": "encoding: deltas\nroad: {{ kind: shared_fs, shared_fs: {{ dir: '{dir}/road' }} }}\n",
 }
 COMMON = """threads: 1
 anchors: {{ first: true }}

@@ -47,7 +47,7 @@ def configuration(directory, encoding, params):
     road = ""
     if encoding in ("xor", "overwrite"):
         road = (f"encoding: {encoding}\nroad:\n  kind: shared_fs\n  layout: hf_delta\n"
-                f"  dir: {directory}/far\n  poll_longest: 50ms\n  hook_timeout: 10min\n")
+                f"  poll_longest: 50ms\n  shared_fs:\n    dir: {directory}/far\n    hook_timeout: 10min\n")
     elif encoding == "full":
         road = f"mode: full\nroad: {{ kind: mpi_rma, ring_size: {5 * params} }}\n"
     else:
@@ -93,7 +93,7 @@ def run_files(hosts, driftless, config, run, interval, steps):
     hook = f"{sys.executable} -S {BENCH / 'mirror.py'} pull {NET}.1:{PORT}"
     rollout_config = hosts.directory / "rollout.yaml"
     text = config.read_text(encoding="utf-8")
-    rollout_config.write_text(text.replace("road:\n", f"road:\n  before_read: {hook}\n"),
+    rollout_config.write_text(text.replace("shared_fs:\n", f"shared_fs:\n    before_read: {hook}\n"),
                               encoding="utf-8")
     config.write_text(text.replace(f"{far}", f"{near}"), encoding="utf-8")
     serving = subprocess.Popen(hosts.run_on(1, sys.executable, BENCH / "mirror.py", "serve", near, PORT))

@@ -18,10 +18,10 @@ class Agent(Process):
         """`engines`: (kind, url) pairs. `checkpoint`: the directory that they read again.
         `settings`: further ones of the agent."""
         lines = [run.config.rstrip(), f"  host_shm: {{ name: {directory.name}-{name} }}"]
-        lines += ["receiver: { id: " + name + " }", "agent:"]
+        lines += ["receiver: { id: " + name + " }", "engine_calls: { retry_wait: 100ms }", "agent:"]
         if checkpoint:
             lines += ["  hand_over: checkpoint", f"  checkpoint_dir: {checkpoint}"]
-        lines += [f"  {each}" for each in ("retry_wait: 100ms", *settings, "engines:")]
+        lines += [f"  {each}" for each in (*settings, "engines:")]
         for kind, url in engines:
             lines += [f"    - {{ url: '{url}', kind: {kind} }}"]
         self.metrics = directory / f"{name}.metrics"

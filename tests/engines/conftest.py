@@ -61,7 +61,7 @@ class Run:
         self.driftless, self.model = driftless, model
         self.directory = Path(directory)
         self.directory.mkdir(parents=True)
-        self.config = f"road:\n  kind: shared_fs\n  dir: {self.directory}\n"
+        self.config = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {self.directory}\n"
         settings = driftless.Config.parse(self.config, list(overrides))
         self.job = driftless.Job(settings, "trainer", launched=False)
         self.publisher = driftless.Publisher(self.job, self.source(0))

@@ -31,7 +31,7 @@ SIZES = {"vocab_size": 256, "head_dim": 32, "num_hidden_layers": 2, "max_positio
 # Not SPEC: it is started here, with a model that the others do not have.
 ENGINE = engines.Spec("vllm_server", "megatron", 1)
 CONFIG = """
-road: {{ kind: {road}, dir: {directory}, host_shm: {{ name: {name}, size: 256MiB }} }}
+road: {{ kind: {road}, shared_fs: {{ dir: {directory} }}, host_shm: {{ name: {name}, size: 256MiB }} }}
 threads: 1
 deadlines: {{ connect: 120s, publish: 60s }}
 agent:
@@ -150,8 +150,8 @@ def test_over_mpi_rma(place, trained, server):
     name = f"end-to-end-{time.monotonic_ns()}"
     given = {"name": name, "url": engine.url, "directory": "unused", "workers": 2}
     config, worker = job.work / "agent.yaml", job.work / "worker.yaml"
-    config.write_text(CONFIG.format(road="mpi_rma", **given).replace(", dir: unused", ""))
-    worker.write_text(CONFIG.format(road="host_shm", **given).replace(", dir: unused", ""))
+    config.write_text(CONFIG.format(road="mpi_rma", **given))
+    worker.write_text(CONFIG.format(road="host_shm", **given))
     line = megatron_jobs.mpirun(
         (2, job.python, megatron_jobs.HERE / "train.py", job.write("job.json", job.job)),
         (1, support.COMMAND, "agent", "--config", config),

@@ -27,7 +27,7 @@ class Trainer:
     def __init__(self, directory, model):
         self.directory, self.model, self.version = Path(directory), model, 0
         base = model.checkpoint(0)
-        self.config = f"road:\n  kind: shared_fs\n  dir: {directory}\n  foreign_base: {base}\n"
+        self.config = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {directory}\n    foreign_base: {base}\n"
 
     def publish(self):
         self.version += 1

@@ -46,7 +46,7 @@ def main(work, driftless, program, config, *mpirun):
     (work / "tensors.txt").write_text("".join(lines))
     (work / "base.bin").write_bytes(all_bytes(base))
     settings = ["deadlines.connect=60s", "threads=1"]
-    settings += [] if mpirun else [f"road.dir={work}/road"]
+    settings += [] if mpirun else [f"road.shared_fs.dir={work}/road"]
     trainer = [driftless, "trainer", "--config", config, "--replay", run]
     for setting in settings:
         trainer += ["--set", setting]

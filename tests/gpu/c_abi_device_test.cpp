@@ -22,7 +22,7 @@ namespace {
 class CAbiDevice : public ::testing::Test {
  protected:
   CAbiDevice() {
-    std::ofstream(config_) << "road: {kind: shared_fs, dir: " << road_ << "}\n";
+    std::ofstream(config_) << "road: {kind: shared_fs, shared_fs: { dir: " << road_ << " }}\n";
     SharedFsOptions files;
     files.dir = road_;
     sender_ = std::move(*make_shared_fs_sender(posix_file_system(), files, 0, 1));

@@ -26,6 +26,8 @@
 #include <random>
 #include <thread>
 
+#include "collectives/mpi_rma/mpi_rma_options.h"
+#include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/job/job_process.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
@@ -85,7 +87,7 @@ class Log {
 Config config_of(const Task& task) {
   Config config;
   const bool rma = task.road == "mpi_rma";
-  config.road = rma ? kMpiRma : kSharedFs;
+  config.road = rma ? "mpi_rma" : "shared_fs";
   config.layout_auto = config.encoding_auto = false;
   config.publisher.layout = rma ? DirectoryLayout::kFrames : DirectoryLayout::kHdf5;
   config.publisher.encoding = rma ? Encoding::kDeltas : Encoding::kDeltasZstd;
@@ -96,13 +98,15 @@ Config config_of(const Task& task) {
   config.publisher.keep_versions = 5;
   config.publisher.deadline = 10s;
   config.connect_deadline = 20s;
-  config.mpi_rma.ring_versions = 6;  // so that who sleeps falls out of it
-  config.mpi_rma.ring_bytes = 1 << 20;
-  config.mpi_rma.poll_longest = 20ms;
-  config.mpi_rma.patience = 2s;
-  config.shared_fs.dir = task.file("road");
-  config.shared_fs.poll_longest = 20ms;
-  config.shared_fs.patience = 2s;
+  auto& windows = config.of_road<MpiRmaSettings>();
+  windows.ring_versions = 6;  // so that who sleeps falls out of it
+  windows.ring_bytes = 1 << 20;
+  windows.poll_longest = 20ms;
+  windows.patience = 2s;
+  auto& files = config.of_road<SharedFsOptions>();
+  files.dir = task.file("road");
+  files.poll_longest = 20ms;
+  files.patience = 2s;
   return config;
 }
 

@@ -154,11 +154,11 @@ class Case:
     def place(self, road: Path):
         if self.road == "object_store":
             self.settings |= {
-                "road.url": f"s3://road/{self.work.name}-{road.name}",
-                "road.endpoint": self.endpoint,
+                "road.object_store.url": f"s3://road/{self.work.name}-{road.name}",
+                "road.object_store.endpoint": self.endpoint,
             }
         elif self.road != "mpi_rma":
-            self.settings["road.dir"] = str(road)
+            self.settings["road.shared_fs.dir"] = str(road)
         if self.road in FILES:
             self.settings["road.layout"] = self.road
         if not self.mpi:
@@ -572,7 +572,7 @@ class Case:
         )
 
     def check_apply(self, trainer: Process):
-        road, copy = Path(self.settings["road.dir"]), self.work / "applied"
+        road, copy = Path(self.settings["road.shared_fs.dir"]), self.work / "applied"
         versions = sorted(road.glob("weight_v*"))
         if not versions:
             return

@@ -102,7 +102,7 @@ def same(target, tensors):
 
 
 def config(package, directory, *overrides):
-    text = f"road:\n  kind: shared_fs\n  dir: {directory}\n"
+    text = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {directory}\n"
     return package.Config.parse(text, list(overrides))
 
 

@@ -32,7 +32,7 @@ class Trainer:
 
 def following(work, trainer, **settings):
     return Files(
-        work, "hf_delta", **{"road.foreign_base": trainer.base, "deadlines.fetch": "3s"} | settings
+        work, "hf_delta", **{"road.shared_fs.foreign_base": trainer.base, "deadlines.fetch": "3s"} | settings
     )
 
 

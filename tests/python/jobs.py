@@ -131,7 +131,7 @@ class Job:
         self.settings = ["--set", "deadlines.connect=60s"]
         self.threads = 1
         if road != "mpi_rma":
-            self.settings += ["--set", f"road.dir={self.dir}"]
+            self.settings += ["--set", f"road.shared_fs.dir={self.dir}"]
 
     def trainer(self, *arguments):
         return ["trainer", "--config", self.config, "--threads", self.threads, *self.settings, *arguments]

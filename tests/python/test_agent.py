@@ -348,7 +348,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def checkpoint_host(work, name, *engines, **settings):
     shutil.copytree(work / "run/step_000000", work / "local")
     host = Host(work, name, **{"agent.hand_over": "checkpoint"})
-    host.set(**{"agent.checkpoint_dir": work / "local", "agent.retry_wait": "20ms", **settings})
+    host.set(**{"agent.checkpoint_dir": work / "local", "engine_calls.retry_wait": "20ms", **settings})
     for number, (kind, engine) in enumerate(engines):
         url = engine if isinstance(engine, str) else engine.url
         host.set(**{f"agent.engines[{number}].url": url})
@@ -384,7 +384,7 @@ def test_a_trainer_tells_an_engine_to_load_what_the_agent_patches(work, name):
     host = checkpoint_host(work, name, ("vllm", own))
     host.set(**{"road.layout": "hf_delta", "encoding": "xor"})
     host.set(**{"engines[0].url": told.url, "engines[0].action": "update_weights_from_disk"})
-    host.set(**{"engines[0].local_checkpoint_dir": work / "local", "notify.timeout": "20s"})
+    host.set(**{"engines[0].local_checkpoint_dir": work / "local", "engine_calls.timeout": "20s"})
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run"))
     assert trainer.returncode == 0, trainer.stderr
@@ -420,7 +420,7 @@ def test_a_dead_engine_holds_up_no_other_and_the_trainer_is_told(work, name):
     history = make_run(work / "run", np.random.default_rng(10), STEPS)
     good = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", "http://127.0.0.1:9"), ("vllm", good))
-    host.set(**{"agent.retries": "1", "deadlines.connect": "6s"})
+    host.set(**{"engine_calls.retries": "1", "deadlines.connect": "6s"})
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run", "--interval-ms", 50))
     result = finish(agent, 60)
@@ -433,7 +433,7 @@ def test_a_dead_engine_holds_up_no_other_and_the_trainer_is_told(work, name):
 def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, name):
     make_run(work / "run", np.random.default_rng(17), 4)
     engine = Engine(work / "run/step_000000")
-    host = checkpoint_host(work, name, ("vllm", engine), **{"agent.retries": "0"})
+    host = checkpoint_host(work, name, ("vllm", engine), **{"engine_calls.retries": "0"})
     host.set(**{"deadlines.connect": "6s"})
     agent = host.start_agent()
     trainer = replay(host, work / "run", "--interval-ms", 600)
@@ -471,7 +471,7 @@ def test_a_server_whose_last_directory_is_gone_is_updated(work, name):
     history = make_run(work / "run", np.random.default_rng(17), 2)
     engine = Engine(work / "run/step_000000")
     engine.model_path, engine.version = str(work / "driftless-changed-gone"), "7"
-    host = checkpoint_host(work, name, ("sglang", engine), **{"agent.retries": "0"})
+    host = checkpoint_host(work, name, ("sglang", engine), **{"engine_calls.retries": "0"})
     agent = host.start_agent()
     replay(host, work / "run")
     assert ended(agent, 60)["engines"][0]["version"] == 2
@@ -482,7 +482,7 @@ def test_another_model_is_not_written_to(work, name):
     make_run(work / "run", np.random.default_rng(11), 2)
     make_run(work / "other", np.random.default_rng(12), 0, rows=80)
     engine = Engine(work / "other/step_000000")
-    host = checkpoint_host(work, name, ("sglang", engine), **{"agent.retries": "0"})
+    host = checkpoint_host(work, name, ("sglang", engine), **{"engine_calls.retries": "0"})
     agent = host.start_agent()
     replay(host, work / "run")
     result = finish(agent, 60)

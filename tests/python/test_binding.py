@@ -91,7 +91,7 @@ def test_without_mpi_files_work_and_mpi_is_refused(tmp_path):
     code = f"""
 import driftless
 from driftless import Config, Job
-text = "road:\\n  kind: {{}}\\n  dir: {tmp_path}/road\\n"
+text = "road:\\n  kind: {{}}\\n  shared_fs:\\n    dir: {tmp_path}/road\\n"
 Job(Config.parse(text.format("shared_fs")), "rollout", launched=False).close()
 for ask in (lambda: Job(Config.parse("road: {{kind: mpi_rma}}"), "rollout", launched=False),
             lambda: Job(Config.parse(text.format("shared_fs")), "rollout", launched=True)):
@@ -125,9 +125,9 @@ def test_every_code_of_the_library_has_a_class():
 
 def test_configuration(tmp_path):
     path = tmp_path / "job.yaml"
-    path.write_text("road:\n  kind: shared_fs\n  dir: /nowhere\n")
+    path.write_text("road:\n  kind: shared_fs\n  shared_fs:\n    dir: /nowhere\n")
     settings = driftless.Config.load(path, ["encoding=indices"]).settings()
-    assert settings["road.dir"] == "/nowhere" and settings["encoding"] == "indices"
+    assert settings["road.shared_fs.dir"] == "/nowhere" and settings["encoding"] == "indices"
     with pytest.raises(driftless.Error, match="road.dirr") as refused:
         driftless.Config.parse("road:\n  dirr: x\n")
     assert refused.value.code == "invalid_argument"

@@ -66,8 +66,9 @@ def config(request, work, monkeypatch):
             endpoint = stack.enter_context(servers.serve("moto"))
         except servers.Unavailable as reason:
             pytest.skip(f"moto: {reason}")
-        road = f"kind: object_store, url: s3://{servers.BUCKET}/{work.name}, endpoint: {endpoint}"
-        yield driftless.Config.parse(f"road: {{ {road} }}\n", ["anchors.first=true"])
+        store = f"url: s3://{servers.BUCKET}/{work.name}, endpoint: {endpoint}"
+        road = f"road: {{ kind: object_store, object_store: {{ {store} }} }}\n"
+        yield driftless.Config.parse(road, ["anchors.first=true"])
 
 
 def test_group_of_python(config, rng, first):

@@ -33,7 +33,7 @@ def mpirun(parts, timeout=120):
 
 def process(role, road, work, *options):
     config = jobs.CONFIGS / jobs.ROADS[road]
-    settings = ["threads=1", f"road.dir={work}/road"]
+    settings = ["threads=1", f"road.shared_fs.dir={work}/road"]
     chosen = [f"--set={setting}" for setting in settings]
     return [sys.executable, PROGRAM, role, config, *chosen, *options]
 
@@ -119,7 +119,7 @@ def test_a_second_job_is_refused_not_fatal(work):
     program = work / "again.py"
     program.write_text(f"import sys; sys.path.insert(0, {str(binding.PACKAGE)!r})\n{AGAIN}")
     config = work / "job.yaml"
-    config.write_text(f"road: {{kind: shared_fs, dir: {work}/road}}\n")
+    config.write_text(f"road: {{kind: shared_fs, shared_fs: {{ dir: {work}/road }}}}\n")
     result = mpirun([(2, [sys.executable, program, config])])
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("cannot begin again: a process joins one job") == 2
@@ -182,8 +182,8 @@ else:
 )
 def test_a_process_ends_well(work, kind, then):
     """With a thread that Python does not wait for, or beside one that was forked from it."""
-    place = {"shared_fs": f"dir: {work}/road", "host_shm": f"host_shm: {{dir: {work}, name: x}}"}
-    config = f"road: {{kind: {kind}, {place[kind]}}}"
+    place = {"shared_fs": f"dir: {work}/road", "host_shm": f"dir: {work}, name: x"}
+    config = f"road: {{kind: {kind}, {kind}: {{{place[kind]}}}}}"
     script = (ENDS + then).replace("{path!r}", repr(sys.path)).replace("{config!r}", repr(config))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False

@@ -353,7 +353,7 @@ WAITING = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in a background job
 import sys, numpy, driftless
-config = driftless.Config.parse("road: {{kind: shared_fs, dir: {road}}}")
+config = driftless.Config.parse("road: {{kind: shared_fs, shared_fs: {{ dir: {road} }}}}")
 job = driftless.Job(config, "rollout", launched=False)
 target = driftless.OwnedTarget()
 print("waiting", flush=True)

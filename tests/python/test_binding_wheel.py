@@ -103,7 +103,7 @@ def source(number):
         def tensors(self): return [driftless.TensorSpec("w", "U8", [4000])]
         def visit(self): yield [(0, bytes([number]) + bytes(3999))]
     return Source()
-config = driftless.Config.parse("road: {{kind: shared_fs, dir: {work}/road}}")
+config = driftless.Config.parse("road: {{kind: shared_fs, shared_fs: {{ dir: {work}/road }}}}")
 job = driftless.Job(config, "trainer", launched=False)
 publisher = driftless.Publisher(job, source(0))
 publisher.publish(source(7))

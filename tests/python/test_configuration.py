@@ -38,7 +38,7 @@ def test_there_is_a_file_for_each_deployment():
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_file_is_right(path):
     check(path)
-    check(path, "--set", "road.dir=/elsewhere")
+    check(path, "--set", "road.shared_fs.dir=/elsewhere")
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -68,7 +68,7 @@ def test_the_files_show_where_engines_go(work):
 
 def test_check_prints_what_a_file_amounts_to(work):
     path = work / "job.yaml"
-    path.write_text("road: { kind: shared_fs, dir: /d }\n")
+    path.write_text("road: { kind: shared_fs, shared_fs: { dir: /d } }\n")
     settings = ok_json("config", "check", path)["settings"]
     assert settings["road.layout"] == "flush" and settings["encoding"] == "deltas_zstd"
     assert "deltas_zstd" in ok("config", "check", path, "--set", "buffer_size=1MiB")
@@ -104,7 +104,7 @@ def test_info_lists_every_backend():
 
 def test_check_tells_what_auto_is(work):
     path = work / "job.yaml"
-    path.write_text("road: { kind: shared_fs, dir: /d, layout: frames }\n")
+    path.write_text("road: { kind: shared_fs, shared_fs: { dir: /d }, layout: frames }\n")
     checked = ok_json("config", "check", path)
     assert checked["settings"]["encoding"] == "auto"
     assert checked["meaning"]["encoding"].startswith("auto: deltas at first")
@@ -115,25 +115,25 @@ def test_check_tells_what_auto_is(work):
 
 def test_check_refuses_the_addresses_that_a_trainer_refuses(work):
     path = work / "job.yaml"
-    path.write_text("road: { kind: object_store, url: 'gs://bucket/run?token=s3cr3t' }\n")
+    path.write_text("road: { kind: object_store, object_store: { url: 'gs://bucket/run?token=s3cr3t' } }\n")
     for command in (["config", "check", path], ["trainer", "--config", path]):
         refused = run(*command)
-        assert_refusal(refused, 2, "road.url", "gs://bucket/run", "s3://bucket/prefix")
+        assert_refusal(refused, 2, "road.object_store.url", "gs://bucket/run", "s3://bucket/prefix")
         assert "s3cr3t" not in refused.stderr
 
 
 def test_numbers_are_numbers_in_json(work):
     path = work / "job.yaml"
     path.write_text(
-        "road: { kind: shared_fs, dir: /d, layout: hf_delta }\n"
+        "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n"
         "receiver: { id: '42' }\n"
         "engines: [{ url: 'http://h:1', local_checkpoint_dir: /m }]\n"
     )
     settings = ok_json("config", "check", path)["settings"]
-    assert settings["road.part_files"] == 64 and settings["keep_versions"] == 16
+    assert settings["road.shared_fs.part_files"] == 64 and settings["keep_versions"] == 16
     assert settings["anchors.first"] in (True, False) and settings["notify.cleanup"] is False
     assert settings["receiver.id"] == "42" and settings["buffer_size"].endswith("iB")
     keys = {row["key"]: row["default"] for row in ok_json("info")["keys"]}
-    assert keys["road.part_files"] == 64 and keys["notify.cleanup"] is False
+    assert keys["road.shared_fs.part_files"] == 64 and keys["notify.cleanup"] is False
     strings = [value for value in [*settings.values(), *keys.values()] if isinstance(value, str)]
     assert [text for text in strings if text.isdecimal()] == ["42"]

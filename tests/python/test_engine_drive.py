@@ -57,7 +57,7 @@ def followed(work, rng):
         publisher = driftless.Publisher(job, binding.Source(driftless, binding.weights(rng)))
         publisher.publish_anchor()
         rank = RankReceiver(0, lambda chunk_bytes: driftless.OwnedTarget())
-        assert rank.open(f"road: {{kind: shared_fs, dir: {work}/road}}")["ok"]
+        assert rank.open(f"road: {{kind: shared_fs, shared_fs: {{ dir: {work}/road }}}}")["ok"]
         yield rank
         rank.close()
 
@@ -345,7 +345,7 @@ def disk(work, rng, monkeypatch):
     first = binding.weights(rng)
     tensors = {n: Tensor(d, a.shape, a.tobytes()) for n, (d, a) in first.items()}
     base = write_checkpoint(work / "base", tensors)
-    config = driftless.Config.parse(f"road: {{kind: shared_fs, dir: {work / 'road'}}}")
+    config = driftless.Config.parse(f"road: {{kind: shared_fs, shared_fs: {{ dir: {work / 'road'} }}}}")
     job = driftless.Job(config, "trainer", launched=False)
     publisher = driftless.Publisher(job, binding.Source(driftless, first))
     server = SglangServer(base, first)
@@ -361,7 +361,7 @@ def disk(work, rng, monkeypatch):
         publisher.publish(binding.Source(driftless, weights))
         return {name: array.tobytes() for name, (_, array) in weights.items()}
 
-    text = f"road: {{kind: shared_fs, dir: {work / 'road'}}}\n"
+    text = f"road: {{kind: shared_fs, shared_fs: {{ dir: {work / 'road'} }}}}\n"
     yield SimpleNamespace(
         first=first, server=server, publish=publish,
         follow=lambda: sglang_disk.DiskFollower("http://engine", text, base),

@@ -44,7 +44,7 @@ def hostile(tmp_path):
     """What a POST to /collective_rpc may carry, and what must not come of it."""
     secret = tmp_path / "secret"
     secret.write_text("the-secret-of-this-machine: 1\n")
-    hook = f"road: {{kind: shared_fs, dir: {tmp_path}}}\nhooks: {{before_read: 'touch {tmp_path}/ran'}}\n"
+    hook = f"road: {{kind: shared_fs, shared_fs: {{ dir: {tmp_path} }}}}\nhooks: {{before_read: 'touch {tmp_path}/ran'}}\n"
     return [
         hook,
         hook.replace("\n", " "),
@@ -64,7 +64,7 @@ def hostile(tmp_path):
 
 
 def test_a_call_names_and_never_carries(tmp_path):
-    (tmp_path / "job.yaml").write_text(f"road: {{kind: shared_fs, dir: {tmp_path}}}\n")
+    (tmp_path / "job.yaml").write_text(f"road: {{kind: shared_fs, shared_fs: {{ dir: {tmp_path} }}}}\n")
     for source in hostile(tmp_path):
         reply = Worker(config_dir=str(tmp_path / "none")).driftless_open(source, "n")
         assert not reply["ok"] and reply["nonce"] == "n" and reply["state"] == "closed", source

@@ -227,7 +227,7 @@ def test_a_rollout_without_anything_gets_the_anchor_that_it_asks_for(work, rng):
 def test_a_before_read_hook_that_takes_its_time(work, rng):
     """Longer than one look of the rollout, shorter than hook_timeout."""
     history = make_run(work / "run", rng, 3)
-    job = Files(work, **{"road.before_read": "sleep 0.4"})
+    job = Files(work, **{"road.shared_fs.before_read": "sleep 0.4"})
     trainer = job.start_trainer("--replay", work / "run", "--rollouts", 1, "--interval-ms", 700)
     assert ended(job.start_rollout("--save", work / "save"))["version"] == 3
     assert ended(trainer)["ok"]
@@ -237,9 +237,9 @@ def test_a_before_read_hook_that_takes_its_time(work, rng):
 def test_a_before_read_hook_that_stalls(work, rng):
     """At the start, or in the midst: one error that names it, soon after hook_timeout."""
     make_run(work / "run", rng, 2)
-    job = Files(work, **{"road.hook_timeout": "400ms"})
+    job = Files(work, **{"road.shared_fs.hook_timeout": "400ms"})
     stall = f"test ! -e {work}/stall || sleep 60"
-    job.set(**{"road.before_read": stall})
+    job.set(**{"road.shared_fs.before_read": stall})
     trainer = job.start_trainer("--replay", work / "run", "--rollouts", 1, "--interval-ms", 3000)
     rollout = job.start_rollout("--base", work / "run/step_000000")
     wait_for(lambda: list(job.dir.glob(".receivers/*.json")), "the rollout")
@@ -257,9 +257,9 @@ def test_a_before_read_hook_that_stalls(work, rng):
 def test_an_after_publish_hook_that_stalls(work, rng):
     """The version is there all the same; the trainer says so and goes on."""
     history = make_run(work / "run", rng, 3)
-    job = Files(work, **{"road.hook_timeout": "300ms", "anchors.first": "false"})
+    job = Files(work, **{"road.shared_fs.hook_timeout": "300ms", "anchors.first": "false"})
     hook = 'case "$DRIFTLESS_VERSION_DIR" in *2) sleep 60;; esac'
-    job.set(**{"road.after_publish": hook})
+    job.set(**{"road.shared_fs.after_publish": hook})
     begin = time.monotonic()
     lines = ok(*job.trainer("--replay", work / "run", "--json")).splitlines()
     assert time.monotonic() - begin < 10

@@ -193,7 +193,7 @@ def test_a_delta_behind_a_version_that_is_gone_is_not_taken(work, rng, write):
     trainer = Trainer(work, rng)
     for _ in range(4):
         write(trainer.dir, *trainer.step())
-    text = f"road: {{ kind: shared_fs, dir: {trainer.dir}, foreign_base: {trainer.base} }}\n"
+    text = f"road: {{ kind: shared_fs, shared_fs: {{ dir: {trainer.dir}, foreign_base: {trainer.base} }} }}\n"
     config = driftless.Config.parse(text + "deadlines: { fetch: 15s }\n")
     with driftless.Job(config, "rollout", launched=False) as job:
         target = driftless.OwnedTarget(trainer.base)
@@ -470,16 +470,16 @@ def test_a_version_of_ours_among_theirs_is_refused(work, rng):
     run("diff", trainer.base, work / "new", "--out", trainer.dir, "--layout", "hf_delta")
     job = following(work, trainer)
     result = finish(follow(job, trainer, 1, work / "a"), 60)
-    assert result.returncode != 0 and "road.foreign_base" in result.stderr, result.stderr
+    assert result.returncode != 0 and "road.shared_fs.foreign_base" in result.stderr, result.stderr
 
 
 def test_a_trainer_has_no_place_there(work, rng):
     trainer = Trainer(work, rng)
     make_run(work / "run", rng, 1)
     result = finish(following(work, trainer).start_trainer("--replay", work / "run"), 60)
-    assert_refusal(result, 2, "road.foreign_base", "a trainer has no place there")
-    (work / "c.yaml").write_text("road: { kind: mpi_rma, foreign_base: /x }\n")
-    assert_refusal(run("config", "check", work / "c.yaml"), 2, "road.foreign_base", "shared_fs")
+    assert_refusal(result, 2, "road.shared_fs.foreign_base", "a trainer has no place there")
+    (work / "c.yaml").write_text("road: { kind: mpi_rma, shared_fs: { foreign_base: /x } }\n")
+    assert_refusal(run("config", "check", work / "c.yaml"), 2, "road.shared_fs.foreign_base", "shared_fs")
 
 
 def test_an_agent_patches_a_checkpoint_from_their_directory(work, rng):
@@ -509,7 +509,7 @@ def test_workers_follow_their_directory_through_an_agent(work, rng):
     workers = []
     for number in range(2):
         more = {"road.kind": "host_shm", "road.layout": "auto", "encoding": "auto"}
-        more |= {"road.foreign_base": "", "receiver.id": f"worker{number}"}
+        more |= {"road.shared_fs.foreign_base": "", "receiver.id": f"worker{number}"}
         job.settings = [*settings]
         job.set(**more)
         workers.append(follow(job, trainer, STEPS, work / f"w{number}"))
@@ -610,7 +610,7 @@ def test_a_command_runs_on_every_rank_before_the_version_is_visible(work, rng):
         f'ls "$DRIFTLESS_DIR" > "{seen}/$(basename "$DRIFTLESS_VERSION_DIR").$$"; '
         f'ls "$DRIFTLESS_VERSION_DIR" >> "{seen}/$(basename "$DRIFTLESS_VERSION_DIR").$$"'
     )
-    job = Files(work, "hf_delta", **{"road.before_visible": command})
+    job = Files(work, "hf_delta", **{"road.shared_fs.before_visible": command})
     result = job.run(trainer=["--replay", work / "run"], rollout=["--base", work / "run/step_000000"])
     assert result.returncode == 0, result.stderr
     for version in (1, 2):
@@ -622,7 +622,7 @@ def test_a_command_runs_on_every_rank_before_the_version_is_visible(work, rng):
 
 def test_a_command_that_fails_keeps_the_version_from_everybody(work, rng):
     make_run(work / "run", rng, 1)
-    job = Files(work, "hf_delta", **{"road.before_visible": "echo not today >&2; exit 3"})
+    job = Files(work, "hf_delta", **{"road.shared_fs.before_visible": "echo not today >&2; exit 3"})
     result = finish(job.start_trainer("--replay", work / "run"), 60)
     assert result.returncode != 0 and "not today" in result.stderr, result.stderr
     assert not job.version_dir(1).exists()
@@ -632,7 +632,7 @@ def test_a_command_that_hangs_on_one_rank_keeps_the_version_from_everybody(work,
     jobs.need_mpirun()
     history = make_run(work / "run", rng, 2)
     hang = f'[ "$OMPI_COMM_WORLD_RANK" != 1 ] || [ -e {work}/once ] || {{ touch {work}/once; sleep 600; }}'
-    job = Files(work, "hf_delta", **{"road.before_visible": hang, "road.hook_timeout": "2s"})
+    job = Files(work, "hf_delta", **{"road.shared_fs.before_visible": hang, "road.shared_fs.hook_timeout": "2s"})
     line = {"trainer": ["--replay", work / "run"], "rollout": ["--base", work / "run/step_000000"]}
     began = time.monotonic()
     result = job.run(**line)

@@ -186,7 +186,7 @@ def test_what_a_dead_trainer_did_not_show_is_made_up_for(work, rng, mode):
 def test_what_follows_a_publication_sees_the_step(work, rng):
     make_run(work / "run", rng, 1)
     command = f'ls "$DRIFTLESS_DIR/deltas" "$DRIFTLESS_VERSION_DIR" >> {work}/seen'
-    job = writing(work, "deltas", **{"road.after_publish": command})
+    job = writing(work, "deltas", **{"road.shared_fs.after_publish": command})
     assert finish(job.start_trainer("--replay", work / "run")).returncode == 0
     seen = (work / "seen").read_text()
     assert "step_000001.safetensors" in seen and "manifest.json" in seen
@@ -196,7 +196,7 @@ def copied(job, work, base):
     """The steps alone, as a bucket would hold them; followed with the digests that we add."""
     for kind in ("anchors", "deltas"):
         shutil.copytree(job.dir / kind, work / "copy" / kind)
-    settings = {"road.dir": work / "copy", "road.foreign_base": base, "deadlines.fetch": "3s"}
+    settings = {"road.shared_fs.dir": work / "copy", "road.shared_fs.foreign_base": base, "deadlines.fetch": "3s"}
     return Files(work, "hf_delta", **settings)
 
 
@@ -218,7 +218,7 @@ def test_our_steps_are_proven_by_what_we_add(work, rng):
     path.write_bytes(whole)
     # Another base of the same names.
     write_checkpoint(work / "other", {n: changed(rng, t) for n, t in history[0].items()})
-    ours.set(**{"road.foreign_base": work / "other"})
+    ours.set(**{"road.shared_fs.foreign_base": work / "other"})
     refused = finish(ours.start_rollout("--base", work / "other", *line[2:]), 60)
     assert refused.returncode == 4 and "was made for weights of" in refused.stderr, refused.stderr
 

@@ -96,7 +96,7 @@ def test_what_the_hub_refuses_is_said_without_the_token(hub, packages):
 
 
 def test_the_command_says_where_buckets_are_read(work):
-    line = ["rollout", "--config", REPOSITORY / "configs/object_store.yaml", "--set", f"road.url={URL}"]
+    line = ["rollout", "--config", REPOSITORY / "configs/object_store.yaml", "--set", f"road.object_store.url={URL}"]
     assert_refusal(run(*line, "--timeout", "1s"), 8, "driftless.Job")
 
 
@@ -105,7 +105,7 @@ def test_a_path_that_leads_elsewhere_is_refused(url):
     binding.driftless()
     from driftless import object_stores
 
-    with pytest.raises(ValueError, match="road.url"):
+    with pytest.raises(ValueError, match="road.object_store.url"):
         object_stores.open_store(url)
 
 

@@ -106,7 +106,7 @@ def test_rollouts_without_a_base_start_from_the_first_anchor(job, work, rng):
 @pytest.mark.parametrize("mode", ["delta", "full"])
 def test_files_do_not_pile_up_and_whoever_comes_late_still_gets_there(work, mode):
     """By the defaults: old versions go, and an anchor stands where they were."""
-    (work / "job.yaml").write_text(f"mode: {mode}\nroad: {{ kind: shared_fs, dir: {work}/weights }}\n")
+    (work / "job.yaml").write_text(f"mode: {mode}\nroad: {{ kind: shared_fs, shared_fs: {{ dir: {work}/weights }} }}\n")
     made = run("trainer", "--config", work / "job.yaml", "--params", 100000, "--steps", 60,
                "--lr", 1e-3)  # fmt: skip
     assert made.returncode == 0, made.stderr

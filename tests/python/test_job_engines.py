@@ -129,7 +129,7 @@ def test_one_version_that_an_engine_missed_is_in_the_closing_line_and_the_exit_c
     need("engines")
     make_run(work / "run", rng, 3)
     job = with_engine(Job(work, "hf_delta"), engine, work)
-    job.settings += ["--set", "notify.retries=0"]
+    job.settings += ["--set", "engine_calls.retries=0"]
     engine.refuse_calls = {1}
     result = run(*job.trainer("--replay", work / "run"))
     assert result.returncode == 1
@@ -144,7 +144,7 @@ def test_an_engine_that_failed_to_load_serves_nothing_until_a_version_goes_throu
     need("engines")
     make_run(work / "run", rng, 3)
     job = with_engine(Job(work, "hf_delta"), engine, work)
-    job.settings += ["--set", "notify.retries=0"]
+    job.settings += ["--set", "engine_calls.retries=0"]
     engine.refuse_calls = {4}  # version 2 is pulled, and not loaded
     paused = []
     engine.on_call = lambda: paused.append(engine.paused)
@@ -162,7 +162,7 @@ def test_engines_without_a_checkpoint_directory_take_the_rollouts(work, rng, eng
     job.settings[at - 1 : at + 1] = [
         "--set", "receiver.target=checkpoint", "--set", "receiver.checkpoint_dir=/host/model",
     ]  # fmt: skip
-    job.settings += ["--set", "notify.timeout=1s"]
+    job.settings += ["--set", "engine_calls.timeout=1s"]
     alone = run(*job.trainer("--replay", work / "run"))
     assert alone.returncode == 1 and engine.calls == []
     assert "not told to load its checkpoint" in alone.stderr
@@ -206,7 +206,7 @@ def test_an_engine_does_not_load_what_a_rollout_of_another_run_patched(work, rng
     for path in job.dir.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     engine_settings = with_engine(Job(work, "hf_delta"), engine, work, "update_weights_from_disk")
-    job.settings += [*engine_settings.settings, "--set", "notify.timeout=3s"]
+    job.settings += [*engine_settings.settings, "--set", "engine_calls.timeout=3s"]
     trained = run(*job.trainer("--replay", work / "new", "--set", "deadlines.connect=5s"))
     assert rollout.poll() is None
     assert engine.calls == [] and trained.returncode == 1
@@ -225,7 +225,7 @@ def test_only_the_receiver_that_patches_a_checkpoint_says_that_it_is_patched(
     write_checkpoint(work / "host", base)
     seen_at = work / "host" if path == "own" else "/in/a/container"
     pair = binding.Pair(
-        driftless, work / "road", weights, "road.layout=hf_delta", "notify.timeout=1s",
+        driftless, work / "road", weights, "road.layout=hf_delta", "engine_calls.timeout=1s",
         f"engines[0].url=http://127.0.0.1:{engine.server_port}",
         "engines[0].action=update_weights_from_disk", f"engines[0].local_checkpoint_dir={seen_at}",
     )  # fmt: skip
@@ -321,7 +321,7 @@ def test_a_trainer_that_is_started_again_brings_engines_to_the_newest_version(wo
     need("engines")
     make_run(work / "run", rng, 2)
     job = with_engine(Job(work, "hf_delta"), engine, work)
-    job.settings += ["--set", "notify.retries=0"]
+    job.settings += ["--set", "engine_calls.retries=0"]
     engine.refuse = True
     assert run(*job.trainer("--replay", work / "run")).returncode == 1
     engine.calls.clear()

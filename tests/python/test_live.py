@@ -282,7 +282,7 @@ with job:
 
 def test_a_program_that_ends_leaves_its_version_behind(work):
     """It is on the road, whole, though nobody waited for it. One that it forked just ends."""
-    config = f"road:\n  kind: shared_fs\n  dir: {work}/road\n"
+    config = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\n"
     script = LEAVES.format(path=[str(Path(__file__).parent), *sys.path], config=config)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
     assert (work / "road" / "weight_v000001" / "DONE").exists()
@@ -394,7 +394,7 @@ class Receivers:
         for directory in ("base", "applied", "rollout"):
             write_checkpoint(work / directory, weights)
         self.settings = {
-            "road.kind": "shared_fs", "road.dir": work / "road", "road.layout": layout,
+            "road.kind": "shared_fs", "road.shared_fs.dir": work / "road", "road.layout": layout,
             "encoding": encoding, "road.host_shm.name": name, "agent.workers": 1,
             "deadlines.fetch": "5s", "deadlines.connect": "20s", "road.poll_longest": "20ms",
             "full_above_density": 1,

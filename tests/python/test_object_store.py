@@ -40,8 +40,8 @@ class StoreJob:
         self.work = work
         self.url = f"s3://{servers.BUCKET}/{work.name}"
         self.settings = {
-            "road.url": self.url,
-            "road.endpoint": self.endpoint,
+            "road.object_store.url": self.url,
+            "road.object_store.endpoint": self.endpoint,
             "road.poll_first": "5ms",
             "road.poll_longest": "50ms",
             "deadlines.fetch": "20s",
@@ -129,7 +129,7 @@ def test_the_python_module_loads_the_road_when_it_is_asked_for(job):
 import driftless
 from driftless import Config, Job
 print({{b.name: b.built or b.why_not for b in driftless.backends()}}["object_store"])
-text = "road: {{kind: object_store, url: '{job.url}', endpoint: '{job.endpoint}'}}"
+text = "road: {{kind: object_store, object_store: {{ url: '{job.url}', endpoint: '{job.endpoint}' }}}}"
 Job(Config.parse(text), "rollout", launched=False).close()
 """
     environment = job.environment | {"PYTHONPATH": str(REPOSITORY / "build/python")}
@@ -158,7 +158,7 @@ def test_a_store_without_conditions_is_refused(job, rng):
     if job.name != "rclone":
         pytest.skip(f"{job.name} has them")
     make_run(job.work / "run", rng, 1)
-    bare = {"road.endpoint": job.endpoint.unguarded}
+    bare = {"road.object_store.endpoint": job.endpoint.unguarded}
     result = run(*job.line("trainer", "--replay", job.work / "run", **bare), env=job.environment)
     assert_refusal(result, 8, "If-None-Match", job.url)
     # A rollout writes nothing that needs a condition.
@@ -245,17 +245,17 @@ def test_where_credentials_come_from(job, rng, source):
 
 def test_the_configuration_shows_no_signature(work):
     path = work / "job.yaml"
-    path.write_text("road: { kind: object_store, url: 'https://h/p?X-Amz-Signature=abc' }\n")
+    path.write_text("road: { kind: object_store, object_store: { url: 'https://h/p?X-Amz-Signature=abc' } }\n")
     shown = ok("config", "check", path)
     assert "https://h/p?(not shown)" in shown and "abc" not in shown
     path.write_text("road: { kind: object_store }\n")
-    assert_refusal(run("config", "check", path), 2, "road.url is missing")
-    path.write_text("road: { kind: object_store, url: 's3://b', endpoint: 'http://me:pw@h' }\n")
+    assert_refusal(run("config", "check", path), 2, "road.object_store.url is missing")
+    path.write_text("road: { kind: object_store, object_store: { url: 's3://b', endpoint: 'http://me:pw@h' } }\n")
     refused = run("config", "check", path)
-    assert_refusal(refused, 2, "road.endpoint")
+    assert_refusal(refused, 2, "road.object_store.endpoint")
     assert "pw" not in refused.stderr
     for url in ("s3://AKIAKEY:pw@bucket/prefix", "https://me:pw@host/p", "s3://b/p?X-Amz-Signature=pw"):
-        path.write_text(f"road: {{ kind: object_store, url: '{url}' }}\n")
+        path.write_text(f"road: {{ kind: object_store, object_store: {{ url: '{url}' }} }}\n")
         refused = run("config", "check", path)
-        assert_refusal(refused, 2, "road.url", "credentials come from")
+        assert_refusal(refused, 2, "road.object_store.url", "credentials come from")
         assert "pw" not in refused.stderr and "AKIAKEY" not in refused.stderr

@@ -69,7 +69,7 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
     work, history = job.work, make_run(job.work / "run", rng, 5)
 
     def line(prefix, **settings):
-        settings = KEEP | {"road.url": f"{job.url}/{prefix}"} | settings
+        settings = KEEP | {"road.object_store.url": f"{job.url}/{prefix}"} | settings
         return job.line("trainer", "--replay", work / "run", "--json", **settings)
 
     # "First" goes through the proxy, "second" past it.
@@ -77,7 +77,7 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
     requests = len(job.proxy.log)
     for number in range(0, requests, stride):
         prefix = f"at-{number}"
-        direct = line(prefix, **{"road.endpoint": job.endpoint})
+        direct = line(prefix, **{"road.object_store.endpoint": job.endpoint})
         woken = []
         job.proxy.log.clear()
 
@@ -99,7 +99,7 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
         assert_tidy(job, f"{work.name}/{prefix}")
         assert_index_is_true(job, f"{work.name}/{prefix}")
         save = work / prefix
-        reader = line(prefix, **{"road.endpoint": job.endpoint})
+        reader = line(prefix, **{"road.object_store.endpoint": job.endpoint})
         reader[0:1] = ["rollout"]
         reader = [word for word in reader if word not in ("--replay", str(work / "run"))]
         text = job.ok(*reader, "--timeout", "60s", "--save", save)

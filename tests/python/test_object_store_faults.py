@@ -32,7 +32,7 @@ def job(work, server):  # noqa: F811
     made = StoreJob(work, server)
     with FaultyProxy(made.endpoint) as proxy:
         made.proxy = proxy
-        made.settings["road.endpoint"] = proxy.endpoint
+        made.settings["road.object_store.endpoint"] = proxy.endpoint
         yield made
     jobs.stop_started()
     made.assert_no_credential()
@@ -40,7 +40,7 @@ def job(work, server):  # noqa: F811
 
 def reader(job):
     """The line of a rollout that goes past the proxy and starts from the anchor."""
-    return job.line("rollout", "--timeout", "60s", "--json", **{"road.endpoint": job.endpoint})
+    return job.line("rollout", "--timeout", "60s", "--json", **{"road.object_store.endpoint": job.endpoint})
 
 
 def held(job, save):
@@ -274,7 +274,7 @@ def test_kill_the_publisher_at_every_request(job, rng, steps, faults, stride):
     whole = ["--set", "mode=full", "--set", "buffer_size=64MiB", "--set", f"anchors.first={first}"]
 
     def line(prefix):
-        job.settings["road.url"] = f"{job.url}/{prefix}"
+        job.settings["road.object_store.url"] = f"{job.url}/{prefix}"
         return job.line("trainer", "--replay", work / "run", "--json", *whole)
 
     assert versions_of(job.ok(*line("undisturbed")))[-1] == steps

@@ -161,7 +161,7 @@ def ends(role, server, work, *more, url="s3://road/p"):
     line = [COMMAND, role, "--config", REPOSITORY / "configs/object_store.yaml", "--threads", "1", *more]
     settings = {"url": url, "endpoint": server.url}
     for key, value in settings.items():
-        line += ["--set", f"road.{key}={value}"]
+        line += ["--set", f"road.object_store.{key}={value}"]
     for key in ("connect", "fetch", "publish"):
         line += ["--set", f"deadlines.{key}=4s"]
     began = time.monotonic()
@@ -214,7 +214,7 @@ def test_no_redirection_is_followed(work, rng, status):
             for role, more in (("rollout", ["--timeout", "5s"]), ("trainer", ["--replay", work / "run"])):
                 code, text, _, _ = ends(role, server, work, *more)
                 assert os.WEXITSTATUS(code) != 0 and f"status {status}" in text, text
-            web = ["--set", f"road.url={server.url}/p?token=s3cr3t", "--timeout", "5s"]
+            web = ["--set", f"road.object_store.url={server.url}/p?token=s3cr3t", "--timeout", "5s"]
             code, text, _, _ = ends("rollout", server, work, *web)
             assert os.WEXITSTATUS(code) != 0 and "s3cr3t" not in text, text
             assert len(server.heard) >= 3
@@ -239,7 +239,7 @@ def test_a_url_that_leads_out_of_its_bucket_is_refused_before_a_request(work, rn
             urls += [f"{server.url}/road/{path}" for path in ("../other", "%2e%2e/other", "a//b")]
         for url in urls:
             code, text, _, _ = ends(role, server, work, *more, url=url)
-            assert os.WEXITSTATUS(code) == 2 and "road.url" in text, (url, text)
+            assert os.WEXITSTATUS(code) == 2 and "road.object_store.url" in text, (url, text)
         assert server.heard == []
 
 

@@ -60,7 +60,7 @@ def test_an_index_that_was_not_written_is_told_of_and_written_at_the_end(job, rn
         return None
 
     job.proxy.fault = once
-    said = job.ok(*trainer(job, **{"road.presign": "1h"})) + job.said[-1]
+    said = job.ok(*trainer(job, **{"road.object_store.presign": "1h"})) + job.said[-1]
     assert refused and "index.json is not as new as the versions" in said, said
     assert_index_is_true(job, job.work.name)
     read_all(job, presign(job), 3)
@@ -95,11 +95,11 @@ def test_links_do_not_hang_on_lists(job, rng):
     """Parts that a list does not show yet have links."""
     job.history = make_run(job.work / "run", rng, 3)
     job.proxy.fault = lambda r: "stale" if r.lists else None
-    job.ok(*trainer(job, **{"road.presign": "1h"}))
+    job.ok(*trainer(job, **{"road.object_store.presign": "1h"}))
     job.proxy.fault = lambda request: None
     signed = json.loads(read_object(job, job.work.name, "index.json"))["links"]["signatures"]
     assert sum(key.startswith("parts/") for key in signed) >= 3
-    direct = {"road.endpoint": job.endpoint}
+    direct = {"road.object_store.endpoint": job.endpoint}
     job.settings |= direct
     job.proxy.fault = lambda r: "stale" if r.lists else None
     read_all(job, presign(job), 3)
@@ -123,14 +123,14 @@ def test_a_trainer_renews_links_that_it_finds(job, rng):
     put_object(job, job.work.name, "index.json", json.dumps(ended))
     job.ok(*trainer(job))
     assert "links" not in json.loads(read_object(job, job.work.name, "index.json"))
-    assert_refusal(read_presigned(job, url), 2, "index.json", "road.presign")
+    assert_refusal(read_presigned(job, url), 2, "index.json", "road.object_store.presign")
 
 
 def test_presign_beside_a_trainer_hides_no_version(job, rng):
     """It writes its index late, over one that has more versions; the store may ignore If-Match."""
     ignore_if_match(job)
     job.history = make_run(job.work / "run", rng, 3)
-    direct = {"road.endpoint": job.endpoint, "road.presign": "1h"}
+    direct = {"road.object_store.endpoint": job.endpoint, "road.object_store.presign": "1h"}
     job.ok(*trainer(job, "--steps", 1, **direct))
     meanwhile = []
 
@@ -158,7 +158,7 @@ def test_a_trainer_beside_presign_keeps_its_links(job, rng, if_match):
 
     def share(request):
         if writes_index(request) and past(job, 2) and not shared:
-            line = job.line("presign", **{"road.endpoint": job.endpoint})
+            line = job.line("presign", **{"road.object_store.endpoint": job.endpoint})
             shared.append(run(*line, env=job.environment))
         return None
 

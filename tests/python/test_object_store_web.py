@@ -60,7 +60,7 @@ def published(job, rng):
 def shared(job, rng):
     """A job with three versions and presigned links, in either store."""
     job.history = make_run(job.work / "run", rng, 3)
-    job.ok(*job.line("trainer", "--replay", job.work / "run", **{"road.presign": "1h"}))
+    job.ok(*job.line("trainer", "--replay", job.work / "run", **{"road.object_store.presign": "1h"}))
     return job
 
 
@@ -72,7 +72,7 @@ def presign(job, *more):
 
 
 def read_presigned(job, url, *more):
-    settings = {"road.url": url, "road.endpoint": "", "deadlines.connect": "3s"}
+    settings = {"road.object_store.url": url, "road.object_store.endpoint": "", "deadlines.connect": "3s"}
     line = job.line("rollout", "--save", job.work / "a", "--timeout", "60s", *more, **settings)
     result = run(*line, env=reader_environment())
     signature = url.partition("X-Amz-Signature=")[2]
@@ -90,7 +90,7 @@ def test_a_rollout_follows_a_trainer_by_presigned_links(job, rng):
     """It learns of what is new from the index, whose links are the trainer's own."""
     work, history = job.work, make_run(job.work / "run", rng, 4)
     slow = ["--replay", work / "run", "--interval-ms", 500]
-    trainer = job.start(*job.line("trainer", *slow, **{"road.presign": "1h"}))
+    trainer = job.start(*job.line("trainer", *slow, **{"road.object_store.presign": "1h"}))
     until = time.monotonic() + 30
     while run(*job.line("presign"), env=job.environment).returncode != 0:
         assert time.monotonic() < until, "there is no index"
@@ -103,7 +103,7 @@ def test_a_rollout_follows_a_trainer_by_presigned_links(job, rng):
 def test_large_parts_are_read_by_presigned_links(job, rng):
     """In ranges, after a look at their sizes; a presigned GET opens no HEAD."""
     job.ok("synth", "--out", job.work / "run", "--params", 12_000_000, "--steps", 1)
-    job.ok(*job.line("trainer", "--replay", job.work / "run", **{"road.presign": "1h"}))
+    job.ok(*job.line("trainer", "--replay", job.work / "run", **{"road.object_store.presign": "1h"}))
     result = read_presigned(job, presign(job))
     assert result.returncode == 0, result.stderr
     result = run("verify", job.work / "a/rollout_00", "--like", job.work / "run/step_000001")
@@ -137,8 +137,8 @@ def test_what_cannot_be_presigned_is_refused(job, rng):
     assert_refusal(nothing, 3, "index.json", "publisher")
     longer = run(*job.line("presign", "--for", "169h"), env=job.environment)
     assert_refusal(longer, 2, "168h")
-    refused = run(*job.line("trainer", **{"road.presign": "169h"}), env=job.environment)
-    assert_refusal(refused, 2, "road.presign", "168h")
+    refused = run(*job.line("trainer", **{"road.object_store.presign": "169h"}), env=job.environment)
+    assert_refusal(refused, 2, "road.object_store.presign", "168h")
 
 
 def reader_environment():
@@ -148,7 +148,7 @@ def reader_environment():
 def test_readers_without_credentials_follow_over_http(published):
     job, work, environment = published, published.work, reader_environment()
     with web_server(job.endpoint.directory) as web:
-        url = {"road.url": f"{web}/{servers.BUCKET}/{work.name}?token=s3cr3t"}
+        url = {"road.object_store.url": f"{web}/{servers.BUCKET}/{work.name}?token=s3cr3t"}
         line = job.line("rollout", "--save", work / "a", "--timeout", "60s", **url)
         result = run(*line, env=environment)
         assert result.returncode == 0, result.stderr
@@ -174,11 +174,11 @@ def certificate(work):
 def test_https_believes_the_certificates_of_ca_file_alone(published, certificate):
     job, work = published, published.work
     with web_server(job.endpoint.directory, certificate) as web:
-        url = {"road.url": f"{web}/{servers.BUCKET}/{work.name}", "deadlines.connect": "3s"}
+        url = {"road.object_store.url": f"{web}/{servers.BUCKET}/{work.name}", "deadlines.connect": "3s"}
         line = ["rollout", "--save", work / "a", "--timeout", "60s"]
         refused = run(*job.line(*line, **url), env=reader_environment())
         assert refused.returncode != 0 and "certificate" in refused.stderr.lower(), refused.stderr
-        believed = url | {"road.ca_file": certificate[0]}
+        believed = url | {"road.object_store.ca_file": certificate[0]}
         result = run(*job.line(*line, **believed), env=reader_environment())
         assert result.returncode == 0, result.stderr
     assert read_checkpoint(work / "a/rollout_00") == job.history[3]
@@ -203,10 +203,10 @@ def test_a_token_in_the_url_opens_every_object(published):
         for query, good in (("?token=s3cr3t", True), ("?token=0ldT0ken", False)):
             line = ["rollout", "--save", work / "a", "--timeout", "60s"]
             result = run(
-                *job.line(*line, **{"road.url": place + query, "deadlines.connect": "3s"}),
+                *job.line(*line, **{"road.object_store.url": place + query, "deadlines.connect": "3s"}),
                 env=reader_environment(),
             )
             assert (result.returncode == 0) == good, result.stderr
             assert query[7:] not in result.stdout + result.stderr
-    assert "has the signature in road.url expired?" in result.stderr
+    assert "has the signature in road.object_store.url expired?" in result.stderr
     assert read_checkpoint(work / "a/rollout_00") == job.history[3]

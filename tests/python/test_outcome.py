@@ -223,7 +223,7 @@ def test_a_replay_is_not_taken_for_the_run_that_is_there(work, rng):
     assert again.returncode == 0, again.stderr
     for arguments in (["--replay", work / "other"], ["--replay", work / "run", "--steps", 2]):
         refused = run(*job.trainer(*arguments))
-        assert_refusal(refused, 7, "version 3 of run", "another run", "road.dir")
+        assert_refusal(refused, 7, "version 3 of run", "another run", "road.shared_fs.dir")
     assert [path.name for path in sorted(job.dir.glob("weight_v*"))][-1] == "weight_v000003"
     ended = run(*job.rollout("--base", work / "run/step_000000", "--timeout", "20s"))
     assert ended.returncode == 0, f"what was refused took back that the run ended: {ended.stderr}"
@@ -237,13 +237,13 @@ def test_a_directory_that_was_mistyped_is_not_made(work, rng):
     base = ["--base", work / "run/step_000000"]
     for layout in ("flush", "hf_delta", "frames", "trl"):
         job = Files(work, **{"road.layout": layout, "encoding": "auto", "deadlines.connect": "1s"})
-        job.set(**{"road.dir": work / "unmounted/weights"})
+        job.set(**{"road.shared_fs.dir": work / "unmounted/weights"})
         refused = run(*job.trainer("--replay", work / "run"))
         assert_refusal(refused, 3, str(work / "unmounted/weights"), "mistyped, or not mounted?")
         refused = run(*job.rollout(*base))
         assert_refusal(refused, 6, str(work / "unmounted/weights"), "mistyped, or not mounted?")
         if layout in ("hf_delta", "trl"):  # that others write
-            job.set(**{"road.foreign_base": work / "run/step_000000"})
+            job.set(**{"road.shared_fs.foreign_base": work / "run/step_000000"})
             refused = run(*job.rollout(*base))
             assert_refusal(refused, 6, str(work / "unmounted/weights"), "mistyped, or not mounted?")
     assert not (work / "unmounted").exists()
@@ -252,7 +252,7 @@ def test_a_directory_that_was_mistyped_is_not_made(work, rng):
 def test_trainers_that_write_one_file_together_do_not_make_it_either(work, rng):
     make_run(work / "run", rng, 1)
     job = jobs.Job(work, "hdf5")
-    job.settings += ["--set", f"road.dir={work}/unmounted/weights"]
+    job.settings += ["--set", f"road.shared_fs.dir={work}/unmounted/weights"]
     result = job.run(["--replay", work / "run"])
     assert result.returncode == 3 and "mistyped, or not mounted?" in result.stderr, result.stderr
     assert not (work / "unmounted").exists()

@@ -255,12 +255,12 @@ def announced(road):
 
 
 def road_config(road):
-    return driftless.Config.parse(f"road: {{ kind: shared_fs, dir: {road}, layout: frames }}\n")
+    return driftless.Config.parse(f"road: {{ kind: shared_fs, shared_fs: {{ dir: {road} }}, layout: frames }}\n")
 
 
 def configured(work, files):
     path = work / "driftless.yaml"
-    path.write_text(f"road: {{ kind: shared_fs, dir: {work}/road, layout: {files} }}\n")
+    path.write_text(f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: {files} }}\n")
     return path
 
 
@@ -287,7 +287,7 @@ def test_a_rank_that_comes_too_late_fails_one_version(late, work):
     """It fails on all ranks; the next one comes about, and has its changes."""
     path = work / "driftless.yaml"
     path.write_text(
-        f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
+        f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
         "deadlines: { publish: 4s, connect: 5s }\n"
     )
     trainers(work, "late_rank.py", path, work, late)
@@ -307,7 +307,7 @@ def test_a_rank_that_leaves_out_a_step_fails_one_version(leaves, mode, work):
     """No version has shards of two steps, and the ranks meet again at the next step."""
     path = work / "driftless.yaml"
     path.write_text(
-        f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
+        f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
         "deadlines: { publish: 4s, connect: 5s }\n"
     )
     trainers(work, "left_out.py", path, work, leaves, mode)
@@ -330,7 +330,7 @@ def test_what_a_rank_holds(work):
     shard, and more beside other processes."""
     path = work / "driftless.yaml"
     path.write_text(
-        f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
+        f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
         "buffer_size: 4MiB\nthreads: 1\n"
     )
     given_back = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}

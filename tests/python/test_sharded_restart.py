@@ -42,7 +42,7 @@ LONG = [
 def test_versions_after_a_restart_are_what_the_ranks_hold(phase, victim, work):
     path = work / "driftless.yaml"
     path.write_text(
-        f"road: {{ kind: shared_fs, dir: {work}/road, layout: frames }}\n"
+        f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
         "deadlines: { publish: 30s }\nanchors: { first: true }\n"
     )
     line = [megatron_jobs.venv_python(), "-m", "torch.distributed.run", "--standalone",

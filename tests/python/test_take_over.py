@@ -39,7 +39,7 @@ class Run:
         place.mkdir()
         self.place, self.rng, self.left_out = place, np.random.default_rng(seed), left_out
         self.weights = base
-        self.config = f"road: {{kind: shared_fs, dir: {place}/road}}"
+        self.config = f"road: {{kind: shared_fs, shared_fs: {{ dir: {place}/road }}}}"
         settings = driftless.Config.parse(self.config, [])
         self.job = driftless.Job(settings, "trainer", launched=False)
         self.publisher = driftless.Publisher(self.job, self.source())
@@ -270,10 +270,12 @@ def agent_of():
         names.append(f"test-{uuid.uuid4().hex[:12]}")
         config = run.place / f"agent{len(names)}.yaml"
         engines = [{"url": engine.url, "kind": kind}]
-        road = {"kind": "shared_fs", "dir": f"{run.place}/road", "host_shm": {"name": names[-1]}}
-        agent = {"engines": engines, "retries": 4, "retry_wait": "100ms", "stage_timeout": "5s"}
+        files = {"dir": f"{run.place}/road"}
+        road = {"kind": "shared_fs", "shared_fs": files, "host_shm": {"name": names[-1]}}
+        agent = {"engines": engines, "stage_timeout": "5s"}
+        calls = {"retries": 4, "retry_wait": "100ms"}
         deadlines = {"connect": "20s", "fetch": "5s"}
-        config.write_text(json.dumps({"road": road, "agent": agent, "deadlines": deadlines}))
+        config.write_text(json.dumps({"road": road, "agent": agent, "engine_calls": calls, "deadlines": deadlines}))
         line = [COMMAND, "agent", "--config", config, "--json", *(["--once"] if once else [])]
         started = jobs.start([*map(str, line), *(word for each in sets for word in ("--set", each))])
         return jobs.finish(started, 60) if once else started

@@ -26,7 +26,7 @@ model[1].bias.requires_grad_(False)                         # frozen: never sent
 state = {n: p.detach().to(torch.bfloat16) for n, p in model.named_parameters()}
 for n, p in model.named_parameters(): p.data = state[n].float()
 save_file({**state, "lm_head.copy": state["0.weight"].clone()}, work + "/model.safetensors")
-config = driftless.Config.parse("road: { kind: shared_fs, dir: %s/road }" % work, [])
+config = driftless.Config.parse("road: { kind: shared_fs, shared_fs: { dir: %s/road } }" % work, [])
 sent = lambda: ((n, p) for n, p in model.named_parameters() if p.requires_grad)
 
 transfer = driftless.trl.WeightTransfer(config, work, timeout_s=60)
@@ -116,7 +116,7 @@ work = sys.argv[1]
 torch.manual_seed(1)
 model = torch.nn.Linear(16, 24)
 save_file({n: p.detach().to(torch.bfloat16) for n, p in model.named_parameters()}, work + "/model.safetensors")
-ROAD = "road: { kind: shared_fs, dir: %s/road }" % work
+ROAD = "road: { kind: shared_fs, shared_fs: { dir: %s/road } }" % work
 FOLLOW = '''
 import sys
 from safetensors.torch import load_file

@@ -21,7 +21,7 @@ binding.driftless()  # or a skip
 def test_every_sync_is_what_the_engines_hold_whatever_fails(how, files, work):
     python = megatron_jobs.environment_python("verl")
     (work / "driftless.yaml").write_text(
-        f"road: {{ kind: shared_fs, dir: {work}/road, layout: {files} }}\nthreads: 1\n"
+        f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: {files} }}\nthreads: 1\n"
     )
     env = megatron_jobs.environment(
         RAY_AUTH_MODE="disabled", RAY_SCHEDULER_EVENTS="0", RAY_USAGE_STATS_ENABLED="0",

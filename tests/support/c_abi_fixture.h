@@ -125,8 +125,8 @@ struct Engine {
 class CAbiTest : public ::testing::Test {
  protected:
   CAbiTest() {
-    std::ofstream(config_) << "road: {kind: shared_fs, dir: " << road_
-                           << "}\ndeadlines: {fetch: 2s, connect: 2s}\n";
+    std::ofstream(config_) << "road: {kind: shared_fs, shared_fs: {dir: " << road_
+                           << "}}\ndeadlines: {fetch: 2s, connect: 2s}\n";
     held_ = trainer_.weights;
   }
   ~CAbiTest() override { driftless_close(&receiver_, 0, nullptr); }

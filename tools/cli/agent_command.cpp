@@ -421,9 +421,9 @@ class Agent {
 
 Result<int> run_agent(const Common& common, const AgentArguments& arguments) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments.job));
-  if (config.road == kHostShm) {
-    return error(StatusCode::kInvalidArgument,
-                 "road.kind: host_shm is what an agent offers; it follows mpi_rma, nccl, "
+  if (config.kind().one_host) {
+    return error(StatusCode::kInvalidArgument, "road.kind: ", config.road,
+                 " is what an agent offers; it follows a road between hosts: mpi_rma, nccl, "
                  "shared_fs or object_store");
   }
   return run_in_job(common, config, JobRole::kRollout, "agent", {}, [&](const auto& process) {

@@ -3,9 +3,9 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "core/setting_values.h"
 #include "kernels/host_kernels.h"
 #include "plugin/job/config.h"
-#include "plugin/job/config_values.h"
 #include "plugin/job/roads.h"
 #include "tools/cli/commands.h"
 
@@ -27,7 +27,7 @@ std::string_view expected_of(std::string name) {
   if (const std::size_t open = name.find('['); open != std::string::npos) {
     name.erase(open + 1, name.find(']') - open - 1);
   }
-  const ConfigKey* const key = find_config_key(name);
+  const ConfigKey* const key = config_table().find(name);
   return key == nullptr ? std::string_view() : key->expected;
 }
 
@@ -41,7 +41,7 @@ std::string meaning(const Config& config, const std::string& key, const std::str
 void print_info_json() {
   nlohmann::ordered_json json;
   json["keys"] = nlohmann::ordered_json::array();
-  for (const ConfigKey& key : config_keys()) {
+  for (const ConfigKey& key : config_table().keys()) {
     json["keys"].push_back({{"key", key.name},
                             {"default", typed(key.expected, key.default_value())},
                             {"value", key.expected},
@@ -96,13 +96,14 @@ Result<int> run_presign(const Common& common, const PresignArguments& arguments)
   }
   const auto roads = road_table().roads;
   const auto road = std::ranges::find(roads, config.road, &Road::name);
-  if (road == roads.end() || road->share == nullptr) {
+  if (road == roads.end() || road->opener == nullptr || road->opener->share == nullptr) {
     return error(StatusCode::kUnsupported, "road.kind: ", config.road,
                  " is not opened by a URL; object_store is");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::string url,
-      road->share(config, std::chrono::duration_cast<std::chrono::seconds>(valid)));
+      road->opener->share(config.road_options(), parts_of_manifest,
+                          std::chrono::duration_cast<std::chrono::seconds>(valid)));
   if (common.json) {
     print_json({{"url", url}});
   } else {
@@ -126,7 +127,7 @@ Result<int> run_info(const Common& common) {
     return int{kExitOk};
   }
   std::vector<std::vector<std::string>> rows;
-  for (const ConfigKey& key : config_keys()) {
+  for (const ConfigKey& key : config_table().keys()) {
     rows.push_back({std::string(key.name), or_dash(key.default_value()), std::string(key.help)});
   }
   print_table({"key", "default", "help"}, rows);

@@ -217,7 +217,8 @@ void add_demo(CLI::App& app, Arguments& all) {
 
 void add_set(CLI::App& command, JobArguments& job) {
   command
-      .add_option("--set", job.set, "Override a key of the configuration: --set road.dir=/mnt/w")
+      .add_option("--set", job.set,
+                  "Override a key of the configuration: --set road.shared_fs.dir=/mnt/w")
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->take_all();
@@ -240,9 +241,9 @@ void add_config(CLI::App& app, Arguments& all) {
 }
 
 void add_presign(CLI::App& app, Arguments& all) {
-  CLI::App* command = app.add_subcommand(
-      "presign",
-      "Print a road.url that opens a run in an S3 store to rollouts without credentials");
+  CLI::App* command = app.add_subcommand("presign",
+                                         "Print a road.object_store.url that opens a run in an S3 "
+                                         "store to rollouts without credentials");
   add_job(*command, all.presign.job);
   command->add_option("--for", all.presign.valid, "How long it holds, at most 168h")
       ->capture_default_str();

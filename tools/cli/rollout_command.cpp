@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/setting_values.h"
 #include "core/stopwatch.h"
-#include "plugin/job/config_values.h"
 #include "plugin/job/receiver_session.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"

@@ -233,10 +233,11 @@ class Trainer {
       if (digest_checkpoint(step, common_.thread_count()) == there.digest) return {};
       if (at_ == 0 || newest - at_ == kMostSkipped) break;
     }
-    return error(StatusCode::kAlreadyExists, "the road holds version ", there.version, " of run ",
-                 to_hex(there.run), " with digest ", to_hex(there.digest), ", which ",
-                 steps_.path(newest), " does not have: another run",
-                 "; use another road.dir or road.url, or remove the old run");
+    return error(
+        StatusCode::kAlreadyExists, "the road holds version ", there.version, " of run ",
+        to_hex(there.run), " with digest ", to_hex(there.digest), ", which ", steps_.path(newest),
+        " does not have: another run",
+        "; use another road.shared_fs.dir or road.object_store.url, or remove the old run");
   }
 
   void say(const std::string& text) const {

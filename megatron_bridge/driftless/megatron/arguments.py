@@ -30,9 +30,9 @@ _RECEIVING = (
     (
         "update_weight_delta_read_workers",
         "--update-weight-delta-read-workers",
-        "agent.read_workers",
+        "receiver.read_workers",
     ),
-    ("custom_delta_pre_read_path", "--custom-delta-pre-read-path", "road.before_read"),
+    ("custom_delta_pre_read_path", "--custom-delta-pre-read-path", "road.shared_fs.before_read"),
     (
         "update_weight_local_checkpoint_dir",
         "--update-weight-local-checkpoint-dir",
@@ -265,7 +265,7 @@ def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
         raise MapError(
             f"--custom-delta-pre-read-path is for transport disk, not {settings['road.kind']}"
         )
-    directory = settings["road.dir"]
+    directory = settings["road.shared_fs.dir"]
     return lambda version: hook(directory, version)
 
 
@@ -322,7 +322,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     settings = {
         "mode": mode,
         "road.kind": "shared_fs" if transport == "disk" else transport,
-        "road.dir": flag("update_weight_disk_dir"),
+        "road.shared_fs.dir": flag("update_weight_disk_dir"),
         "road.layout": layout,
         "encoding": encoding or flag("update_weight_encoding"),
         "checksum": flag("update_weight_delta_checksum"),
@@ -331,7 +331,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "receiver.target": "checkpoint" if local else None,
         "receiver.checkpoint_dir": local,
         "receiver.chunk_size": flag("update_weight_delta_chunk_bytes"),
-        "agent.read_workers": flag("update_weight_delta_read_workers"),
+        "receiver.read_workers": flag("update_weight_delta_read_workers"),
         "notify.cleanup": "false" if flag("update_weight_disk_keep_files") else None,
         "road.assets_dir": flag("update_weight_hf_checkpoint") if layout else None,
     }

@@ -118,15 +118,15 @@ def _check_directories(options: Options, settings: dict[str, Any]) -> None:
         raise MapError(f"--update-weight-hf-checkpoint {given}: there is no such directory")
     if settings["road.kind"] != "shared_fs" or int(os.environ.get("RANK") or 0) != 0:
         return  # of the others perhaps not all publish
-    road = Path(settings["road.dir"])
+    road = Path(settings["road.shared_fs.dir"])
     if not road.exists() and not road.parent.is_dir():
         raise MapError(
-            f"road.dir (--update-weight-disk-dir) {road}: {road.parent} is not there: mistyped, or "
+            f"road.shared_fs.dir (--update-weight-disk-dir) {road}: {road.parent} is not there: mistyped, or "
             "not mounted?"
         )
     place = road if road.exists() else road.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise MapError(
-            f"road.dir (--update-weight-disk-dir) {road}: {place} is no directory that this process "
+            f"road.shared_fs.dir (--update-weight-disk-dir) {road}: {place} is no directory that this process "
             "can write to"
         )

@@ -87,7 +87,7 @@ class Session:
         if device.type != "cuda":
             return config
         number = device.index or 0
-        more = [f"gpu.device={number}", f"road.nccl.device={number}"]
+        more = [f"gpu.device={number}"]
         if self._asked == "host":
             more.append("snapshot=pinned")
         return load_config(self.options, more)
@@ -210,7 +210,7 @@ class Session:
             return Path(given) if base_checkpoint.has_weights(given) else None
         if self.settings["road.kind"] != "shared_fs":
             return None
-        return Path(self.settings["road.dir"]) / "base"
+        return Path(self.settings["road.shared_fs.dir"]) / "base"
 
     def _keep_base(self, directory: Path) -> None:
         """If there is none yet: written by all publishers together."""
@@ -344,7 +344,7 @@ class Session:
 
     @property
     def road(self) -> tuple[Any, Any]:
-        return self.settings["road.kind"], self.settings.get("road.dir")
+        return self.settings["road.kind"], self.settings.get("road.shared_fs.dir")
 
     def make_way(self) -> None:
         """Ends this session, and not the run: another one goes on with it."""

@@ -353,7 +353,7 @@ def in_worker(*overrides):
         return ModuleTarget(it.engine, it.run.base, chunk_bytes=chunk_bytes)
 
     rank = RankReceiver(0, make)
-    road = f"road:\n  kind: shared_fs\n  dir: {it.run.work}/road\n"
+    road = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {it.run.work}/road\n"
     assert rank.open(road)["ok"], rank.status()
     return it, rank
 

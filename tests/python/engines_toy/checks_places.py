@@ -46,7 +46,7 @@ class Following:
             for rank in range(TP)
         ]
         for rank in self.ranks:
-            said = rank.open(f"road:\n  kind: shared_fs\n  dir: {self.run.work}/road\n")
+            said = rank.open(f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {self.run.work}/road\n")
             assert said["ok"], said
         native = drive._native.EngineDriver.in_process(engine_vllm.Offline(Llm(self.ranks)), None)
         self.driver = drive.Driver(native)

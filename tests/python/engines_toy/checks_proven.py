@@ -146,7 +146,7 @@ def tensors_without_elements_are_not_missed():
             {n: torch.nn.Parameter(t.clone(), requires_grad=False) for n, t in weights.items()}
         )
         rank = RankReceiver(0, lambda chunk_bytes: ModuleTarget(module, run.base))
-        assert rank.open(f"road:\n  kind: shared_fs\n  dir: {run.work}/road\n")["ok"]
+        assert rank.open(f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {run.work}/road\n")["ok"]
         said = rank.shares(sweep=True)
         assert said["ok"] and [row[0] for row in said["shares"]] == ["a"], said
         assert said["absent"] == [] and said["unproven"] == [], said

@@ -83,7 +83,7 @@ class Llm:
     def __init__(self, run, engines):
         self.config, self.label, self.cleared = f"{run.work}/job.yaml", "default", 0
         with open(self.config, "w") as file:
-            file.write(f"road: {{kind: shared_fs, dir: {run.work}/road}}\n")
+            file.write(f"road: {{kind: shared_fs, shared_fs: {{ dir: {run.work}/road }}}}\n")
         self.ranks = [
             RankReceiver(rank, lambda chunk_bytes, engine=engine: ModuleTarget(engine, run.base))
             for rank, engine in enumerate(engines)

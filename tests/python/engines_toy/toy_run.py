@@ -97,7 +97,7 @@ class Run:
         self.base = self.work / "base"
         self.base.mkdir()
         save_file({n: t.contiguous() for n, t in weights.items()}, self.base / "model.safetensors")
-        text = f"road:\n  kind: shared_fs\n  dir: {self.work}/road\n"
+        text = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {self.work}/road\n"
         self.config = driftless.Config.parse(text, list(overrides))
         self.trainer = driftless.Job(self.config, "trainer", launched=False)
         self.rollout = driftless.Job(self.config, "rollout", launched=False)

@@ -126,7 +126,7 @@ class Job:
         text = {
             "rma": "anchors: { first: true }\n",
             "nccl": "road: { kind: nccl }\nanchors: { first: true }\n",
-            "disk": "road: { kind: shared_fs, dir: unset, poll_longest: 20ms, "
+            "disk": "road: { kind: shared_fs, shared_fs: { dir: unset }, poll_longest: 20ms, "
             f"layout: {layout} }}\n"
             "anchors: { first: true }\n",
         }[name]

@@ -48,7 +48,7 @@ class Weights:
 
 def main():
     road = Path(sys.argv[1]) / "road"
-    text = f"road: {{ kind: shared_fs, dir: {road} }}\nanchors: {{ first: true }}\n"
+    text = f"road: {{ kind: shared_fs, shared_fs: {{ dir: {road} }} }}\nanchors: {{ first: true }}\n"
     config = driftless.Config.parse(text)
     trainer = driftless.Job(config, "trainer", launched=False)
     rollout = driftless.Job(config, "rollout", launched=False)

@@ -204,7 +204,7 @@ def test_flags_are_settings():
         "--update-weight-buffer-size",
         "1048576",
     )
-    assert (found["road.kind"], found["road.dir"]) == ("shared_fs", "/d")
+    assert (found["road.kind"], found["road.shared_fs.dir"]) == ("shared_fs", "/d")
     assert (found["mode"], found["encoding"], found["buffer_size"]) == ("delta", "deltas", "1MiB")
     found = settings(
         *DISK,
@@ -233,14 +233,14 @@ def test_flags_are_settings():
 
 def test_flags_win_over_the_file_and_the_file_over_nothing(work):
     (work / "c.yaml").write_text(
-        "mode: full\nbuffer_size: 2MiB\nroad: { kind: shared_fs, dir: /a }\n"
+        "mode: full\nbuffer_size: 2MiB\nroad: { kind: shared_fs, shared_fs: { dir: /a } }\n"
     )
     found = settings("--update-weight-config", str(work / "c.yaml"))
-    assert (found["mode"], found["road.dir"], found["buffer_size"]) == ("full", "/a", "2MiB")
+    assert (found["mode"], found["road.shared_fs.dir"], found["buffer_size"]) == ("full", "/a", "2MiB")
     found = settings(
         "--update-weight-config", str(work / "c.yaml"), *DISK, "--update-weight-disk-dir", "/b"
     )
-    assert (found["mode"], found["road.dir"], found["buffer_size"]) == ("delta", "/b", "2MiB")
+    assert (found["mode"], found["road.shared_fs.dir"], found["buffer_size"]) == ("delta", "/b", "2MiB")
 
 
 @pytest.mark.parametrize(
@@ -337,13 +337,13 @@ def test_launch_lines_of_slime_mean_the_same(work, engine):
         "--update-weight-hf-checkpoint",
         "/models/m",
     )
-    assert (found["receiver.chunk_size"], found["agent.read_workers"]) == ("2GiB", "7")
+    assert (found["receiver.chunk_size"], found["receiver.read_workers"]) == ("2GiB", "7")
     assert found["notify.cleanup"] == "false" and found["road.assets_dir"] == "/models/m"
 
 
 def test_colocate_is_judged_by_the_mode_that_holds(work):
-    (work / "full.yaml").write_text("mode: full\nroad: { kind: shared_fs, dir: /a }\n")
-    (work / "delta.yaml").write_text("mode: delta\nroad: { kind: shared_fs, dir: /a }\n")
+    (work / "full.yaml").write_text("mode: full\nroad: { kind: shared_fs, shared_fs: { dir: /a } }\n")
+    (work / "delta.yaml").write_text("mode: delta\nroad: { kind: shared_fs, shared_fs: { dir: /a } }\n")
     assert settings("--update-weight-config", f"{work}/full.yaml", "--colocate")["mode"] == "full"
     for flags in (
         ("--update-weight-config", f"{work}/delta.yaml"),
@@ -365,8 +365,8 @@ def parsed(*flags):
     "flag, value, key",
     [
         ("--update-weight-delta-chunk-bytes", "65536", "receiver.chunk_size"),
-        ("--vllm-update-weight-delta-read-workers", "2", "agent.read_workers"),
-        ("--custom-delta-pre-read-path", "os.path.join", "road.before_read"),
+        ("--vllm-update-weight-delta-read-workers", "2", "receiver.read_workers"),
+        ("--custom-delta-pre-read-path", "os.path.join", "road.shared_fs.before_read"),
         ("--update-weight-local-checkpoint-dir", "/host/model", "receiver.checkpoint_dir"),
     ],
 )
@@ -381,7 +381,7 @@ def test_a_flag_that_acts_on_rollouts_is_refused_by_a_trainer_with_the_key_to_se
 
 def test_engines_that_are_told_make_the_local_checkpoint_a_trainers_flag(work):
     (work / "c.yaml").write_text(
-        f"road: {{ kind: shared_fs, dir: {work}/road, layout: hf_delta }}\n"
+        f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: hf_delta }}\n"
         "engines: [{ url: 'http://127.0.0.1:1' }]\n"
     )
     megatron.check_arguments(

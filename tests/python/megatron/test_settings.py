@@ -67,7 +67,7 @@ LINES = {
     "another model": (ON + HF + "llama", "validation: qk_layernorm"),
     "no map": (ON + HF + "gpt2", "validation: there is no map for model_type 'gpt2'"),
     "no checkpoint": (ON + HF + "none", "validation: --update-weight-hf-checkpoint"),
-    "no directory": (ON + "/a/b", "validation: road.dir"),
+    "no directory": (ON + "/a/b", "validation: road.shared_fs.dir"),
     "no launcher": ("--update-weight-mode delta", "validation: road.kind mpi_rma"),
     "whole tensors": (ON + " --update-weight-snapshot none", "validation: no snapshot was asked"),
     "a rollout's flag": (ON + " --update-weight-delta-chunk-bytes 65536", "receiver.chunk_size"),
@@ -90,7 +90,7 @@ def answers(tmp_path_factory):
                          ("llama", {"model_type": "llama"}), ("gpt2", {"model_type": "gpt2"})):  # fmt: skip
         (work / name).mkdir()
         (work / name / "config.json").write_text(json.dumps(config | change))
-    (work / "delta.yaml").write_text(f"road: {{ kind: shared_fs, dir: {work}/road }}\n")
+    (work / "delta.yaml").write_text(f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }} }}\n")
     models = [[{"family": family}, {}, {}] for family in tiny_config.FAMILIES]
     models += [[{"family": f}, s, hf] for f, s, hf, _ in (REFUSED | NOTED).values()]
     lines = [[*ARGUMENTS.split(), *text.format(work=work).split()] for text, _ in LINES.values()]

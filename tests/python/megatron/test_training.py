@@ -100,7 +100,7 @@ def told_by_megatron(work, engine, *more):
     job = Job(work, pp=2, steps=3)
     config = work / "engines.yaml"
     config.write_text(
-        f"road: {{ kind: shared_fs, dir: {work}/road, layout: hf_delta }}\nthreads: 1\n"
+        f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: hf_delta }}\nthreads: 1\n"
         f"engines:\n  - {{ url: 'http://127.0.0.1:{engine.server_port}' }}\n"
         "notify: { cleanup: true, retries: 0 }\n"
     )

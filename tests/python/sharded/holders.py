@@ -23,7 +23,7 @@ from driftless.torch import publisher_group, shard_of
 
 
 def config(out, name):
-    text = f"road: {{ kind: shared_fs, dir: {out}/{name}, layout: frames }}\n"
+    text = f"road: {{ kind: shared_fs, shared_fs: {{ dir: {out}/{name} }}, layout: frames }}\n"
     return driftless.Config.parse(text + "deadlines: { publish: 20s }\n")
 
 

@@ -17,7 +17,7 @@ main = torch.randn(40, 33)
 weight.copy_(main)
 bits = main.view(torch.int32).numpy().view(numpy.uint32)
 config = driftless.Config.parse(
-    f"road: {{kind: shared_fs, dir: {road}}}", ["capture.sweep_every=0"]
+    f"road: {{kind: shared_fs, shared_fs: {{ dir: {road} }}}}", ["capture.sweep_every=0"]
 )
 shards = [("w", weight, (40, 33), (0, 0))]
 source = driftless.ShardedSource(shards)

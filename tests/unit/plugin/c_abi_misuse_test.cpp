@@ -18,7 +18,7 @@ TEST_F(CAbiTest, OpenRefusesWhatIsWrongWithTheFileOrTheCall) {
   EXPECT_TRUE(error_.says("overrides[0]")) << error_.message();
   EXPECT_EQ(driftless_open("/not/there.yaml", nullptr, 0, nullptr, &receiver_, error_),
             DRIFTLESS_NOT_FOUND);
-  std::ofstream(config_) << "road: {kind: shared_fs, dir: x}\nrecever: {id: a}\n";
+  std::ofstream(config_) << "road: {kind: shared_fs, shared_fs: { dir: x }}\nrecever: {id: a}\n";
   EXPECT_EQ(open(), DRIFTLESS_INVALID_ARGUMENT);
   EXPECT_TRUE(error_.says("recever") && error_.says(":2")) << error_.message();
   std::ofstream(config_) << "road: [\n";
@@ -32,8 +32,8 @@ TEST_F(CAbiTest, OpenRefusesWhatIsWrongWithTheFileOrTheCall) {
 }
 
 TEST_F(CAbiTest, TheTrainersPartOfTheFileNeedsNoBackend) {
-  std::ofstream(config_) << "snapshot: pinned\nroad: {kind: shared_fs, dir: " << road_
-                         << "}\nreceiver: {target: device}\n";
+  std::ofstream(config_) << "snapshot: pinned\nroad: {kind: shared_fs, shared_fs: { dir: " << road_
+                         << " }}\nreceiver: {target: device}\n";
   EXPECT_EQ(open(), DRIFTLESS_OK) << error_.message();
 }
 

@@ -5,7 +5,11 @@
 
 #include <set>
 
-#include "plugin/job/config_values.h"
+#include "collectives/host_shm/host_shm_road.h"
+#include "collectives/mpi_rma/mpi_rma_options.h"
+#include "collectives/nccl/nccl_options.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "core/setting_values.h"
 #include "support/temp_dir.h"
 
 namespace driftless {
@@ -32,8 +36,8 @@ TEST(Config, DefaultsAreThoseOfTheComponents) {
   ASSERT_TRUE(config.ok()) << config.status().to_string();
   EXPECT_EQ(config->publisher.buffer_bytes, PublisherOptions().buffer_bytes);
   EXPECT_EQ(config->publisher.deadline, PublisherOptions().deadline);
-  EXPECT_EQ(config->mpi_rma.ring_bytes, MpiRmaOptions().ring_bytes);
-  EXPECT_EQ(config->shared_fs.poll_first, SharedFsOptions().poll_first);
+  EXPECT_EQ(config->of_road<MpiRmaSettings>().ring_bytes, MpiRmaOptions().ring_bytes);
+  EXPECT_EQ(config->of_road<SharedFsOptions>().poll_first, SharedFsOptions().poll_first);
   EXPECT_EQ(config->receiver.fold_bytes, ReceiverOptions().fold_bytes);
   EXPECT_EQ(config->publisher.layout, DirectoryLayout::kFrames);
   EXPECT_EQ(config->publisher.encoding, Encoding::kDeltas);
@@ -49,15 +53,15 @@ snapshot: host
 threads: 3
 road:
   kind: shared_fs
-  dir: /mnt/weights
   layout: hf_delta
+  shared_fs:
+    dir: /mnt/weights
+    after_publish: "sync; echo done"
+    before_read: 'ls > /dev/null'
+    hook_timeout: 10s
   ring_size: 512MB
   ring_versions: 7
-  anchor_size: 1 GiB
-  progress_thread: false
-  after_publish: "sync; echo done"
-  before_read: 'ls > /dev/null'
-  hook_timeout: 10s
+  mpi_rma: { anchor_size: 1 GiB, progress_thread: false }
   poll_first: 20ms
   poll_longest: 2s
   patience: 5min
@@ -72,7 +76,8 @@ engines:
     action: pull_weights
     local_checkpoint_dir: /local/model
   - { url: "https://b", action: update_weights_from_disk, local_checkpoint_dir: /m, token_file: /t }
-notify: { timeout: 5s, retries: 4, retry_wait: 250ms, cleanup: true }
+engine_calls: { timeout: 5s, retries: 4, retry_wait: 250ms }
+notify: { cleanup: true }
 metrics: { file: "metrics_{role}_{rank}.jsonl" }
 )");
   ASSERT_TRUE(config.ok()) << config.status().to_string();
@@ -82,20 +87,22 @@ metrics: { file: "metrics_{role}_{rank}.jsonl" }
   EXPECT_EQ(config->publisher.buffer_bytes, 16U << 20);
   EXPECT_EQ(config->publisher.threads, 3U);
   EXPECT_EQ(config->receiver.threads, 3U);
-  EXPECT_EQ(config->road, kSharedFs);
-  EXPECT_EQ(config->shared_fs.dir, "/mnt/weights");
+  EXPECT_EQ(config->road, "shared_fs");
+  const auto& files = config->of_road<SharedFsOptions>();
+  const auto& windows = config->of_road<MpiRmaSettings>();
+  EXPECT_EQ(files.dir, "/mnt/weights");
   EXPECT_EQ(config->publisher.layout, DirectoryLayout::kHfDelta);
-  EXPECT_EQ(config->mpi_rma.ring_bytes, 512'000'000U);
-  EXPECT_EQ(config->mpi_rma.ring_versions, 7U);
-  EXPECT_EQ(config->mpi_rma.anchor_bytes, 1U << 30);
-  EXPECT_FALSE(config->anchor_auto);
-  EXPECT_FALSE(config->mpi_rma.progress_thread);
-  EXPECT_EQ(config->shared_fs.after_publish, "sync; echo done");
-  EXPECT_EQ(config->shared_fs.before_read, "ls > /dev/null");
-  EXPECT_EQ(config->shared_fs.hook_timeout, std::chrono::seconds(10));
-  EXPECT_EQ(config->shared_fs.poll_first, std::chrono::milliseconds(20));
-  EXPECT_EQ(config->shared_fs.poll_longest, std::chrono::seconds(2));
-  EXPECT_EQ(config->shared_fs.patience, std::chrono::minutes(5));
+  EXPECT_EQ(windows.ring_bytes, 512'000'000U);
+  EXPECT_EQ(windows.ring_versions, 7U);
+  EXPECT_EQ(windows.anchor_bytes, 1U << 30);
+  EXPECT_FALSE(windows.anchor_auto);
+  EXPECT_FALSE(windows.progress_thread);
+  EXPECT_EQ(files.after_publish, "sync; echo done");
+  EXPECT_EQ(files.before_read, "ls > /dev/null");
+  EXPECT_EQ(files.hook_timeout, std::chrono::seconds(10));
+  EXPECT_EQ(files.poll_first, std::chrono::milliseconds(20));
+  EXPECT_EQ(files.poll_longest, std::chrono::seconds(2));
+  EXPECT_EQ(files.patience, std::chrono::minutes(5));
   EXPECT_TRUE(config->publisher.first_anchor);
   EXPECT_EQ(config->publisher.anchor_every, 50U);
   EXPECT_TRUE(config->publisher.anchor_by_size);
@@ -114,6 +121,8 @@ metrics: { file: "metrics_{role}_{rank}.jsonl" }
   EXPECT_EQ(config->engines[1].endpoint.action, EngineAction::kUpdateFromDisk);
   EXPECT_EQ(config->engines[1].token_file, "/t");
   EXPECT_EQ(config->notify.retries, 4U);
+  EXPECT_EQ(config->agent.retries, 4U);
+  EXPECT_EQ(config->agent.call_timeout, std::chrono::seconds(5));
   EXPECT_TRUE(config->notify.cleanup);
   EXPECT_EQ(config->metrics_file, "metrics_{role}_{rank}.jsonl");
 }
@@ -122,16 +131,16 @@ TEST(Config, ProofsAreStagedUnlessTheyAreAskedForInThePause) {
   EXPECT_EQ(parse("mode: delta\n")->receiver.proof, (ProofRule{false, 1}));
   EXPECT_EQ(parse("receiver: { prove: staged }\n")->receiver.proof, (ProofRule{false, 1}));
   EXPECT_EQ(parse("receiver: { prove: always }\n")->receiver.proof.always, true);
-  EXPECT_EQ(parse("receiver: { prove: { every: 8 } }\n")->receiver.proof, (ProofRule{false, 8}));
-  EXPECT_EQ(parse("mode: delta\n", {"receiver.prove.every=3"})->receiver.proof.every, 3U);
+  EXPECT_EQ(parse("receiver: { prove: 8 }\n")->receiver.proof, (ProofRule{false, 8}));
+  EXPECT_EQ(parse("mode: delta\n", {"receiver.prove=3"})->receiver.proof.every, 3U);
   EXPECT_SAYS(refusal("receiver: { prove: off }\n"), "receiver.prove");
-  EXPECT_SAYS(refusal("receiver: { prove: { every: 0 } }\n"), "receiver.prove.every");
-  EXPECT_SAYS(refusal("receiver: { prove: { evry: 2 } }\n"), "receiver.prove.every");
+  EXPECT_SAYS(refusal("receiver: { prove: 0 }\n"), "a whole number");
+  EXPECT_SAYS(refusal("receiver: { prove: { every: 2 } }\n"), "a whole number");
 }
 
 // The table's promise: what it prints it also reads, and to the same.
 TEST(Config, WhatATableRowPrintsItReads) {
-  for (const ConfigKey& key : config_keys()) {
+  for (const ConfigKey& key : config_table().keys()) {
     Config config;
     for (const std::string_view list : config_lists()) add_list_item(config, list);
     const std::string value = key.default_value();
@@ -156,8 +165,8 @@ TEST(Config, TheAgentHasAListOfItsOwn) {
   EXPECT_TRUE(config->engines.empty());
   EXPECT_EQ(config->agent.engines[0].kind, EngineKind::kSglang);
   EXPECT_EQ(config->agent.engines[1].token_file, "/t");
-  EXPECT_EQ(config->host_shm.name, "a.b-c_1");
-  EXPECT_EQ(config->host_shm.versions, 3U);
+  EXPECT_EQ(config->of_road<HostShmOptions>().name, "a.b-c_1");
+  EXPECT_EQ(config->of_road<HostShmOptions>().versions, 3U);
   EXPECT_SAYS(refusal("agent: { engines: 5 }\n"), "expected a list");
   EXPECT_SAYS(refusal("agent: { engines: [{ url: nowhere }] }\n"), "agent.engines[0].url");
   EXPECT_SAYS(refusal("agent: { hand_over: checkpoint }\n"), "agent.checkpoint_dir is missing");
@@ -170,12 +179,13 @@ TEST(Config, TheAgentHasAListOfItsOwn) {
 
 TEST(Config, NamesOfKeysAreUnique) {
   std::set<std::string_view> names;
-  for (const ConfigKey& key : config_keys()) EXPECT_TRUE(names.insert(key.name).second) << key.name;
+  for (const ConfigKey& key : config_table().keys())
+    EXPECT_TRUE(names.insert(key.name).second) << key.name;
 }
 
 TEST(Config, EffectiveSettingsAreReadAgainToTheSame) {
   const auto config =
-      parse("road: { kind: shared_fs, dir: /d, layout: hf_delta }\n",
+      parse("road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n",
             {"engines[0].url=http://a", "engines[0].local_checkpoint_dir=/m", "threads=2"});
   ASSERT_TRUE(config.ok()) << config.status().to_string();
   const auto settings = effective_settings(*config);
@@ -191,10 +201,40 @@ TEST(Config, AnUnknownKeyIsNamedWithLineAndNearestKey) {
   EXPECT_SAYS(message, "job.yaml:4:");
   EXPECT_SAYS(message, "road.rign_size");
   EXPECT_SAYS(message, "'road.ring_size'");
-  EXPECT_SAYS(refusal("dir: /x\n"), "'road.dir'");
+  EXPECT_SAYS(refusal("dir: /x\n"), "'road.shared_fs.dir'");
   EXPECT_SAYS(refusal("anchor:\n  first: true\n"), "job.yaml:2");
   EXPECT_SAYS(refusal("engines:\n  - { uri: http://a }\n"), "'engines[].url'");
   EXPECT_EQ(refusal("zzzzzzzzzzzz: 1\n").find("did you mean"), std::string::npos);
+}
+
+// Each name that a key had once is refused, with the name that it has now.
+TEST(Config, AFormerNameIsRefusedWithTheNewOne) {
+  std::size_t former = 0;
+  for (const ConfigKey& key : config_table().keys()) {
+    for (const std::string_view name : key.former) {
+      EXPECT_SAYS(refusal("mode: delta\n", {concat(name, "=1")}),
+                  concat("is now '", key.name, "'"));
+      ++former;
+    }
+  }
+  EXPECT_GE(former, 20U);
+  EXPECT_SAYS(refusal("road:\n  kind: shared_fs\n  dir: /x\n"), "is now 'road.shared_fs.dir'");
+  EXPECT_SAYS(refusal("road:\n  kind: shared_fs\n  dir: /x\n"), "job.yaml:3");
+}
+
+TEST(Config, ARendezvousIsOneSetting) {
+  const auto meet = [](const Config& config) { return config.of_road<NcclSettings>().rendezvous; };
+  const std::string nccl = "road: { kind: nccl, nccl: { token_file: /t, rendezvous: ";
+  EXPECT_EQ(parse(nccl + "mpi } }\n")->road_row(), "nccl/mpi");
+  const auto tcp = parse(nccl + "'tcp://a:1' } }\n");
+  EXPECT_EQ(tcp->road_row(), "nccl/tcp");
+  EXPECT_EQ(meet(*tcp).address, "a:1");
+  const auto file = parse(nccl + "'file:///meet' } }\n");
+  EXPECT_EQ(file->road_row(), "nccl");
+  EXPECT_EQ(meet(*file).dir, "/meet");
+  EXPECT_SAYS(refusal(nccl + "tcp } }\n"), "tcp://host:port");
+  EXPECT_SAYS(refusal("road: { kind: nccl, nccl: { rendezvous: 'tcp://a:1' } }\n"),
+              "road.nccl.token_file is missing");
 }
 
 TEST(Config, AWrongValueIsNamedWithLineAndWhatWasExpected) {
@@ -260,11 +300,11 @@ TEST(Config, AnAliasBombCostsNothing) {
 }
 
 TEST(Config, OverridesComeAfterTheFile) {
-  const auto config = parse("mode: full\nthreads: 2\n",
-                            {"threads=4", "road.kind=shared_fs", "road.dir=/a=b", "threads=5"});
+  const auto config = parse("mode: full\nthreads: 2\n", {"threads=4", "road.kind=shared_fs",
+                                                         "road.shared_fs.dir=/a=b", "threads=5"});
   ASSERT_TRUE(config.ok()) << config.status().to_string();
   EXPECT_EQ(config->publisher.threads, 5U);
-  EXPECT_EQ(config->shared_fs.dir, "/a=b");
+  EXPECT_EQ(config->of_road<SharedFsOptions>().dir, "/a=b");
   EXPECT_EQ(config->publisher.layout, DirectoryLayout::kFlush);
   EXPECT_EQ(config->publisher.encoding, Encoding::kDeltasZstd);
 }
@@ -283,24 +323,27 @@ TEST(Config, CombinationsThatCannotBeNameBothKeys) {
   const std::string layout = refusal("road: { kind: mpi_rma, layout: flush }\n");
   EXPECT_SAYS(layout, "road.layout: flush");
   EXPECT_SAYS(layout, "road.kind");
-  const std::string xored = refusal("encoding: xor\nroad: { kind: shared_fs, dir: /d }\n");
+  const std::string xored =
+      refusal("encoding: xor\nroad: { kind: shared_fs, shared_fs: { dir: /d } }\n");
   EXPECT_SAYS(xored, "encoding: xor");
   EXPECT_SAYS(xored, "road.layout: flush");
-  EXPECT_SAYS(refusal("encoding: deltas\nroad: { kind: shared_fs, dir: /d, layout: hf_delta }\n"),
+  EXPECT_SAYS(refusal("encoding: deltas\nroad: { kind: shared_fs, shared_fs: { dir: /d }, layout: "
+                      "hf_delta }\n"),
               "xor or overwrite");
-  EXPECT_SAYS(refusal("road: { kind: shared_fs }\n"), "road.dir");
+  EXPECT_SAYS(refusal("road: { kind: shared_fs }\n"), "road.shared_fs.dir");
   EXPECT_SAYS(refusal("receiver: { target: checkpoint }\n"), "receiver.checkpoint_dir");
   EXPECT_SAYS(refusal("receiver: { checkpoint_dir: /x }\n"), "receiver.target");
   EXPECT_SAYS(refusal("receiver: { target: device, checkpoint_dir: /x }\n"),
               "receiver.target: device");
   EXPECT_SAYS(refusal("receiver: { target: device }\n"
-                      "road: { kind: shared_fs, dir: /d, layout: hf_delta }\n"),
+                      "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n"),
               "hf_delta");
-  EXPECT_SAYS(refusal("road: { anchor_size: 0 }\nanchors: { first: true }\n"), "anchors.first");
+  EXPECT_SAYS(refusal("road: { mpi_rma: { anchor_size: 0 } }\nanchors: { first: true }\n"),
+              "anchors.first");
   EXPECT_SAYS(refusal("road: { poll_first: 2s, poll_longest: 1s }\n"), "road.poll_longest");
   EXPECT_SAYS(refusal("notify: { cleanup: true }\n"), "engines");
   EXPECT_SAYS(refusal("engines: [{ url: http://a, local_checkpoint_dir: /m }]\n"), "hf_delta");
-  const std::string files = "road: { kind: shared_fs, dir: /d, layout: hf_delta }\n";
+  const std::string files = "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n";
   EXPECT_SAYS(refusal(files + "engines: [{ url: http://a }]\n"), "local_checkpoint_dir");
   EXPECT_SAYS(refusal(files + "engines: [{ url: a, local_checkpoint_dir: /m }]\n"),
               "engines[0].url");
@@ -309,7 +352,7 @@ TEST(Config, CombinationsThatCannotBeNameBothKeys) {
 }
 
 TEST(Config, EncodingFollowsTheLayout) {
-  const std::string road = "road: { kind: shared_fs, dir: /d, layout: ";
+  const std::string road = "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: ";
   EXPECT_EQ(parse(road + "hf_delta }\n")->publisher.encoding, Encoding::kXor);
   EXPECT_EQ(parse(road + "flush }\n")->publisher.encoding, Encoding::kDeltasZstd);
   EXPECT_EQ(parse(road + "frames }\n")->publisher.encoding, Encoding::kDeltas);

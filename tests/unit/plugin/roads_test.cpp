@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A road is a folder and a row: a toy road is added to a table, and a trainer and a rollout use it
-// as they use any other (docs: adding a road). Also what is said of roads that are not there.
+// as they use any other; another time with settings and a library that is loaded (docs: adding a
+// road). Also what is said of roads that are not there.
 #include "plugin/job/roads.h"
 
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 #include "plugin/job/publisher_session.h"
 #include "plugin/job/receiver_session.h"
 #include "plugin/job/report_proof.h"
+#include "support/toy_kind.h"
 #include "support/toy_road.h"
 #include "support/weight_source.h"
 #include "support/weights.h"
@@ -34,7 +36,7 @@ std::shared_ptr<ToyMedium>& toy() {
 
 std::optional<RoadPlace> opened_at;  // by open_toy(), last
 
-Result<OpenRoad> open_toy(const Config&, const RoadPlace& place) {
+Result<OpenRoad> open_toy(const RoadOptions&, const RoadPlace& place) {
   opened_at = place;
   OpenRoad road;
   road.sender = []() -> Result<std::unique_ptr<SendRoad>> {
@@ -45,23 +47,18 @@ Result<OpenRoad> open_toy(const Config&, const RoadPlace& place) {
   };
   return road;
 }
-Status tell_toy_end(const Config&, std::string_view text) {
+Status tell_toy_end(const RoadOptions&, std::string_view text) {
   toy()->end = text;
   return {};
 }
-Result<std::optional<std::string>> hear_toy_end(const Config&) { return toy()->end; }
+Result<std::optional<std::string>> hear_toy_end(const RoadOptions&) { return toy()->end; }
+
+constexpr RoadOpener kToyOpener{
+    .open = open_toy, .tell_end = tell_toy_end, .hear_end = hear_toy_end};
 
 // What an author adds to roads.cpp: the row of `toy`. The others stand for rows that are there.
 const std::array kRows = {
-    Road{"toy",
-         "a map in memory",
-         {},
-         open_toy,
-         nullptr,
-         nullptr,
-         nullptr,
-         tell_toy_end,
-         hear_toy_end},
+    Road{"toy", "a map in memory", {}, &kToyOpener},
     Road{"threads", "a road that no two processes can use", {}},
     Road{"absent", "not built here", {"ABSENT", "", "no libabsent was found"}},
     Road{"loaded", "in a library", {"LOADED", "libdriftless_no_such_library.so", ""}},
@@ -86,16 +83,16 @@ class Roads : public ::testing::Test {
  protected:
   void SetUp() override { toy() = std::make_shared<ToyMedium>(); }
 
-  void start(const Weights& base) {
-    const Config config = config_for("toy");
-    auto trainer = join_job(table(), config, JobRole::kTrainer, false);
+  void start(const Weights& base) { start(base, table(), config_for("toy")); }
+  void start(const Weights& base, const RoadTable& roads, const Config& config) {
+    auto trainer = join_job(roads, config, JobRole::kTrainer, false);
     ASSERT_TRUE(trainer.ok()) << trainer.status().to_string();
     trainer_ = std::move(*trainer);
     MemorySource source(base);
     auto publisher = PublisherSession::open(config, *trainer_, source);
     ASSERT_TRUE(publisher.ok()) << publisher.status().to_string();
     publisher_ = std::move(*publisher);
-    auto rollout = join_job(table(), config, JobRole::kRollout, false);
+    auto rollout = join_job(roads, config, JobRole::kRollout, false);
     ASSERT_TRUE(rollout.ok()) << rollout.status().to_string();
     SessionOptions options;
     options.id = "rollout";
@@ -144,6 +141,50 @@ TEST_F(Roads, ARowIsAllThatAJobNeedsToUseANewRoad) {
   EXPECT_EQ((*end)->digest, session_->state().digest);
   EXPECT_TRUE(session_->leave().ok());
   EXPECT_TRUE(session_->close(Deadline::after(1s)).ok());
+}
+
+// What an author adds for a road with settings that is in a library of its own: its kind, and a row
+// that names the library.
+TEST_F(Roads, ARoadBringsItsKeysAndIsLoadedWhenItIsAskedFor) {
+  constexpr std::array<const RoadKind*, 1> kKinds = {&testing::kToyKind};
+  constexpr std::array kLoaded = {
+      Road{"toy", "maps in memory", {"LIBTOY", "libdriftless_toy_roads.so", ""}}};
+  const RoadTable roads{"", kLoaded, {}, {}, nullptr};
+  const ConfigTable keys(kKinds);
+  const auto parse = [&](std::string_view text) {
+    return parse_config(text, "toy.yaml", {}, keys);
+  };
+  const auto refused = [&](std::string_view text, std::string_view words) {
+    const std::string message(parse(text).status().message());
+    EXPECT_NE(message.find(words), std::string::npos) << message;
+  };
+  refused("road: { kind: toy }\n", "road.toy.map is missing");
+  refused("road: { kind: toy, map: a }\n", "'road.map': is now 'road.toy.map'");
+  refused("road: { kind: toy, toy: { map: a, most_parts: 65 } }\n", "1 to 64");
+  refused("road: { kind: toy, toy: { mpa: a } }\n", "did you mean 'road.toy.map'?");
+  refused("road: { mpi_rma: { anchor_size: auto } }\n", "road.mpi_rma");
+
+  auto config = parse(
+      "road: { kind: toy, toy: { map: a } }\nanchors: { first: true }\nthreads: 1\n"
+      "deadlines: { connect: 2s, fetch: 300ms }\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(keys.find("road.toy.map")->text(*config, 0), "a");
+  EXPECT_EQ(keys.find("road.toy.most_parts")->default_value(), "8");
+  Weights weights = random_weights(4);
+  ASSERT_NO_FATAL_FAILURE(start(weights, roads, *config));
+  ASSERT_NO_FATAL_FAILURE(take());
+  weights = changed_weights(weights, 1, 0.02);
+  ASSERT_NO_FATAL_FAILURE(publish(weights));
+  ASSERT_NO_FATAL_FAILURE(take());
+  EXPECT_EQ(session_->state().digest, publisher_->newest().digest);
+  // The setting reaches the opener: on another map there is no run.
+  config->of_road<testing::ToyOptions>().map = "b";
+  auto lonely = join_job(roads, *config, JobRole::kRollout, false);
+  ASSERT_TRUE(lonely.ok());
+  const auto road = (*lonely)->receiver(Deadline::after(1s));
+  ASSERT_TRUE(road.ok()) << road.status().to_string();
+  EXPECT_FALSE((*road)->run_info(Deadline::after(10ms)).ok());
+  EXPECT_TRUE(backends(roads)[0].built) << backends(roads)[0].why_not;
 }
 
 TEST(ReportProof, IsReadAsItWasWritten) {

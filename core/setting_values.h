@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of a configuration as text: sizes, durations, numbers, and their opposites. The errors say
-// what is wrong with the value and no more; who reads the key adds where it stands.
+// Values of settings as text: sizes, durations, numbers, and their opposites. The errors say what
+// is wrong with the value and no more; the reader of the key adds where it stands.
 #pragma once
 
 #include <chrono>
@@ -11,6 +11,10 @@
 #include "core/status.h"
 
 namespace driftless {
+
+// A string from outside as an error message may hold it: on one line, in single quotes, at most
+// `max_bytes` of it, without control characters or broken UTF-8.
+[[nodiscard]] std::string shown(std::string_view text, std::size_t max_bytes = 80);
 
 // "4096", "64KiB", "512MB", "1 GiB".
 [[nodiscard]] Result<std::uint64_t> parse_size(std::string_view text);

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/job/config_values.h"
+#include "core/setting_values.h"
 
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <vector>
-
-#include "formats/strict_json.h"
 
 namespace driftless {
 namespace {
@@ -50,6 +49,20 @@ std::optional<std::uint64_t> parse_with_unit(std::string_view text,
 }
 
 }  // namespace
+
+std::string shown(std::string_view text, std::size_t max_bytes) {
+  using nlohmann::json;
+  std::string out = "'";
+  try {
+    // Cutting may split a character: what is broken at the end is replaced like any broken byte.
+    const std::string quoted =
+        json(text.substr(0, max_bytes)).dump(-1, ' ', false, json::error_handler_t::replace);
+    out.append(quoted, 1, quoted.size() - 2);
+  } catch (const std::exception&) {
+    out += '?';
+  }
+  return out + (text.size() > max_bytes ? "...'" : "'");
+}
 
 Result<std::uint64_t> parse_size(std::string_view text) {
   const auto size = parse_with_unit(text, kSizes);

@@ -1,15 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of the table of keys, made of kinds of values and of the fields that they are kept in.
+// Rows of a table of settings, made of kinds of values and of the fields that they are kept in. A
+// component that has settings has such a table beside its code.
 #pragma once
 
+#include <algorithm>
 #include <limits>
+#include <span>
 #include <type_traits>
 
-#include "formats/strict_json.h"
-#include "plugin/job/config.h"
-#include "plugin/job/config_values.h"
+#include "core/hash128.h"
+#include "core/setting_values.h"
 
-namespace driftless::config_key {
+namespace driftless {
+
+// One setting of `Settings`. Keys of a list's items are named "engines[].url".
+template <typename Settings>
+struct SettingKey {
+  std::string_view name;          // "road.shared_fs.dir"
+  std::string_view expected;      // "a size such as 64MiB": for errors and the documentation
+  std::string_view default_text;  // empty: text() of the defaults
+  std::string_view help;
+  // Sets it; the error says only what is wrong with the value. `item` counts within a list.
+  Status (*apply)(Settings& settings, std::size_t item, std::string_view value);
+  // As it could stand in the file.
+  std::string (*text)(const Settings& settings, std::size_t item);
+  std::string_view former = {};  // names that it had before, each after a space
+
+  // The same row, which had other names before.
+  [[nodiscard]] constexpr SettingKey once(std::string_view names) const {
+    SettingKey row = *this;
+    row.former = names;
+    return row;
+  }
+};
+
+namespace setting {
 
 inline constexpr std::string_view kAuto = "auto";
 inline constexpr std::string_view kNumberOrAuto = "a whole number, or auto";
@@ -137,96 +162,87 @@ struct Named {
   static std::string text(const auto& value) { return std::string(to_string(value)); }
 };
 
-// Each maker takes `kAccess`, lambdas from (config, item) to the fields, so that a field is named
-// once for reading and for printing. All of them are set; the first is printed.
+// Makes rows. Each maker takes `kAccess`, lambdas from (settings, item) to the fields, so that a
+// field is named once for reading and for printing. All of them are set; the first is printed.
+template <typename Settings>
+struct Rows {
+  using Row = SettingKey<Settings>;
 
-template <auto kAccess>
-void assign(Config& config, std::size_t item, const auto& value) {
-  auto& field = kAccess(config, item);
-  field = static_cast<std::remove_reference_t<decltype(field)>>(value);
-}
-
-template <typename Kind, auto kAccess, auto... kOthers>
-constexpr ConfigKey key(std::string_view name, std::string_view expected, std::string_view help) {
-  return {name,
-          expected,
-          "",
-          help,
-          [](Config& config, std::size_t item, std::string_view value) -> Status {
-            DRIFTLESS_ASSIGN_OR_RETURN(const auto parsed, Kind::parse(value));
-            assign<kAccess>(config, item, parsed);
-            (assign<kOthers>(config, item, parsed), ...);
-            return {};
-          },
-          [](const Config& config, std::size_t item) { return Kind::text(kAccess(config, item)); }};
-}
-template <typename Kind, auto... kAccess>
-constexpr ConfigKey key(std::string_view name, std::string_view help) {
-  return key<Kind, kAccess...>(name, Kind::kExpected, help);
-}
-
-// May be "auto" instead: `kFlag` is the field that says so. What it then stands for is printed, or,
-// with `kOpen`, "auto".
-template <typename Kind, auto kFlag, auto kAccess, bool kOpen = false>
-constexpr ConfigKey auto_key(std::string_view name, std::string_view expected,
-                             std::string_view help) {
-  return {name,
-          expected,
-          kAuto,
-          help,
-          [](Config& config, std::size_t item, std::string_view value) -> Status {
-            kFlag(config, item) = value == kAuto;
-            if (kFlag(config, item)) return {};
-            DRIFTLESS_ASSIGN_OR_RETURN(kAccess(config, item), Kind::parse(value));
-            return {};
-          },
-          [](const Config& config, std::size_t item) {
-            if (kOpen && kFlag(config, item)) return std::string(kAuto);
-            return Kind::text(kAccess(config, item));
-          }};
-}
-
-// The same, and "auto" is printed if `kLater` says that the run chooses.
-template <typename Kind, auto kFlag, auto kAccess, auto kLater>
-constexpr ConfigKey chosen_key(std::string_view name, std::string_view expected,
-                               std::string_view help) {
-  ConfigKey row = auto_key<Kind, kFlag, kAccess>(name, expected, help);
-  row.text = [](const Config& config, std::size_t item) {
-    return kLater(config, item) ? std::string(kAuto) : Kind::text(kAccess(config, item));
-  };
-  return row;
-}
-
-// A setting that roads have each for themselves, with defaults of their own ("auto").
-template <const std::string_view& kRoad, auto kAccess, bool kSet = true>
-struct OfRoad {
-  static void set(Config& config, const auto& value) {
-    if (kSet) assign<kAccess>(config, 0, value);
+  template <auto kAccess>
+  static void assign(Settings& settings, std::size_t item, const auto& value) {
+    auto& field = kAccess(settings, item);
+    field = static_cast<std::remove_reference_t<decltype(field)>>(value);
   }
-  template <typename Kind>
-  static void print(const Config& config, std::string& text) {
-    if (text.empty() || config.road == kRoad) text = Kind::text(kAccess(config, 0));
+
+  template <typename Kind, auto kAccess, auto... kOthers>
+  static constexpr Row key(std::string_view name, std::string_view expected,
+                           std::string_view help) {
+    return {name,
+            expected,
+            "",
+            help,
+            [](Settings& settings, std::size_t item, std::string_view value) -> Status {
+              DRIFTLESS_ASSIGN_OR_RETURN(const auto parsed, Kind::parse(value));
+              assign<kAccess>(settings, item, parsed);
+              (assign<kOthers>(settings, item, parsed), ...);
+              return {};
+            },
+            [](const Settings& settings, std::size_t item) {
+              return Kind::text(kAccess(settings, item));
+            }};
+  }
+  template <typename Kind, auto... kAccess>
+  static constexpr Row key(std::string_view name, std::string_view help) {
+    return key<Kind, kAccess...>(name, Kind::kExpected, help);
+  }
+
+  // May be "auto" instead: `kFlag` is the field that says so. What it then stands for is printed,
+  // or, with `kOpen`, "auto".
+  template <typename Kind, auto kFlag, auto kAccess, bool kOpen = false>
+  static constexpr Row auto_key(std::string_view name, std::string_view expected,
+                                std::string_view help) {
+    return {name,
+            expected,
+            kAuto,
+            help,
+            [](Settings& settings, std::size_t item, std::string_view value) -> Status {
+              kFlag(settings, item) = value == kAuto;
+              if (kFlag(settings, item)) return {};
+              DRIFTLESS_ASSIGN_OR_RETURN(kAccess(settings, item), Kind::parse(value));
+              return {};
+            },
+            [](const Settings& settings, std::size_t item) {
+              if (kOpen && kFlag(settings, item)) return std::string(kAuto);
+              return Kind::text(kAccess(settings, item));
+            }};
+  }
+
+  // The same, and "auto" is printed if `kLater` says that the run chooses.
+  template <typename Kind, auto kFlag, auto kAccess, auto kLater>
+  static constexpr Row chosen_key(std::string_view name, std::string_view expected,
+                                  std::string_view help) {
+    Row row = auto_key<Kind, kFlag, kAccess>(name, expected, help);
+    row.text = [](const Settings& settings, std::size_t item) {
+      return kLater(settings, item) ? std::string(kAuto) : Kind::text(kAccess(settings, item));
+    };
+    return row;
+  }
+
+  // "auto" leaves the default, which is the component's own.
+  template <typename Kind, auto kAccess>
+  static constexpr Row default_key(std::string_view name, std::string_view expected,
+                                   std::string_view help) {
+    Row row = key<Kind, kAccess>(name, expected, help);
+    row.default_text = kAuto;
+    row.apply = [](Settings& settings, std::size_t item, std::string_view value) -> Status {
+      if (value == kAuto) return {};
+      DRIFTLESS_ASSIGN_OR_RETURN(const auto parsed, Kind::parse(value));
+      assign<kAccess>(settings, item, parsed);
+      return {};
+    };
+    return row;
   }
 };
-// Sets it for all `Roads`; that of the configured road is printed, or else the first.
-template <typename Kind, typename... Roads>
-constexpr ConfigKey road_key(std::string_view name, std::string_view expected,
-                             std::string_view help) {
-  return {name,
-          expected,
-          kAuto,
-          help,
-          [](Config& config, std::size_t, std::string_view value) -> Status {
-            if (value == kAuto) return {};
-            DRIFTLESS_ASSIGN_OR_RETURN(const auto parsed, Kind::parse(value));
-            (Roads::set(config, parsed), ...);
-            return {};
-          },
-          [](const Config& config, std::size_t) {
-            std::string text;
-            (Roads::template print<Kind>(config, text), ...);
-            return text;
-          }};
-}
 
-}  // namespace driftless::config_key
+}  // namespace setting
+}  // namespace driftless

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/nccl/opener.h"
+
+namespace driftless {
+namespace nccl {
+namespace {
+
+Result<std::unique_ptr<SendRoad>> make_sender(const NcclOptions& options, const RoadPlace& place,
+                                              const Meeting& meeting) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<Fabric> fabric, make_nccl_fabric(options));
+  if (place.rank == 0) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<Hub> hub, meeting.hub());
+    return make_leading_sender(options, place.trainers, std::move(fabric), std::move(hub));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(Connector connector, meeting.connector());
+  return make_other_sender(options, place.rank, place.trainers, std::move(fabric),
+                           std::move(connector));
+}
+
+Result<OpenRoad> open_by_file(const RoadOptions& options, const RoadPlace& place) {
+  const RendezvousOptions meet = options_in<NcclSettings>(options).rendezvous;
+  return open_road(
+      options, place,
+      {[meet] { return make_file_hub(meet); }, [meet] { return make_file_connector(meet); }});
+}
+
+}  // namespace
+
+OpenRoad open_road(const RoadOptions& given, const RoadPlace& place, const Meeting& meeting) {
+  NcclOptions options = options_in<NcclSettings>(given);
+  options.hash = place.hash;
+  if (options.receivers == 0 && place.mpi != nullptr) options.receivers = place.rollouts;
+  OpenRoad road;
+  road.sender = [options, place, meeting] { return make_sender(options, place, meeting); };
+  road.receiver = [options, meeting]() -> Result<std::unique_ptr<ReceiveRoad>> {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<Fabric> fabric, make_nccl_fabric(options));
+    DRIFTLESS_ASSIGN_OR_RETURN(Connector connector, meeting.connector());
+    return make_receiver(options, std::move(fabric), std::move(connector));
+  };
+  return road;
+}
+
+}  // namespace nccl
+
+constinit const RoadOpener kNcclFileOpener{.open = nccl::open_by_file};
+
+}  // namespace driftless

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// The nccl road for a process of a job, however its processes meet.
+#pragma once
+
+#include "collectives/nccl/nccl_road.h"
+
+namespace driftless::nccl {
+
+// How the processes find each other.
+struct Meeting {
+  std::function<Result<std::unique_ptr<Hub>>()> hub;
+  std::function<Result<Connector>()> connector;
+};
+
+[[nodiscard]] OpenRoad open_road(const RoadOptions& options, const RoadPlace& place,
+                                 const Meeting& meeting);
+
+}  // namespace driftless::nccl

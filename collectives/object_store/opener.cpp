@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/object_store/object_store_road.h"
+
+namespace driftless {
+namespace object_store {
+namespace {
+
+constexpr std::size_t kMaxEndBytes = 4096;
+constexpr std::chrono::seconds kEndWait{30};
+
+Result<std::shared_ptr<ObjectStore>> store_of(const RoadOptions& options) {
+  return open_object_store(options_in<ObjectStoreOptions>(options));
+}
+
+Result<std::optional<std::string>> read_end(ObjectStore& store) {
+  Result<std::string> read =
+      store.get_text(std::string(kEndKey), kMaxEndBytes, Deadline::after(kEndWait));
+  if (read.status().code() == StatusCode::kNotFound) return std::optional<std::string>();
+  if (!read.ok()) return read.status();
+  return std::optional<std::string>(std::move(*read));
+}
+
+Result<OpenRoad> open(const RoadOptions& given, const RoadPlace& place) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(given));
+  const auto& options = options_in<ObjectStoreOptions>(given);
+  OpenRoad road;
+  road.sender = [store, options, place] {
+    return make_object_store_sender(store, options, place.rank, place.trainers, place.read_parts);
+  };
+  road.receiver = [store, options] { return make_object_store_receiver(store, options); };
+  road.hear_end = [store] { return read_end(*store); };
+  return road;
+}
+
+Result<std::unique_ptr<ReceiveRoad>> history(const RoadOptions& options) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
+  return make_object_store_receiver(store, options_in<ObjectStoreOptions>(options));
+}
+
+Status withdraw_end(const RoadOptions& options) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
+  return store->remove(std::string(kEndKey), Deadline::after(kEndWait));
+}
+
+Status tell_end(const RoadOptions& options, std::string_view text) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
+  const std::string line = concat(text, "\n");
+  return store->put(std::string(kEndKey), bytes_of(line), false, Deadline::after(kEndWait));
+}
+
+Result<std::string> share(const RoadOptions& options, const ReadParts& read,
+                          std::chrono::seconds valid) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
+  const auto wait = options_in<ObjectStoreOptions>(options).request_timeout;
+  return share_object_store(*store, read, valid, Deadline::after(wait));
+}
+
+}  // namespace
+}  // namespace object_store
+
+constinit const RoadOpener kObjectStoreOpener{.open = object_store::open,
+                                              .history = object_store::history,
+                                              .withdraw_end = object_store::withdraw_end,
+                                              .tell_end = object_store::tell_end,
+                                              .share = object_store::share};
+
+}  // namespace driftless

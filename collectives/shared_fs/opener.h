@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trainer's last word in the directory, for rollouts that were started by themselves.
+#pragma once
+
+#include "collectives/road_kind.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+
+namespace driftless::shared_fs {
+
+[[nodiscard]] Status withdraw_end(const RoadOptions& options);
+[[nodiscard]] Status tell_end(const RoadOptions& options, std::string_view text);
+[[nodiscard]] Result<std::optional<std::string>> hear_end(const RoadOptions& options);
+
+}  // namespace driftless::shared_fs
