@@ -66,30 +66,21 @@ Status Attempts::decided(const Attempt& winner, const Deadline& deadline) {
   return {};
 }
 
-Result<bool> Attempts::has_parts(const Attempt& attempt, const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ObjectInfo> parts,
-                             store_->list(parts_prefix(attempt), "", deadline));
-  return !parts.empty();
-}
-
-Result<std::vector<PublicationId>> Attempts::forbid_up_to(std::uint64_t version,
-                                                          const Deadline& deadline) {
-  std::vector<PublicationId> forbidden;
+Status Attempts::forbid_up_to(std::uint64_t version, const Deadline& deadline) {
   while (!open_.empty() && open_.begin()->id.version <= version) {
     const Attempt attempt = *open_.begin();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> now,
                                read_version(*store_, attempt.id, deadline));
     if (!now) {
-      const Status taken = store_->put(version_key(attempt.id), {}, claim_.conditional(), deadline);
+      const Status taken = store_->put(version_key(attempt.id), {}, true, deadline);
       if (taken.code() == StatusCode::kAlreadyExists) continue;  // looks again
       DRIFTLESS_RETURN_IF_ERROR(taken);
     }
     const bool sealed = now && !now->removed && now->attempt == attempt.number;
     if (!sealed) DRIFTLESS_RETURN_IF_ERROR(remove_parts(attempt, deadline));
-    if (!now || now->removed) forbidden.push_back(attempt.id);
     open_.erase(open_.begin());
   }
-  return forbidden;
+  return {};
 }
 
 }  // namespace driftless::object_store

@@ -7,15 +7,14 @@
 
 #include <set>
 
-#include "collectives/object_store/claim.h"
+#include "collectives/object_store/medium.h"
 
 namespace driftless::object_store {
 
 class Attempts {
  public:
-  // `claim` outlives it.
-  Attempts(std::shared_ptr<ObjectStore> store, const Claim& claim, unsigned streams)
-      : store_(std::move(store)), claim_(claim), streams_(streams) {}
+  Attempts(std::shared_ptr<ObjectStore> store, unsigned streams)
+      : store_(std::move(store)), streams_(streams) {}
 
   // What publishers that died left: uploads, and parts of attempts that are decided. Others are
   // remembered.
@@ -26,11 +25,8 @@ class Attempts {
   // `winner` was sealed: the parts of the others that are remembered go.
   [[nodiscard]] Status decided(const Attempt& winner, const Deadline& deadline);
   // Takes the names of publications up to `version` that were never decided, so that they cannot
-  // appear any more, and removes their parts. Returns those that are not sealed.
-  [[nodiscard]] Result<std::vector<PublicationId>> forbid_up_to(std::uint64_t version,
-                                                                const Deadline& deadline);
-  // Whether any part of the attempt is there.
-  [[nodiscard]] Result<bool> has_parts(const Attempt& attempt, const Deadline& deadline);
+  // appear any more, and removes their parts.
+  [[nodiscard]] Status forbid_up_to(std::uint64_t version, const Deadline& deadline);
   // Removes the parts of one.
   [[nodiscard]] Status remove_parts(const Attempt& attempt, const Deadline& deadline);
 
@@ -38,7 +34,6 @@ class Attempts {
   [[nodiscard]] Status remove_below(const std::string& prefix, const Deadline& deadline);
 
   const std::shared_ptr<ObjectStore> store_;
-  const Claim& claim_;
   const unsigned streams_;
   std::set<Attempt> open_;  // not decided, or late parts of them may have come
 };

@@ -36,8 +36,8 @@ Result<std::string> read_session(ObjectStore& store, const Deadline& deadline) {
   return std::move(now.session);
 }
 
-Claim::Claim(std::shared_ptr<ObjectStore> store, bool single_writer)
-    : store_(std::move(store)), single_writer_(single_writer), session_(to_hex(random_hash128())) {}
+Claim::Claim(std::shared_ptr<ObjectStore> store)
+    : store_(std::move(store)), session_(to_hex(random_hash128())) {}
 
 Status Claim::fence(std::string_view why) {
   fenced_ = error(StatusCode::kWrongRun, store_->name(), ": ", why,
@@ -86,20 +86,16 @@ Status Claim::probe_once(const Deadline& deadline) {
   Status second = first.ok() ? store_->put(key, bytes_of("2"), true, deadline) : first;
   // Once more: one that starts at the same time removes what is left of others.
   if (second.ok()) second = store_->put(key, bytes_of("2"), true, deadline);
-  conditional_ = second.code() == StatusCode::kAlreadyExists;
-  if (conditional_) {
+  const bool refuses = second.code() == StatusCode::kAlreadyExists;
+  if (!second.ok() && !refuses && second.code() != StatusCode::kUnsupported) return second;
+  if (refuses) {
     DRIFTLESS_ASSIGN_OR_RETURN(replaces_, probe_replace(key, deadline));
   }
-  if (conditional_ || second.ok()) {
-    DRIFTLESS_RETURN_IF_ERROR(store_->remove(key, deadline));
-  } else if (second.code() != StatusCode::kUnsupported) {
-    return second;
-  }
-  if (conditional_ || single_writer_) return {};
+  if (refuses || second.ok()) DRIFTLESS_RETURN_IF_ERROR(store_->remove(key, deadline));
+  if (refuses) return {};
   return error(StatusCode::kUnsupported, store_->name(),
                ": the store ignores If-None-Match, so two publishers could both win a version; "
-               "use another store, or set road.single_writer: true if you see to it that there is "
-               "one publisher");
+               "use another store");
 }
 
 Status Claim::take(const Deadline& deadline) {
@@ -153,7 +149,8 @@ Status Claim::put_version(const PublicationId& id, const std::string& text,
   Backoff backoff(kFirstRetry, kLongestRetry);
   for (;;) {
     const auto kept = kept_.find(id);
-    Status put = kept == kept_.end() ? store_->put(key, bytes_of(text), conditional_, deadline)
+    if (!replaces_) DRIFTLESS_RETURN_IF_ERROR(check(deadline));
+    Status put = kept == kept_.end() ? store_->put(key, bytes_of(text), true, deadline)
                                      : store_->replace(key, bytes_of(text), kept->second, deadline);
     const bool taken = put.code() == StatusCode::kAlreadyExists ||
                        (kept != kept_.end() && put.code() == StatusCode::kNotFound);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Claim: which publisher the prefix belongs to. publisher.json names the newest session; an older
-// one that looks there is fenced. Also whether the store honours If-None-Match and If-Match. The
-// leader's; one thread.
+// one that looks there is fenced. Also whether the store honours If-Match. The leader's; one
+// thread.
 #pragma once
 
 #include <map>
@@ -14,10 +14,10 @@ inline constexpr std::string_view kNobody = "nobody";  // no session
 
 class Claim {
  public:
-  Claim(std::shared_ptr<ObjectStore> store, bool single_writer);
+  explicit Claim(std::shared_ptr<ObjectStore> store);
 
-  // Finds out what the store can do, by an object that is put twice. kUnsupported if it ignores
-  // conditions, unless there is a single writer.
+  // Finds out what the store can do, by an object that is put twice. kUnsupported, naming the
+  // store, if it ignores If-None-Match.
   [[nodiscard]] Status probe(const Deadline& deadline);
   // From now on every other session is fenced.
   [[nodiscard]] Status take(const Deadline& deadline);
@@ -27,12 +27,11 @@ class Claim {
   // overtaken in the middle of it. False if a version is there, or was. Without replaces() nothing
   // is kept.
   [[nodiscard]] Result<bool> reserve(const PublicationId& id, const Deadline& deadline);
-  // Puts a version's object under its name, if it is free or kept for this session. kWrongRun:
-  // fenced, and it is not there.
+  // Puts a version's object under its name, if it is free or kept for this session. Without
+  // replaces() nothing keeps the name from a publisher that was overtaken, so it looks for a
+  // successor first. kWrongRun: fenced, and the object is not there.
   [[nodiscard]] Status put_version(const PublicationId& id, const std::string& text,
                                    const Deadline& deadline);
-  // Of two that put the same name one wins.
-  [[nodiscard]] bool conditional() const { return conditional_; }
   // An object is replaced only by who knows its tag: names can be reserved.
   [[nodiscard]] bool replaces() const { return replaces_; }
   // Fenced for good, and says why.
@@ -47,10 +46,8 @@ class Claim {
   [[nodiscard]] Result<bool> probe_replace(const std::string& key, const Deadline& deadline);
 
   const std::shared_ptr<ObjectStore> store_;
-  const bool single_writer_;
   const std::string session_;
   bool taken_ = false;
-  bool conditional_ = true;
   bool replaces_ = false;
   Status fenced_;
   std::map<PublicationId, std::string> kept_;  // names, by the tags of their reservations

@@ -20,7 +20,6 @@ struct ObjectStoreOptions {
   std::string profile;  // of the shared credentials file; empty: AWS_PROFILE, or "default"
   std::string ca_file;  // certificates of those that https is believed; empty: the system's
   std::shared_ptr<ObjectStore> store;    // the caller's own, whatever the URL; null: that names one
-  bool single_writer = false;            // a store that ignores If-None-Match will do
   unsigned streams = 8;                  // uploads or downloads at a time
   std::chrono::milliseconds presign{0};  // a publisher's links for readers hold so long; 0: none
   std::string spool_dir;                 // of parts larger than a piece; empty: TMPDIR, or /tmp

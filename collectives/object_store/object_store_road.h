@@ -8,15 +8,13 @@
 //   parts/0000000000000000007.version.<attempt>/<name>   parts, under a number of their own
 //   receivers/<id>.json                             what a receiver last said
 //   publisher.json                                  the session that publishes here
-//   sealed/...                                      copies, on a store without conditions
 //   index.json                                      what is there, for readers that cannot list
 //   closed.json                                     the trainer's last word, to its rollouts
 //
 // Parts are uploaded while they are written. A version appears by one conditional PUT of its object
 // (If-None-Match): of two publishers one wins, and the other is fenced (kWrongRun). What was
 // removed leaves an empty object, so that a number which was visible once is never used again. A
-// store that ignores the condition is found out by announce(), and refused unless `single_writer`
-// is set; then a second publisher is noticed by publisher.json before a seal.
+// store that ignores the condition is found out by announce(), and refused.
 //
 // Memory: a piece of 8 MiB for each stream under way; larger parts are spooled to `spool_dir`.
 #pragma once

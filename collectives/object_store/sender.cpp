@@ -2,7 +2,6 @@
 #include <nlohmann/json.hpp>
 
 #include "collectives/object_store/attempts.h"
-#include "collectives/object_store/copies.h"
 #include "collectives/object_store/index.h"
 #include "collectives/object_store/part_upload.h"
 #include "collectives/object_store/receiver_objects.h"
@@ -23,11 +22,10 @@ class Sender final : public SendRoad {
         options_(options),
         rank_(rank),
         ranks_(ranks),
-        claim_(store_, options.single_writer),
-        attempts_(store_, claim_, options.streams),
+        claim_(store_),
+        attempts_(store_, options.streams),
         index_(*store_, claim_, std::move(read),
                std::chrono::ceil<std::chrono::seconds>(options.presign)),
-        copies_(*store_),
         receivers_(store_, options),
         senders_(options.streams) {}
   Sender(const Sender&) = delete;
@@ -70,12 +68,8 @@ class Sender final : public SendRoad {
                                                     const Deadline& deadline);
   [[nodiscard]] Result<std::uint64_t> read_attempt(const PublicationId& id,
                                                    const Deadline& deadline);
-  [[nodiscard]] Status check_alone(const PublicationId& id, const Deadline& deadline);
   [[nodiscard]] Status put_manifest(const std::string& text, const Deadline& deadline);
   [[nodiscard]] Status write_index(std::chrono::milliseconds wait);
-  [[nodiscard]] Status load_copies(const Deadline& deadline);
-  [[nodiscard]] Status keep_copies(const Attempt& attempt, const std::string& text, bool parts);
-  [[nodiscard]] bool take_back(const Attempt& attempt, const Deadline& deadline);
 
   const std::shared_ptr<ObjectStore> store_;
   const ObjectStoreOptions options_;
@@ -84,9 +78,6 @@ class Sender final : public SendRoad {
   Attempts attempts_;
   IndexWriter index_;
   Deadline index_again_ = Deadline::after(std::chrono::milliseconds(0));  // if it is due
-  Copies copies_;
-  bool copies_loaded_ = false;
-  bool copied_[2] = {};  // by kind: the first one has a copy
   ReceiverObjects receivers_;
   // [leader] What is there, as far as this publisher knows: others that publish are found out when
   // a name turns out to be taken. And the newest numbers that were ever used.
@@ -119,7 +110,7 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
   if (there.status().code() == StatusCode::kNotFound) {
     // Nobody has reported to a run that is not announced yet.
     DRIFTLESS_RETURN_IF_ERROR(receivers_.clear(deadline));
-    const Status put = store_->put(key, bytes_of(run_info), claim_.conditional(), deadline);
+    const Status put = store_->put(key, bytes_of(run_info), true, deadline);
     began_ = put.ok();
     if (put.code() != StatusCode::kAlreadyExists) return put;
     // Another publisher's, or our own, whose answer was lost.
@@ -127,9 +118,6 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
   }
   DRIFTLESS_RETURN_IF_ERROR(there.status());
   if (*there == run_info) return {};
-  if (const Status over = copies_.take_report(); !over.ok()) {
-    return error(StatusCode::kBusy, over.message(), "; start this publisher again");
-  }
   return error(StatusCode::kAlreadyExists, path(key),
                ": the prefix belongs to another run; use another one, or empty this one");
 }
@@ -140,69 +128,20 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
     return error(StatusCode::kUnsupported, path(kRunKey), ": an announcement of ", run_info.size(),
                  " bytes, at most ", kMaxTextBytes, " are allowed");
   }
-  DRIFTLESS_RETURN_IF_ERROR(load_copies(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
-  // Without conditions another publisher may have announced its run at the same time, or kept a
-  // copy since; from here on it does not.
-  if (!claim_.conditional()) {
-    DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
-    DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
-  }
   list_loaded_ = false;
   DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
   // One that was overtaken must not write an old list over a newer one: from here on it cannot.
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   if (began_ && !there_.empty()) {
-    DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));  // whose run.json this one wrote over
     return claim_.fence(
         concat(to_string(*there_.begin()), " appeared while this publisher began a run"));
   }
-  if (!claim_.conditional() && began_) {
-    DRIFTLESS_RETURN_IF_ERROR(copies_.clear(deadline));
-    DRIFTLESS_RETURN_IF_ERROR(copies_.keep(std::string(kRunKey), std::string(run_info), deadline));
-  }
   DRIFTLESS_RETURN_IF_ERROR(index_.write(there_, deadline));
   return attempts_.clear(deadline);
-}
-
-// Before anything is read of what a publisher that was overtaken may have written over.
-Status Sender::load_copies(const Deadline& deadline) {
-  if (copies_loaded_ || !options_.single_writer) return {};
-  DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
-  copies_loaded_ = true;
-  return {};
-}
-
-// On a store without conditions one that was overtaken may still put the version that it was about
-// to seal, or the anchor: this one's first. If this is the one, it puts back what it wrote over.
-Status Sender::keep_copies(const Attempt& attempt, const std::string& text, bool parts) {
-  const PublicationId& id = attempt.id;
-  if (claim_.conditional()) return {};
-  const Deadline deadline = Deadline::after(kIndexWait);
-  const Status alone = claim_.check(deadline);
-  if (alone.code() == StatusCode::kWrongRun) {
-    DRIFTLESS_RETURN_IF_ERROR(copies_.load(deadline));
-    if (!copies_.take_report().ok()) return alone;
-    return parts && take_back(attempt, deadline) ? alone : Status();
-  }
-  DRIFTLESS_RETURN_IF_ERROR(alone);
-  if (!std::exchange(copied_[static_cast<std::size_t>(id.kind)], true)) {
-    DRIFTLESS_RETURN_IF_ERROR(copies_.keep(version_key(id), text, deadline));
-  }
-  return copies_.check(deadline);
-}
-
-// What was sealed too late for the successor to count it, whose parts it has removed. Best effort:
-// the successor does it, too.
-bool Sender::take_back(const Attempt& attempt, const Deadline& deadline) {
-  const Result<bool> whole = attempts_.has_parts(attempt, deadline);
-  if (!whole.ok() || *whole) return false;
-  const auto now = read_version(*store_, attempt.id, deadline);
-  if (!now.ok() || !*now || (*now)->removed || (*now)->attempt != attempt.number) return false;
-  return store_->put(version_key(attempt.id), {}, false, deadline).ok();
 }
 
 // A publisher that was overtaken has passed its last look at publisher.json and may be about to
@@ -244,7 +183,6 @@ Status Sender::load_list(const Deadline& deadline) {
 Result<std::uint64_t> Sender::highest_number() {
   DRIFTLESS_RETURN_IF_ERROR(check_leads("asking for the highest number"));
   const Deadline deadline = soon();
-  DRIFTLESS_RETURN_IF_ERROR(load_copies(deadline));
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];
   for (;;) {  // a list may be behind what a name tells
@@ -349,19 +287,9 @@ Result<std::vector<PartReceipt>> Sender::flush(const Deadline& deadline) {
   return receipts;
 }
 
-// For a store without conditions: as late as can be.
-Status Sender::check_alone(const PublicationId& id, const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> other,
-                             read_version(*store_, id, deadline));
-  if (other) return claim_.fence(concat(version_key(id), " is there already"));
-  return claim_.check(deadline);
-}
-
 Status Sender::put_manifest(const std::string& text, const Deadline& deadline) {
-  const PublicationId id = pending_->attempt.id;
-  if (!claim_.conditional()) DRIFTLESS_RETURN_IF_ERROR(check_alone(id, deadline));
   pending_->sealing = true;
-  Status put = claim_.put_version(id, text, deadline);
+  Status put = claim_.put_version(pending_->attempt.id, text, deadline);
   if (put.code() == StatusCode::kWrongRun) pending_->sealing = false;
   return put;
 }
@@ -380,17 +308,14 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
   const std::string text = version_text(version);
   DRIFTLESS_RETURN_IF_ERROR(put_manifest(text, deadline));
   pending_.reset();
-  const bool parts = !std::exchange(parts_, {}).empty();
+  parts_.clear();
   there_.insert(attempt.id);
   newest_[static_cast<std::size_t>(attempt.id.kind)] = attempt.id.version;
   index_.sealed(attempt.id, version.manifest);
   // Whatever becomes of these, the version is there.
   const Status cleared = attempts_.decided(attempt, Deadline::after(kIndexWait));
-  Status kept = keep_copies(attempt, text, parts);
-  if (kept.code() == StatusCode::kWrongRun) return kept;  // and it is not visible any more
   Status indexed = write_index(kIndexWait);
   if (indexed.code() == StatusCode::kWrongRun) return {};  // fenced: every further call says so
-  for (const Status& each : {copies_.take_report(), kept}) DRIFTLESS_RETURN_IF_ERROR(each);
   return indexed;
 }
 
@@ -450,25 +375,17 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
                                read_version(*store_, id, deadline));
     // The name stays taken: a publisher that wakes up late must not find it free.
     DRIFTLESS_RETURN_IF_ERROR(store_->put(version_key(id), {}, false, deadline));
-    DRIFTLESS_RETURN_IF_ERROR(copies_.removed(version_key(id), deadline));
     there_.erase(id);
     if (object && !object->removed) {
       DRIFTLESS_RETURN_IF_ERROR(attempts_.remove_parts({id, object->attempt}, deadline));
     }
     removed.push_back(id);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const auto forbidden, attempts_.forbid_up_to(version, deadline));
-  if (!claim_.conditional()) {
-    for (const PublicationId& id : forbidden) {
-      DRIFTLESS_RETURN_IF_ERROR(copies_.keep(version_key(id), {}, deadline));
-    }
-    DRIFTLESS_RETURN_IF_ERROR(copies_.check(deadline));
-  }
+  DRIFTLESS_RETURN_IF_ERROR(attempts_.forbid_up_to(version, deadline));
   if (!removed.empty() || index_.due()) {
     const Status indexed = write_index(kIndexWait);
     if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);  // else it is due, and tried again
   }
-  if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(copies_.take_report());
   return removed;
 }
 

@@ -24,8 +24,7 @@ class ObjectStore(Protocol):
     name: str
 
     def put(self, key: str, data: bytes, only_new: bool) -> None:
-        """An object appears whole. A store that ignores `only_new` is found out, and taken with
-        road.single_writer only."""
+        """An object appears whole. A store that ignores `only_new` is found out, and refused."""
 
     def put_file(self, key: str, path: str) -> None: ...
     def size(self, key: str) -> int: ...
@@ -42,8 +41,10 @@ class HuggingFaceBucket:
     """A prefix of a bucket of the Hugging Face Hub, through huggingface_hub (2.4 or later), with the
     token that it finds (HF_TOKEN, or `hf auth login`).
 
-    Buckets have no conditional writes: `road.single_writer: true` is needed. They are read file by
-    file, so a part is downloaded once, into a temporary directory, and read from there."""
+    Buckets have no conditional writes, so put() looks before and after it writes a new object. You
+    must make sure that only one publisher runs: one that sleeps between its look and its write, and
+    is overtaken meanwhile, writes over an object of the other. Buckets are read file by file, so a
+    part is downloaded once, into a temporary directory, and read from there."""
 
     KEPT = 4  # files of the last parts that were read
 
@@ -62,16 +63,26 @@ class HuggingFaceBucket:
         self._number = 0
 
     def put(self, key: str, data: bytes, only_new: bool) -> None:
+        if only_new and self._exists(key):
+            raise FileExistsError(key)
         self._batch(add=[(data, self.prefix + key)])
+        if only_new and self.read(key, 0, len(data) + 1) != data:  # of two that put at once
+            raise FileExistsError(key)
 
     def put_file(self, key: str, path: str) -> None:
         self._batch(add=[(path, self.prefix + key)])
 
     def remove(self, key: str) -> None:
-        # Of what is not there the Hub says that it failed.
-        with contextlib.suppress(FileNotFoundError):
-            self._info(key)
+        # The Hub fails to delete an object that is not there.
+        if self._exists(key):
             self._batch(delete=[self.prefix + key])
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self._info(key)
+        except FileNotFoundError:
+            return False
+        return True
 
     def size(self, key: str) -> int:
         return int(self._info(key).size)

@@ -185,10 +185,6 @@ constexpr std::array kKeys = {
     key<Text, DRIFTLESS_FIELD(object_store.ca_file)>(
         "road.ca_file", kPath,
         "object_store: certificates of those that https is believed; empty: the system's"),
-    key<Switch, DRIFTLESS_FIELD(object_store.single_writer)>(
-        "road.single_writer",
-        "object_store: take a store that ignores If-None-Match. One publisher at a time is then "
-        "yours to see to"),
     key<DurationOrNone, DRIFTLESS_FIELD(object_store.presign)>(
         "road.presign",
         "object_store, of trainers: index.json holds presigned links for rollouts without "
@@ -378,10 +374,6 @@ constexpr std::array kKeys = {
                                                            "What it is"),
     key<Text, DRIFTLESS_AGENT_ENGINE(token_file)>("agent.engines[].token_file", kPath,
                                                   "File with its bearer token"),
-    key<Text, DRIFTLESS_FIELD(agent.mirror)>(
-        "agent.mirror", kPath,
-        "Hand-over host_shm: the checkpoint that the run started from. Its weights are held in "
-        "memory, to decode compact for workers that cannot"),
     key<Count<>, DRIFTLESS_FIELD(agent.workers)>(
         "agent.workers",
         "Workers on host_shm that must have the last version at the end. Once so many have "

@@ -63,21 +63,6 @@ Status check_target(const RunInfo& run, const Hash128& take_over, WeightTarget& 
   return {};
 }
 
-// The announcement. On some file systems its bytes come late: what cannot be read yet is looked at
-// again for a while.
-Result<RunInfo> read_run_info(ReceiveRoad& road, std::chrono::milliseconds patience,
-                              const Deadline& deadline) {
-  std::optional<Deadline> end;
-  Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(500));
-  for (;;) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, road.run_info(deadline));
-    Result<RunInfo> run = parse_run_info(text, "the run's announcement");
-    if (run.ok() || run.status().code() != StatusCode::kCorrupt) return run;
-    if (!end) end = deadline.sooner(patience);
-    if (!backoff.sleep(*end)) return run;
-  }
-}
-
 class FollowingReceiver final : public Receiver {
  public:
   FollowingReceiver(const ReceiverOptions& options, ReceiveRoad& road, WeightTarget& target,
@@ -441,8 +426,9 @@ class FollowingReceiver final : public Receiver {
 Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options, ReceiveRoad& road,
                                                  WeightTarget& target, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(options.id).with_context("the receiver's id"));
-  DRIFTLESS_ASSIGN_OR_RETURN(const RunInfo run,
-                             read_run_info(road, options.fetch_deadline, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Announcement announcement,
+                             read_announcement(road, options.fetch_deadline, deadline));
+  const RunInfo& run = announcement.run;
   DRIFTLESS_RETURN_IF_ERROR(target.recover());
   DRIFTLESS_RETURN_IF_ERROR(check_target(run, options.take_over, target));
   if (const TargetState state = target.state();

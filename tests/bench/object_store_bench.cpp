@@ -88,7 +88,6 @@ Status run(int count, char** words) {
   ObjectStoreOptions options;
   options.endpoint = words[2];
   options.url = words[3];
-  options.single_writer = true;
   options.streams = static_cast<unsigned>(std::atoi(words[5]));
   const std::uint64_t size = std::strtoull(words[4], nullptr, 10) << 20;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, open_object_store(options));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The object_store road, held to the contract of roads, over a server that a test started
 // (tests/python/test_object_store.py): DRIFTLESS_TEST_S3 is its endpoint, and the bucket "road" is
-// there. DRIFTLESS_TEST_S3_SINGLE_WRITER: it knows no conditions.
+// there.
 #include <cstdlib>
 
 #include "collectives/loopback/loopback_road.h"
@@ -17,7 +17,6 @@ class ObjectStoreWorld : public RoadWorld {
   ObjectStoreWorld(const WorldOptions& options, std::string endpoint) : hub_({}, options.ranks) {
     options_.url = concat("s3://road/", to_hex(random_hash128()));
     options_.endpoint = std::move(endpoint);
-    options_.single_writer = std::getenv("DRIFTLESS_TEST_S3_SINGLE_WRITER") != nullptr;
     options_.patience = options.patience;
     options_.poll_first = std::chrono::milliseconds(2);
     options_.poll_longest = std::chrono::milliseconds(20);

@@ -5,15 +5,21 @@
         proxy.fault = lambda request: "500" if request.method == "PUT" else None
 
 `fault` is asked for every request, with its number, method, path and query, and returns the name of a
-fault or None. `dropped` are headers that are not passed on. All requests are noted, with their faults, in `log`. Signatures hold: the Host header that
-the client signed is passed on."""
+fault or None. `dropped` are headers that are not passed on. All requests are noted, with their faults,
+in `log`. Signatures hold: the Host header that the client signed is passed on.
 
+With a `directory`, that of `rclone serve s3`, the proxy enforces If-None-Match and If-Match itself, by
+the files that it finds there."""
+
+import contextlib
+import hashlib
 import http.client
 import http.server
 import re
 import threading
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 ERROR = '<?xml version="1.0"?><Error><Code>{}</Code><Message>{}</Message></Error>'
 # Answered without a word to the store.
@@ -48,8 +54,10 @@ class Request:
 
 
 class FaultyProxy:
-    def __init__(self, endpoint):
+    def __init__(self, endpoint, directory=None):
         self.target = urlsplit(endpoint).netloc
+        self.directory = directory
+        self._writing = threading.Lock()  # from the look at a condition to the end of its request
         self.fault = lambda request: None
         self.dropped = ()  # headers that the store never sees
         self.lies = False  # about ETags of what is read
@@ -60,6 +68,7 @@ class FaultyProxy:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def handle_any(self):
                 proxy._serve(self)
@@ -98,7 +107,25 @@ class FaultyProxy:
         elif request.fault == "cut":
             handler.close_connection = True
         else:
-            self._pass_on(handler, request, body)
+            writes = self.directory and request.method in ("PUT", "DELETE") and not request.query
+            with self._writing if writes else contextlib.nullcontext():
+                unmet = self._unmet(handler.headers, request) if writes else None
+                if unmet is None:
+                    return self._pass_on(handler, request, body)
+            status, code = ANSWERS[unmet]
+            self._answer(handler, status, {}, ERROR.format(code, "as asked for").encode())
+
+    def _unmet(self, headers, request):
+        """The answer to a condition that does not hold."""
+        path = Path(self.directory) / unquote(request.path).lstrip("/")
+        if "if-none-match" in headers:
+            return "412" if path.is_file() else None
+        if "if-match" in headers:
+            if not path.is_file():
+                return "404"
+            tag = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+            return None if headers["if-match"].strip('"') == tag else "412"
+        return None
 
     def _pass_on(self, handler, request, body):
         connection = http.client.HTTPConnection(self.target, timeout=60)

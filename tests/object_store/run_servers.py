@@ -14,8 +14,6 @@ def main():
     try:
         with servers.serve(name) as endpoint:
             more = {"DRIFTLESS_TEST_S3": endpoint}
-            if servers.needs_single_writer(name):
-                more["DRIFTLESS_TEST_S3_SINGLE_WRITER"] = "1"
             return subprocess.run(line, env=servers.client_environment(**more)).returncode
     except servers.Unavailable as reason:
         print(f"skipped: {name}: {reason}")

@@ -2,7 +2,8 @@
 """Object stores for tests, each a process of its own on this machine:
 
     moto     enforces If-None-Match, does not check signatures
-    rclone   `rclone serve s3`: checks signatures, ignores If-None-Match, answers ranges with 200
+    rclone   `rclone serve s3`: checks signatures, answers ranges with 200. It ignores If-None-Match and
+             If-Match, which a proxy in front of it enforces
 
 Both are in the environment of tests/requirements/stores.txt, which is made at the first use."""
 
@@ -21,7 +22,8 @@ import urllib.request
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.append(str(REPOSITORY / "tests/python"))
+sys.path += [str(REPOSITORY / "tests/python"), str(REPOSITORY / "tests/object_store")]
+from faulty_proxy import FaultyProxy  # noqa: E402
 from ports import free_port  # noqa: E402
 
 NAMES = ("moto", "rclone")
@@ -31,7 +33,8 @@ ACCESS_KEY, SECRET_KEY = "AKIATESTONLYKEY00001", "sEcReTtEsToNlY/key+0123456789a
 
 
 class Endpoint(str):
-    """A server's address; `directory` holds the buckets of rclone as directories."""
+    """A server's address; `directory` holds the buckets of rclone as directories, `unguarded` is the
+    address of rclone itself, without conditions."""
 
 
 class Unavailable(Exception):
@@ -102,10 +105,14 @@ def serve(name, directory=None):
         try:
             _wait(process, port, log)
             endpoint = Endpoint(f"http://127.0.0.1:{port}")
-            endpoint.directory = data
             if name == "moto":
                 make_bucket(endpoint)
-            yield endpoint
+                yield endpoint
+            else:
+                with FaultyProxy(endpoint, data) as proxy:
+                    guarded = Endpoint(proxy.endpoint)
+                    guarded.directory, guarded.unguarded = data, endpoint
+                    yield guarded
         finally:
             process.kill()
             process.wait()
@@ -117,7 +124,3 @@ def make_bucket(endpoint):
     request = urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT", data=b"")
     with contextlib.suppress(urllib.error.HTTPError):
         urllib.request.urlopen(request, timeout=30).close()
-
-
-def needs_single_writer(name):
-    return name == "rclone"

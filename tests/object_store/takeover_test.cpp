@@ -11,11 +11,12 @@
 namespace driftless::testing {
 namespace {
 
-// Passes everything on, and lets a test do something just before a put().
+// Passes everything on, lets a test do something just before a put(), and may ignore conditions.
 class HookedStore final : public ObjectStore {
  public:
   explicit HookedStore(std::shared_ptr<ObjectStore> store) : store_(std::move(store)) {}
   std::function<void(const std::string& key)> before_put;
+  bool refuses = true, replaces = true;  // honours If-None-Match, If-Match
   std::string lost;  // in a key: the answer to the first such put() is lost, and it is sent again
 
   [[nodiscard]] const std::string& name() const override { return store_->name(); }
@@ -26,11 +27,12 @@ class HookedStore final : public ObjectStore {
       lost.clear();
       const Status unheard = store_->put(key, bytes, only_new, deadline);
     }
-    return store_->put(key, bytes, only_new, deadline);
+    return store_->put(key, bytes, only_new && refuses, deadline);
   }
   Status replace(const std::string& key, std::span<const std::byte> bytes, const std::string& tag,
                  const Deadline& deadline) override {
     if (before_put) before_put(key);
+    if (!replaces) return store_->put(key, bytes, false, deadline);
     return store_->replace(key, bytes, tag, deadline);
   }
   Result<std::unique_ptr<Upload>> upload(const std::string& key,
@@ -74,7 +76,6 @@ class TakeoverTest : public ::testing::Test {
     if (endpoint == nullptr) GTEST_SKIP() << "DRIFTLESS_TEST_S3 names no server";
     options_.url = concat("s3://road/", to_hex(random_hash128()));
     options_.endpoint = endpoint;
-    options_.single_writer = std::getenv("DRIFTLESS_TEST_S3_SINGLE_WRITER") != nullptr;
     options_.poll_first = options_.poll_longest = std::chrono::milliseconds(2);
     store_ = *open_object_store(options_);
   }
@@ -162,13 +163,11 @@ TEST_F(TakeoverTest, AVersionThatAppearsWhileOneStartsIsNoticed) {
   EXPECT_EQ(*successor->highest_number(), 1U);
   publish(*old, step(2));
   const Status started = successor->announce("run", soon());
-  if (options_.single_writer) GTEST_SKIP() << "the store has no conditions: begin() notices it";
   EXPECT_EQ(started.code(), StatusCode::kBusy) << started.message();
   publish(*announced(), step(3));
 }
 
 TEST_F(TakeoverTest, AReservationOfOneThatWasOvertakenMeanwhileIsTakenBack) {
-  if (options_.single_writer) GTEST_SKIP() << "the store has no conditions: nothing is reserved";
   const auto road = announced();
   write(*road, step(1));
   // Another one that took publisher.json before, and comes to reserve only now.
@@ -210,15 +209,41 @@ TEST_F(TakeoverTest, AProbeWhoseAnswerWasLostIsNoRefusal) {
 }
 
 TEST_F(TakeoverTest, OfTwoRunsThatBeginAtOnceOneIsRefused) {
-  if (!options_.single_writer) GTEST_SKIP() << "the store has conditions: the second PUT fails";
   const auto hooked = std::make_shared<HookedStore>(store_);
   hooked->before_put = [&](const std::string& key) {
-    // The other one found no run.json either, and comes to write it only now.
-    if (key != "publisher.json") return;
+    // The other one found no run.json either, and writes it a moment earlier.
+    if (key != "run.json") return;
     ASSERT_OK(store_->put("run.json", bytes_of("other"), false, soon()));
   };
   const auto road = make_object_store_sender(hooked, options_, 0, 1);
   EXPECT_EQ((*road)->announce("run", soon()).code(), StatusCode::kAlreadyExists);
+}
+
+TEST_F(TakeoverTest, WithoutIfMatchAnOvertakenPublisherLooksBeforeItSeals) {
+  const auto hooked = std::make_shared<HookedStore>(store_);
+  hooked->replaces = false;
+  const auto make = [&] { return std::move(*make_object_store_sender(hooked, options_, 0, 1)); };
+  const auto old = make();
+  ASSERT_OK(old->announce("run", soon()));
+  publish(*old, step(1));
+  write(*old, step(2), "old");
+  const auto successor = make();
+  ASSERT_OK(successor->announce("run", soon()));
+  EXPECT_EQ(old->seal("old", soon()).code(), StatusCode::kWrongRun);
+  EXPECT_EQ(listed(), std::vector{step(1)});
+  publish(*successor, step(2));
+  EXPECT_EQ(*successor->published(step(2), soon()), xxh3_128("manifest"));
+}
+
+TEST_F(TakeoverTest, AStoreThatIgnoresIfNoneMatchIsRefusedByName) {
+  const auto hooked = std::make_shared<HookedStore>(store_);
+  hooked->refuses = false;
+  const auto road = make_object_store_sender(hooked, options_, 0, 1);
+  const Status refused = (*road)->announce("run", soon());
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+  EXPECT_NE(refused.message().find(options_.url), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("If-None-Match"), std::string::npos) << refused.message();
+  EXPECT_TRUE(store_->list("", "", soon())->empty()) << "nothing of it stays";
 }
 
 TEST_F(TakeoverTest, AnOvertakenLeaderDoesNotMisleadTheRanksOfAnother) {
@@ -261,8 +286,7 @@ TEST_F(TakeoverTest, OneThatWakesUpInPruneDoesNotWriteAnOldIndex) {
   // Every look is behind it, and what it writes comes late.
   std::unique_ptr<SendRoad> successor;
   hooked->before_put = [&](const std::string& key) {
-    const bool late = options_.single_writer ? key.starts_with("versions/") : key == "index.json";
-    if (!late || successor != nullptr) return;
+    if (key != "index.json" || successor != nullptr) return;
     successor = announced();
     publish(*successor, step(4));
   };

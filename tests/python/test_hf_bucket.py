@@ -5,6 +5,7 @@ the Hub (tests/object_store/hub_stand_in.py)."""
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,9 +47,7 @@ def start(hub, packages, role, steps, *settings, token=hub_stand_in.TOKEN, url=U
         "HF_TOKEN": token,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }
-    single = () if "none" in settings else ("road.single_writer=true",)
-    settings = [s for s in settings if s != "none"]
-    return jobs.start([*map(str, line), *single, *settings], env=os.environ | more)
+    return jobs.start([*map(str, line), *settings], env=os.environ | more)
 
 
 def finish(process):
@@ -91,8 +90,6 @@ def test_faults_of_the_hub_pass(hub, packages):
 
 
 def test_what_the_hub_refuses_is_said_without_the_token(hub, packages):
-    refused = finish(start(hub, packages, "trainer", 1, "none"))
-    assert refused.returncode != 0 and "road.single_writer" in refused.stderr
     refused = finish(start(hub, packages, "trainer", 1, token="hf_wrong"))
     assert refused.returncode != 0 and "PermissionError" in refused.stderr, refused.stderr
     assert "hf_wrong" not in refused.stderr
@@ -110,3 +107,43 @@ def test_a_path_that_leads_elsewhere_is_refused(url):
 
     with pytest.raises(ValueError, match="road.url"):
         object_stores.open_store(url)
+
+
+class Files:
+    """The Hub's calls for buckets, over a dict; `meanwhile` runs at the end of each batch."""
+
+    def __init__(self):
+        self.files, self.meanwhile = {}, lambda: None
+
+    def batch_bucket_files(self, bucket, add=(), delete=()):
+        self.files |= {path: data for data, path in add}
+        for path in delete:
+            del self.files[path]
+        self.meanwhile()
+
+    def get_bucket_paths_info(self, bucket, paths):
+        found = [SimpleNamespace(path=p, size=len(self.files[p])) for p in paths if p in self.files]
+        return iter(found)
+
+    def download_bucket_files(self, bucket, files):
+        for info, path in files:
+            path.write_bytes(self.files[info.path])
+
+
+def test_of_two_that_put_a_new_object_one_wins():
+    """Buckets have no conditions: the store looks before and after it puts a new object."""
+    binding.driftless()
+    from driftless import object_stores
+
+    api = Files()
+    bucket = object_stores.HuggingFaceBucket("team/weights", "run", api)
+    bucket.put("run.json", b"ours", True)
+    with pytest.raises(FileExistsError):
+        bucket.put("run.json", b"theirs", True)
+    assert bucket.read("run.json", 0, 10) == b"ours"
+    api.meanwhile = lambda: api.files.update({"run/versions/1": b"another's"})
+    with pytest.raises(FileExistsError):
+        bucket.put("versions/1", b"ours", True)
+    bucket.put("index.json", b"1", False)
+    bucket.put("index.json", b"2", False)
+    assert bucket.read("index.json", 0, 10) == b"2"

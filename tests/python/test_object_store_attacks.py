@@ -13,7 +13,7 @@ import jobs
 from jobs import make_run
 from support import assert_refusal, read_checkpoint, run
 from test_object_store import server, versions_of  # noqa: F401
-from test_object_store_faults import assert_tidy, job, killed_at, object_store, objects, servers  # noqa: F401
+from test_object_store_faults import assert_tidy, job, objects, servers  # noqa: F401
 
 # ruff: noqa: F811
 
@@ -78,12 +78,11 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
     for number in range(0, requests, stride):
         prefix = f"at-{number}"
         direct = line(prefix, **{"road.endpoint": job.endpoint})
-        woken, unguarded = [], []
+        woken = []
         job.proxy.log.clear()
 
-        def sleep(request, at=number, direct=direct, woken=woken, unguarded=unguarded):
+        def sleep(request, at=number, direct=direct, woken=woken):
             if request.number == at:
-                unguarded.append(request.seals or (request.method, request.path[-8:]) == ("PUT", "run.json"))
                 woken.append(run(*direct, env=job.environment))
             return None
 
@@ -96,12 +95,6 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
             # to a request that has a deadline of its own came too late.
             late = result.returncode == 5 and "gave up after" in result.stderr
             assert late or result.returncode in (0, 4, 6, 7), (number, result.stderr)
-        if any(unguarded) and servers.needs_single_writer(job.name):
-            # Nothing kept it from what is another's by now: that is put back, and told of.
-            noticed = run(*direct, env=job.environment)
-            job.said += [noticed.stdout, noticed.stderr]
-            told = first.stderr + noticed.stdout + noticed.stderr
-            assert "wrote over it" in told or "taken over" in told, (number, told)
         job.ok(*direct)
         assert_tidy(job, f"{work.name}/{prefix}")
         assert_index_is_true(job, f"{work.name}/{prefix}")
@@ -112,64 +105,6 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
         text = job.ok(*reader, "--timeout", "60s", "--save", save)
         assert json.loads(text.splitlines()[-1])["version"] >= 5, number
         assert read_checkpoint(save / "rollout_00") == history[5], number
-
-
-LATE = ("run.json", "1.version.json", "2.version.json", "3.version.json")
-
-
-@pytest.mark.parametrize("late", LATE)
-@pytest.mark.parametrize("killed", [False, True], ids=["fenced", "killed"])
-def test_what_one_that_was_overtaken_writes_over_is_put_back(job, rng, late, killed):
-    """On a store without conditions: by itself; or, if it dies before it can, by the next trainer, who
-    tells of it. Each version is needed, since there is no anchor but the first."""
-    if not servers.needs_single_writer(job.name):
-        pytest.skip(f"{job.name} has conditions: nothing is written over")
-    work, history = job.work, make_run(job.work / "run", rng, 4)
-    line = job.line("trainer", "--replay", work / "run", "--json")
-    direct = job.line("trainer", "--replay", work / "run", "--json", **{"road.endpoint": job.endpoint})
-    second = []
-
-    def overtake(request):
-        if request.method == "PUT" and request.path.endswith(late) and not second:
-            second.append(job.ok(*direct, "--steps", "3"))
-        return None
-
-    job.proxy.fault = overtake
-    if killed:
-        # It is killed when it comes to look whether it is still the one.
-        over = lambda r: second and r.method == "GET" and not r.path.endswith(late)  # noqa: E731
-        assert killed_at(job, "cut", [*line, "--steps", "3"], lambda r: overtake(r) or over(r))
-    else:
-        first = run(*line, "--steps", "3", env=job.environment)
-        job.said += [first.stdout, first.stderr]
-        assert first.returncode == 4 and "Another publisher has taken over" in first.stderr
-    assert versions_of(second[0])[-1] == 3
-    told = ""
-    if killed and late == "run.json":  # what it read first was the other's
-        told = run(*direct, env=job.environment).stderr
-        assert "start this publisher again" in told
-    text = job.ok(*direct)
-    assert versions_of(text) == [4]
-    assert ("wrote over it" in told + text) == killed, text
-    job.ok(*job.line("rollout", "--base", work / "run/step_000000", "--save", work / "a", "--timeout", "60s"))
-    assert read_checkpoint(work / "a/rollout_00") == history[4]
-
-
-def test_copies_of_a_run_that_was_removed_do_not_come_back(job, rng):
-    """Somebody removed what the docs of an older release named, and began anew."""
-    if not servers.needs_single_writer(job.name):
-        pytest.skip(f"{job.name} has conditions: there are no copies")
-    work, history = job.work, make_run(job.work / "run", rng, 4)
-    line = job.line("trainer", "--replay", work / "run", "--json", **{"anchors.every": 2})
-    for steps in ("1", "3"):
-        job.ok(*line, "--steps", steps)
-    copies = [key for key in objects(job, work.name) if key.startswith("sealed/")]
-    assert len(copies) >= 4
-    object_store.rclone(job.endpoint, work.name, "delete", "--exclude", "sealed/**")
-    for steps in ("3", "4"):
-        assert "wrote over" not in job.ok(*line, "--steps", steps)
-    job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
-    assert read_checkpoint(work / "a/rollout_00") == history[4]
 
 
 def test_a_step_whose_parts_are_gone_is_passed_over_by_an_anchor(job, rng):
@@ -209,8 +144,6 @@ def test_objects_of_others_below_the_prefix_are_left_alone(job, rng):
 
 def test_tags_that_lie_are_found_out(job, rng):
     """A store whose ETag is not what If-Match takes: nothing is reserved, and nothing hangs."""
-    if servers.needs_single_writer(job.name):
-        pytest.skip(f"{job.name} ignores If-Match")
     job.proxy.lies = True
     history = make_run(job.work / "run", rng, 3)
     line = job.line("trainer", "--replay", job.work / "run", "--json", **{"deadlines.publish": "20s"})

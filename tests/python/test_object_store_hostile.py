@@ -155,7 +155,7 @@ def ends(role, server, work, *more, url="s3://road/p"):
     """Exit status, output, peak memory in MiB and seconds of a role against a server."""
     jobs.need("object_store")
     line = [COMMAND, role, "--config", REPOSITORY / "configs/object_store.yaml", "--threads", "1", *more]
-    settings = {"url": url, "endpoint": server.url, "single_writer": "true"}
+    settings = {"url": url, "endpoint": server.url}
     for key, value in settings.items():
         line += ["--set", f"road.{key}={value}"]
     for key in ("connect", "fetch", "publish"):

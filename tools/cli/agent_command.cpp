@@ -65,7 +65,6 @@ class AgentLog {
     for (const char* engines : {"stage_ms", "pause_ms", "resume_ms"}) line.erase(engines);
     line["process_ms"] = delivery.process_ms;
     line["plain_bytes"] = delivery.plain_bytes;
-    if (delivery.mirror_bytes > 0) line["mirror_bytes"] = delivery.mirror_bytes;
     write(line,
           concat("version ", report.version, report.anchor ? " (anchor)" : "", ", ",
                  human_bytes(report.wire_bytes), " fetched in ", fixed(report.fetch_ms, 1),

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The agent's mirror: workers with slices, weights that are not what they were, and starts in the
-// middle of a run.
+// An agent whose workers hold slices of the tensors.
 #include <gtest/gtest.h>
-
-#include <fstream>
 
 #include "collectives/host_shm/host_shm_road.h"
 #include "plugin/agent/relay.h"
@@ -18,13 +15,6 @@ using namespace std::chrono_literals;
 
 Deadline in_time() { return Deadline::after(10s); }
 Deadline at_once() { return Deadline::after(0ms); }
-
-// The first unit of the tensor that a step changes.
-std::uint64_t first_changed(const TestTensor& before, const TestTensor& after) {
-  std::uint64_t unit = 0;
-  while (std::memcmp(before.bytes.data() + 2 * unit, after.bytes.data() + 2 * unit, 2) == 0) ++unit;
-  return unit;
-}
 
 Weights matrices(std::uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -71,31 +61,17 @@ struct SlicedWorker {
   std::unique_ptr<Receiver> receiver;
 };
 
-class AgentMirrorTest : public ::testing::Test {
+class AgentSlicesTest : public ::testing::Test {
  protected:
   void SetUp() override {
     shm_.dir = dir_.path();
     options_.fetch_deadline = 5s;
     options_.workers = 2;
-    write_checkpoint(dir_.file("base"), run_.weights[0]);
     ASSERT_TRUE(trainer_->announce(run_info_to_json(run_.info()), in_time()).ok());
-    start_agent();
-  }
-  void start_agent() {
-    relay_.reset();
-    down_.reset();
     down_ = std::move(*make_host_shm_sender(shm_));
     auto relay = Relay::open(options_, *up_, *down_, in_time());
     ASSERT_TRUE(relay.ok()) << relay.status().to_string();
     relay_ = std::move(*relay);
-    ReceiverOptions options;
-    options.id = "mirror";
-    options.threads = 1;
-    options.fetch_deadline = 5s;
-    auto mirror = WeightMirror::open(dir_.file("base"), std::move(*make_host_shm_receiver(shm_)),
-                                     options, in_time());
-    ASSERT_TRUE(mirror.ok()) << mirror.status().to_string();
-    relay_->set_mirror(std::move(*mirror));
   }
   void start_workers() {
     for (const std::uint32_t rank : {0U, 1U}) {
@@ -103,11 +79,15 @@ class AgentMirrorTest : public ::testing::Test {
     }
     ASSERT_TRUE(relay_->help().ok());
   }
-  Publication step(std::uint64_t version) {
+  Publication step(std::uint64_t version, Encoding encoding = Encoding::kDeltasZstd) {
     while (run_.weights.size() <= version) {
       run_.weights.push_back(stepped_weights(run_.weights.back(), run_.weights.size()));
     }
-    return run_.step(version, DirectoryLayout::kFrames, Encoding::kCompact);
+    Publication made = run_.step(version, DirectoryLayout::kFrames, encoding);
+    for (ManifestFile& file : made.manifest.files) {
+      file.table = frame_table_hash(made.parts.at(file.name));
+    }
+    return made;
   }
   DeliveryReport relay_one() {
     const auto report = relay_->follow(in_time());
@@ -147,12 +127,11 @@ class AgentMirrorTest : public ::testing::Test {
   std::vector<std::unique_ptr<SlicedWorker>> workers_;
 };
 
-TEST_F(AgentMirrorTest, WorkersWithSlicesFollow) {
+TEST_F(AgentSlicesTest, WorkersWithSlicesFollow) {
   start_workers();
   for (std::uint64_t version = 1; version <= 4; ++version) {
     send(*trainer_, step(version));
     EXPECT_TRUE(relay_one().update.notes.empty());
-    EXPECT_EQ(handed_over(version), Encoding::kDeltas);
     if (version == 2) continue;  // the next one is folded with it
     for (const auto& worker : workers_) {
       const Status followed = worker->follow();
@@ -162,7 +141,7 @@ TEST_F(AgentMirrorTest, WorkersWithSlicesFollow) {
   }
 }
 
-TEST_F(AgentMirrorTest, AWorkerThatIsStartedAgainFollowsFromTheBase) {
+TEST_F(AgentSlicesTest, AWorkerThatIsStartedAgainFollowsFromTheBase) {
   start_workers();
   send(*trainer_, step(1));
   relay_one();
@@ -178,70 +157,14 @@ TEST_F(AgentMirrorTest, AWorkerThatIsStartedAgainFollowsFromTheBase) {
   expect_holds(2);
 }
 
-// As a bit that falls over: in every copy of the tensor that this process has, but the test's own.
-void nudge_copies(const TestTensor& tensor, std::uint64_t unit) {
-  constexpr std::uintptr_t kMostBytes = std::uintptr_t{1} << 28;  // a sanitizer's are larger
-  std::ifstream regions("/proc/self/maps");
-  std::vector<std::byte*> copies;
-  for (std::string line; std::getline(regions, line);) {
-    std::uintptr_t begin = 0, end = 0;
-    std::array<char, 5> rights{};
-    std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, rights.data());
-    if (std::string_view(rights.data()) != "rw-p" || end - begin > kMostBytes) continue;
-    const std::span region(reinterpret_cast<std::byte*>(begin), end - begin);
-    for (auto at = region.begin();; ++at) {
-      at = std::search(at, region.end(), tensor.bytes.begin(), tensor.bytes.end());
-      if (at == region.end()) break;
-      if (&*at != tensor.bytes.data()) copies.push_back(&*at);
-    }
-  }
-  for (std::byte* const copy : copies) copy[2 * unit] ^= std::byte{2};
-}
-
-// A unit of the mirror that fell over within its exponent still decodes, is as wrong after the next
-// version, and adds to the digest what a right one adds.
-TEST_F(AgentMirrorTest, AWrongMirrorHandsNothingOver) {
-  start_workers();
-  send(*trainer_, step(1));
-  relay_one();
-  for (const auto& worker : workers_) ASSERT_TRUE(worker->follow().ok());
-  const Publication next = step(2);
-  const TestTensor& tensor = run_.weights[1].at("b.down");
-  const std::uint64_t unit = first_changed(tensor, run_.weights[2].at("b.down"));
-  nudge_copies(tensor, unit);
-  send(*trainer_, next);
-  const DeliveryReport report = relay_one();
-  ASSERT_FALSE(report.update.notes.empty());
-  EXPECT_NE(report.update.notes[0].find("b.down"), std::string::npos) << report.update.notes[0];
-  EXPECT_EQ(handed_over(2), Encoding::kCompact) << "decoded with wrong weights";
-  ASSERT_TRUE(relay_->help().ok());
-  EXPECT_TRUE(relay_->wants_anchor()) << "the mirror holds no version";
-  send(*trainer_, run_.anchor(2));
-  const auto helped = relay_->help();
-  ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
-  send(*trainer_, step(3));
-  EXPECT_TRUE(relay_one().update.notes.empty());
-  EXPECT_EQ(handed_over(3), Encoding::kDeltas);
-  for (const auto& worker : workers_) {
-    Status followed;
-    for (int tries = 0; tries < 3; ++tries) followed = worker->follow();
-    EXPECT_TRUE(followed.ok()) << followed.to_string();
-  }
-  expect_holds(3);
-}
-
-// Only what they need is fetched then: the mirror cannot follow, and nobody misses it.
-TEST_F(AgentMirrorTest, WorkersThatCanDoWithoutAskForNoAnchor) {
+// They hold the old values of all that they need, and only that is fetched.
+TEST_F(AgentSlicesTest, WorkersWithWholeTensorsTakeCompact) {
   for (const std::uint32_t rank : {0U, 1U}) {
     workers_.push_back(std::make_unique<SlicedWorker>(shm_, run_.weights[0], rank, true));
   }
   ASSERT_TRUE(relay_->help().ok());
   for (std::uint64_t version = 1; version <= 2; ++version) {
-    Publication next = step(version);
-    for (ManifestFile& file : next.manifest.files) {
-      file.table = frame_table_hash(next.parts.at(file.name));
-    }
-    send(*trainer_, next);
+    send(*trainer_, step(version, Encoding::kCompact));
     const DeliveryReport report = relay_one();
     EXPECT_TRUE(report.update.notes.empty());
     EXPECT_EQ(handed_over(version), Encoding::kCompact);
@@ -253,7 +176,7 @@ TEST_F(AgentMirrorTest, WorkersThatCanDoWithoutAskForNoAnchor) {
 
 // A trainer without a snapshot: a tensor goes out whole, or was captured and never written.
 TEST(AgentOfALivePublisher, WorkersWithSlicesTakeWholeTensors) {
-  for (const Encoding encoding : {Encoding::kCompact, Encoding::kDeltasZstd}) {
+  for (const Encoding encoding : {Encoding::kDeltas, Encoding::kDeltasZstd}) {
     const Weights base = matrices(1);
     LoopbackHub hub({}, 1);
     PublisherOptions publishing = quick_options();
@@ -271,13 +194,6 @@ TEST(AgentOfALivePublisher, WorkersWithSlicesTakeWholeTensors) {
     options.fetch_deadline = 1s;
     options.workers = 2;
     const auto relay = std::move(*Relay::open(options, *up, *down, in_time()));
-    if (encoding == Encoding::kCompact) {
-      write_checkpoint(dir.file("base"), base);
-      ReceiverOptions following;
-      following.id = "mirror";
-      relay->set_mirror(std::move(*WeightMirror::open(
-          dir.file("base"), std::move(*make_host_shm_receiver(shm)), following, in_time())));
-    }
     SlicedWorker first(shm, base, 0), second(shm, base, 1);
     ASSERT_TRUE(relay->help().ok());
     Weights weights = base;
@@ -311,33 +227,6 @@ TEST(AgentOfALivePublisher, WorkersWithSlicesTakeWholeTensors) {
       }
     }
   }
-}
-
-// The steps that are still there begin behind the mirror's base.
-TEST_F(AgentMirrorTest, AfterAStartInTheMiddleOfARunItTakesAnAnchor) {
-  shm_.versions = options_.versions = 2;
-  start_agent();
-  start_workers();
-  for (std::uint64_t version = 1; version <= 4; ++version) {
-    send(*trainer_, step(version));
-    relay_one();
-    for (const auto& worker : workers_) ASSERT_TRUE(worker->follow().ok());
-  }
-  start_agent();
-  for (const auto& worker : workers_) ASSERT_TRUE(worker->receiver->report().ok());
-  relay_one();
-  relay_one();  // versions 3 and 4 again
-  ASSERT_TRUE(relay_->help().ok());
-  EXPECT_TRUE(relay_->wants_anchor()) << "no worker needs one, but the mirror does";
-  send(*trainer_, run_.anchor(4));
-  const auto helped = relay_->help();
-  ASSERT_TRUE(helped.ok() && *helped) << helped.status().to_string();
-  EXPECT_FALSE(relay_->wants_anchor());
-  send(*trainer_, step(5));
-  relay_one();
-  EXPECT_EQ(handed_over(5), Encoding::kDeltas);
-  for (const auto& worker : workers_) ASSERT_TRUE(worker->follow().ok());
-  expect_holds(5);
 }
 
 }  // namespace
