@@ -11,9 +11,9 @@
 #include "plugin/engines/engine_http.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
-#include "plugin/job/report_proof.h"
-#include "plugin/job/run_end.h"
 #include "plugin/receive/receiver.h"
+#include "plugin/receive/report_proof.h"
+#include "plugin/receive/run_end.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"
 #include "tools/cli/rollout_weights.h"
@@ -315,7 +315,7 @@ class Agent {
   }
 
   [[nodiscard]] Status listen_for_end() {
-    DRIFTLESS_ASSIGN_OR_RETURN(end_, listener_.listen(process_, delivery_->run()));
+    DRIFTLESS_ASSIGN_OR_RETURN(end_, listener_.listen(process_.hear_end(), delivery_->run()));
     if (end_) grace_ = Deadline::after(config_.connect_deadline);
     return {};
   }
