@@ -4,8 +4,8 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "plugin/agent/plain_parts.h"
-#include "plugin/job/report_proof.h"
 #include "plugin/receive/block_fetcher.h"
+#include "plugin/receive/report_proof.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {

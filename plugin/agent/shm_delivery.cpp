@@ -2,7 +2,7 @@
 // Delivery through shared memory.
 
 #include "plugin/agent/relay.h"
-#include "plugin/job/report_proof.h"
+#include "plugin/receive/report_proof.h"
 
 namespace driftless {
 namespace {

@@ -10,7 +10,7 @@
 #include "formats/receiver_proof.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/job/report_proof.h"
+#include "plugin/receive/report_proof.h"
 #include "tools/bench/measure.h"
 #include "tools/cli/console.h"
 

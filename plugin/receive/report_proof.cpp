@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/job/report_proof.h"
+#include "plugin/receive/report_proof.h"
 
 #include <algorithm>
 #include <array>

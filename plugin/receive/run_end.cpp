@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/job/run_end.h"
+#include "plugin/receive/run_end.h"
 
 #include <nlohmann/json.hpp>
 
@@ -26,8 +26,19 @@ Result<EndOfRun> parse_end(std::string_view text, std::string_view what) {
   return end;
 }
 
-Result<std::optional<EndOfRun>> EndListener::listen(JobProcess& process, const Hash128& run) {
-  Result<std::optional<EndOfRun>> end = look(process, run);
+namespace {
+
+Result<std::optional<EndOfRun>> read_end(const EndListener::Heard& heard, const Hash128& run) {
+  DRIFTLESS_RETURN_IF_ERROR(heard.status());
+  if (!*heard) return std::optional<EndOfRun>();
+  DRIFTLESS_ASSIGN_OR_RETURN(const EndOfRun end, parse_end(**heard, "the trainer's last word"));
+  return end.run == run ? std::optional(end) : std::nullopt;
+}
+
+}  // namespace
+
+Result<std::optional<EndOfRun>> EndListener::listen(const Heard& heard, const Hash128& run) {
+  Result<std::optional<EndOfRun>> end = read_end(heard, run);
   if (end.status().code() != StatusCode::kCorrupt) {
     unreadable_.reset();
     return end;
@@ -37,12 +48,20 @@ Result<std::optional<EndOfRun>> EndListener::listen(JobProcess& process, const H
   return std::optional<EndOfRun>();
 }
 
-Result<std::optional<EndOfRun>> EndListener::look(JobProcess& process, const Hash128& run) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> heard, process.hear_end());
-  if (!heard) return std::optional<EndOfRun>();
-  DRIFTLESS_ASSIGN_OR_RETURN(const EndOfRun end, parse_end(*heard, "the trainer's last word"));
-  if (end.run != run) return std::optional<EndOfRun>();
-  return std::optional<EndOfRun>(end);
+void TrainerContact::note(const Status& told) {
+  alive_ = Deadline::after(kSignOfLife);
+  told_ = told;
+  if (told.code() != StatusCode::kDeadlineExceeded) {
+    silent_.reset();
+  } else if (!silent_) {
+    silent_ = Deadline::after(patience_);
+  }
+}
+
+Status TrainerContact::check(std::uint64_t version) const {
+  if (!silent_ || !silent_->expired()) return {};
+  return told_.with_context(concat("no way to the trainer for deadlines.connect (",
+                                   patience_.count(), " ms), at version ", version));
 }
 
 }  // namespace driftless
