@@ -13,6 +13,7 @@
 namespace driftless {
 namespace {
 
+constexpr std::string_view kRole = "agent";
 constexpr auto kLookForDelivery = std::chrono::milliseconds(100);
 
 // What is worth another try. All else is a matter of the configuration or of another run.
@@ -28,32 +29,17 @@ bool may_pass(StatusCode code) {
   }
 }
 
+VersionRecord delivery_record(const DeliveryReport& delivery, unsigned rank) {
+  const UpdateReport& update = delivery.update;
+  VersionRecord record = record_of(update, rank);
+  record.origin.role = kRole;
+  record.received.reset();
+  record.delivered = {update.needed_bytes, delivery.plain_bytes, update.fetch_ms,
+                      delivery.process_ms, update.apply_ms};
+  return record;
+}
+
 }  // namespace
-
-nlohmann::ordered_json metrics_of(const DeliveryReport& delivery, unsigned rank) {
-  nlohmann::ordered_json line = metrics_of(delivery.update, rank);
-  for (const char* engines : {"stage_ms", "pause_ms", "resume_ms"}) line.erase(engines);
-  line["process_ms"] = delivery.process_ms;
-  line["plain_bytes"] = delivery.plain_bytes;
-  line["role"] = "agent";
-  return line;
-}
-
-nlohmann::ordered_json metrics_of(const EngineUpdate& update, unsigned rank) {
-  UpdateReport report;
-  report.version = update.version;
-  report.versions = 1;
-  report.stage_ms = update.times.stage_ms;
-  report.pause_ms = update.times.pause_ms;
-  report.apply_ms = update.times.apply_ms;
-  report.resume_ms = update.times.resume_ms;
-  nlohmann::ordered_json line = metrics_of(report, rank);
-  line.erase("fetch_ms");  // the agent's
-  line["digest"] = "";     // as is what was delivered
-  line["engine"] = update.url;
-  line["role"] = "agent";
-  return line;
-}
 
 Agent::Agent(Config config, JobProcess& process, AgentRunOptions options)
     : config_(std::move(config)),
@@ -67,13 +53,13 @@ void Agent::tell(const Status& status) const {
   if (!status.ok() && options_.failed) options_.failed(status);
 }
 
-void Agent::write(nlohmann::ordered_json line) {
+void Agent::write(const nlohmann::ordered_json& line) {
   if (metrics_) tell(metrics_->write(line));
 }
 
 Status Agent::open() {
   DRIFTLESS_ASSIGN_OR_RETURN(metrics_,
-                             MetricsWriter::open(config_.metrics_file, "agent", process_.rank()));
+                             MetricsWriter::open(config_.metrics_file, kRole, process_.rank()));
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
   if (files) DRIFTLESS_RETURN_IF_ERROR(open_checkpoint());
   DRIFTLESS_ASSIGN_OR_RETURN(
@@ -154,16 +140,33 @@ Result<bool> Agent::deliver() {
   const DeliveryReport& made = **report;
   stage_ms_ = made.process_ms;
   commit_ms_ = made.update.apply_ms;
-  write(metrics_of(made, process_.rank()));
-  if (options_.delivered) options_.delivered(made);
+  VersionRecord record = delivery_record(made, process_.rank());
+  record.run = delivery_->run();
+  write(to_json(record));
+  if (options_.delivered) options_.delivered(record);
   for (const std::string& note : made.update.notes) tell(Status(StatusCode::kIo, note));
   fleet_->set_goal(delivery_->version());
   return true;
 }
 
+EngineRecord Agent::engine_record(const EngineUpdate& update) const {
+  const std::optional<Digest> digest = delivery_->digest(update.version);
+  return {.origin = record_origin(kRole, process_.rank()),
+          .run = delivery_->run(),
+          .engine = update.url,
+          .version = update.version,
+          .goal = update.goal,
+          .digest = digest ? to_hex(*digest) : "",
+          .status = update.status,
+          .attempts = update.attempts,
+          .commit = update.times};
+}
+
 bool Agent::take_updates() {
   const std::vector<EngineUpdate> updates = fleet_->take_updates();
   for (const EngineUpdate& update : updates) {
+    const EngineRecord record = engine_record(update);
+    write(to_json(record));
     if (!update.status.ok()) {
       tell(update.status.with_context(concat("engine ", update.url, " did not take version ",
                                              update.goal, " after ", update.attempts, " tries")));
@@ -171,8 +174,7 @@ bool Agent::take_updates() {
     }
     stage_ms_ = update.times.stage_ms;
     commit_ms_ = update.times.pause_ms + update.times.apply_ms + update.times.resume_ms;
-    write(metrics_of(update, process_.rank()));
-    if (options_.updated) options_.updated(update);
+    if (options_.updated) options_.updated(record);
   }
   return !updates.empty();
 }

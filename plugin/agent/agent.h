@@ -27,8 +27,8 @@ struct AgentRunOptions {
   std::string base;   // hand-over checkpoint: copied if the directory is missing
   bool once = false;  // it is over when all have what is there now
   // Called on the way; any may be empty. `failed`: with what is tried again, or harms nothing.
-  std::function<void(const DeliveryReport&)> delivered;
-  std::function<void(const EngineUpdate&)> updated;
+  std::function<void(const VersionRecord&)> delivered;
+  std::function<void(const EngineRecord&)> updated;
   std::function<void(const Status&)> failed;
 };
 
@@ -71,7 +71,8 @@ class Agent {
   [[nodiscard]] Result<bool> is_over();
   [[nodiscard]] bool all_took(std::uint64_t version);
   [[nodiscard]] std::string who_is_behind(std::uint64_t last) const;
-  void write(nlohmann::ordered_json line);
+  [[nodiscard]] EngineRecord engine_record(const EngineUpdate& update) const;
+  void write(const nlohmann::ordered_json& line);
   void tell(const Status& status) const;
 
   Config config_;
@@ -95,9 +96,5 @@ class Agent {
   std::set<std::string> reached_;        // workers that had the last version
   double stage_ms_ = 0, commit_ms_ = 0;  // of an engine's last update, or the last hand-over
 };
-
-// Lines of the metrics file, as metrics.h has them.
-[[nodiscard]] nlohmann::ordered_json metrics_of(const DeliveryReport& delivery, unsigned rank);
-[[nodiscard]] nlohmann::ordered_json metrics_of(const EngineUpdate& update, unsigned rank);
 
 }  // namespace driftless

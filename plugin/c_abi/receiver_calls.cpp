@@ -9,6 +9,7 @@
 
 #include "plugin/c_abi/abi_call.h"
 #include "plugin/c_abi/abi_receiver.h"
+#include "plugin/job/metrics.h"
 #include "plugin/job/config_values.h"
 
 namespace driftless::c_abi {
@@ -399,8 +400,8 @@ driftless_code driftless_last_report_json(driftless_receiver* receiver, char** t
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     const AbiView view = held.look();
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
-    nlohmann::ordered_json json = driftless::metrics_of(last, view.rank);
-    json.erase("monotonic_ms");  // of the call, not of the commit
+    nlohmann::ordered_json json = to_json(record_of(last, view.rank));
+    for (const char* now : {"time", "monotonic_ms"}) json.erase(now);  // of this call
     json["notes"] = last.notes;
     return give_text(json_line(json), text);
   });

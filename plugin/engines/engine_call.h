@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "formats/records.h"
 #include "plugin/engines/rank_reply.h"
 
 namespace driftless {
@@ -63,10 +64,6 @@ struct EngineAnswer {
   double elapsed_ms = 0;
 };
 
-struct EngineTimes {
-  double stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
-};
-
 // What an engine is to be brought to.
 struct EngineGoal {
   std::string run;            // hex; empty: whatever the ranks follow
@@ -92,7 +89,7 @@ struct DriverResult {
   bool known = false;
   std::optional<std::uint64_t> staged;
   std::vector<RankReply> replies;  // the newest
-  EngineTimes times;
+  CommitTimes times;
 };
 
 }  // namespace driftless

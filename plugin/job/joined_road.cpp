@@ -65,7 +65,7 @@ Result<JoinedRoad> join_road(const Config& config, std::shared_ptr<JobProcess> p
   options.connect_deadline = config.connect_deadline;
   if (kept->metrics) {
     options.record = [metrics = kept->metrics.get(), rank](const UpdateReport& report) {
-      return metrics->write(metrics_of(report, rank));
+      return metrics->write(to_json(record_of(report, rank)));
     };
   }
   options.hear_end = [&place] { return place.hear_end(); };

@@ -90,6 +90,7 @@ struct LiveCosts {
 };
 
 struct PublishReport {
+  Hash128 run;
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
   Encoding encoding = Encoding::kDeltas;  // kFull if it was sent in full

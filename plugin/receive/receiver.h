@@ -23,6 +23,7 @@ namespace driftless {
 
 // What one commit took: several versions may be folded into it. Bytes are sums over them.
 struct UpdateReport {
+  Hash128 run;
   std::uint64_t from_version = 0;
   std::uint64_t version = 0;
   std::uint64_t versions = 0;  // folded

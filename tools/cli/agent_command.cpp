@@ -12,31 +12,31 @@ namespace {
 // What an agent prints on the way: with --verbose what it did. A failure goes to stderr.
 class AgentLog {
  public:
-  AgentLog(bool json, bool verbose, std::string id, unsigned rank)
-      : json_(json), verbose_(verbose), id_(std::move(id)), rank_(rank) {}
+  AgentLog(bool json, bool verbose, std::string id)
+      : json_(json), verbose_(verbose), id_(std::move(id)) {}
 
   void tell(const Status& status) const {
     if (!status.ok()) std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
   }
 
-  void delivered(const DeliveryReport& delivery) {
-    const UpdateReport& report = delivery.update;
-    versions_ += report.anchor ? 0 : report.versions;
-    anchors_ += report.anchor ? 1 : 0;
-    wire_bytes_ += report.wire_bytes;
-    plain_bytes_ += delivery.plain_bytes;
-    print(metrics_of(delivery, rank_),
-          concat("version ", report.version, report.anchor ? " (anchor)" : "", ", ",
-                 human_bytes(report.wire_bytes), " fetched in ", fixed(report.fetch_ms, 1),
-                 " ms, handed over in ", fixed(delivery.process_ms + report.apply_ms, 1), " ms"));
+  void delivered(const VersionRecord& record) {
+    const VersionRecord::Delivered& delivered = *record.delivered;
+    versions_ += record.anchor ? 0 : record.versions;
+    anchors_ += record.anchor ? 1 : 0;
+    wire_bytes_ += record.wire_bytes;
+    plain_bytes_ += delivered.plain_bytes;
+    print(to_json(record), concat("version ", record.version, record.anchor ? " (anchor)" : "",
+                                  ", ", human_bytes(record.wire_bytes), " fetched in ",
+                                  fixed(delivered.fetch_ms, 1), " ms, handed over in ",
+                                  fixed(delivered.process_ms + delivered.apply_ms, 1), " ms"));
   }
 
-  void updated(const EngineUpdate& update) {
-    const EngineTimes& times = update.times;
-    print(metrics_of(update, rank_),
-          concat(update.url, " at version ", update.version, ", stage ", fixed(times.stage_ms, 1),
-                 " ms, pause ", fixed(times.pause_ms, 1), " ms, apply ", fixed(times.apply_ms, 1),
-                 " ms, resume ", fixed(times.resume_ms, 1), " ms, tries ", update.attempts));
+  void updated(const EngineRecord& record) {
+    const CommitTimes& times = record.commit;
+    print(to_json(record), concat(record.engine, " at version ", record.version, ", stage ",
+                                  fixed(times.stage_ms, 1), " ms, pause ", fixed(times.pause_ms, 1),
+                                  " ms, apply ", fixed(times.apply_ms, 1), " ms, resume ",
+                                  fixed(times.resume_ms, 1), " ms, tries ", record.attempts));
   }
 
   void ended(const AgentEnd& end) const {
@@ -72,19 +72,17 @@ class AgentLog {
 
   bool json_, verbose_;
   std::string id_;
-  unsigned rank_;
   std::uint64_t versions_ = 0, anchors_ = 0, wire_bytes_ = 0, plain_bytes_ = 0;
 };
 
 Result<int> follow(const Common& common, const AgentArguments& arguments, const Config& config,
                    JobProcess& process) {
-  AgentLog log(common.json, arguments.verbose, receiver_id(config, process, process.rank()),
-               process.rank());
+  AgentLog log(common.json, arguments.verbose, receiver_id(config, process, process.rank()));
   AgentRunOptions options;
   options.base = arguments.base;
   options.once = arguments.once;
-  options.delivered = [&log](const DeliveryReport& delivery) { log.delivered(delivery); };
-  options.updated = [&log](const EngineUpdate& update) { log.updated(update); };
+  options.delivered = [&log](const VersionRecord& record) { log.delivered(record); };
+  options.updated = [&log](const EngineRecord& record) { log.updated(record); };
   options.failed = [&log](const Status& status) { log.tell(status); };
   Agent agent(config, process, std::move(options));
   DRIFTLESS_RETURN_IF_ERROR(agent.open());

@@ -112,7 +112,7 @@ class Rollout {
     for (const std::string& note : report.notes) tell(Status(StatusCode::kIo, note));
     if (!arguments_.verbose) return {};
     if (common_.json) {
-      print_json(metrics_of(report, process_->rank()));
+      print_json(to_json(record_of(report, process_->rank())));
       return {};
     }
     std::cout << concat(id_, ": version ", report.version, report.anchor ? " (anchor)" : "",
