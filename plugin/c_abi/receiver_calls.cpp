@@ -298,13 +298,13 @@ driftless_code driftless_commit(driftless_receiver* receiver, driftless_report* 
 
 driftless_code driftless_rollback(driftless_receiver* receiver, driftless_error** error) {
   return on_receiver(receiver, error, [](AbiReceiver& held) {
-    return held.with_receiver([](Receiver& receiver) { return receiver.rollback(); });
+    return held.with_receiver([](Receiver& its) { return its.rollback(); });
   });
 }
 
 driftless_code driftless_keep_alive(driftless_receiver* receiver, driftless_error** error) {
   return on_receiver(receiver, error, [](AbiReceiver& held) {
-    return held.with_receiver([](Receiver& receiver) { return receiver.report(); });
+    return held.with_receiver([](Receiver& its) { return its.report(); });
   });
 }
 
@@ -312,9 +312,8 @@ driftless_code driftless_look_for_end(driftless_receiver* receiver, driftless_en
                                       driftless_error** error) {
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_struct(end, "end"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_receiver([](Receiver& receiver) {
-      return receiver.listen_for_end();
-    }));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const auto found, held.with_receiver([](Receiver& its) { return its.listen_for_end(); }));
     return write_struct(end_of(found, held.look().state), "end", end);
   });
 }
