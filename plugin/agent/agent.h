@@ -57,7 +57,6 @@ class Agent {
   // serves.
   [[nodiscard]] AgentEnd end(bool confirm);
 
-  [[nodiscard]] const std::string& id() const { return id_; }
   [[nodiscard]] bool run_has_ended() const { return end_.has_value(); }
 
  private:

@@ -14,11 +14,13 @@ class EngineTarget(Protocol):
     """`native` is what a driftless.Receiver writes into, `ways` how each tensor gets into the engine,
     and `reads` whether a staging has begun to read the weights, since it was set to False."""
 
-    ways: Mapping[str, Way]
     reads: bool
 
     @property
     def native(self) -> Any: ...
+
+    @property
+    def ways(self) -> Mapping[str, Way]: ...
 
     def written(self) -> None:
         """`native` has changed: the engine takes what it holds."""
