@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The roads that need no further library, for a process of a job.
-#include "plugin/job/foreign_directory.h"
+#include "plugin/interchange/foreign_directory.h"
+#include "plugin/interchange/trl_writer.h"
 #include "plugin/job/road_openers.h"
-#include "plugin/job/trl_writer.h"
 
 namespace driftless {
 namespace {

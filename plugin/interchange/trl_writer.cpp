@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/job/trl_writer.h"
+#include "plugin/interchange/trl_writer.h"
 
 #include <algorithm>
 #include <limits>
@@ -11,7 +11,7 @@
 #include "formats/flush_file.h"
 #include "formats/run_info.h"
 #include "formats/version_dir.h"
-#include "plugin/job/trl_directory.h"
+#include "plugin/interchange/trl_directory.h"
 
 namespace driftless {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/job/foreign_directory.h"
+#include "plugin/interchange/foreign_directory.h"
 
 #include <deque>
 #include <set>
@@ -8,7 +8,7 @@
 #include "collectives/shared_fs/visibility_hook.h"
 #include "core/parallel.h"
 #include "formats/run_info.h"
-#include "plugin/job/trl_directory.h"
+#include "plugin/interchange/trl_directory.h"
 #include "plugin/targets/version_stager.h"
 
 namespace driftless {

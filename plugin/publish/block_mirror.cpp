@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layouts of whole tensors (hf_delta, flush), if ranks offer blocks: every rank finds what changed
-// of its blocks, the leader gathers that, keeps the whole tensors in a mirror in host memory, and
-// writes them as one more rank would. Gathered are the changes; once, at the start, the blocks.
+#include "plugin/publish/block_mirror.h"
+
 #include <algorithm>
 #include <cstring>
 
-#include "plugin/publish/publisher_rank.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {
@@ -93,81 +91,74 @@ std::map<std::uint32_t, MirroredTensor> tensors_in(const std::vector<Frame>& fra
 
 }  // namespace
 
-Status PublisherRank::open_mirror() {
+Result<std::unique_ptr<BlockMirror>> BlockMirror::open(Group& group, const RunState& run,
+                                                       unsigned threads) {
+  std::unique_ptr<BlockMirror> mirror(new BlockMirror(group, run));
   std::vector<OwnedTensor> whole;
-  for (std::uint32_t tensor = 0; tensor < layout_.size(); ++tensor) {
-    if (!in_blocks_[tensor]) continue;
-    mirrored_ = true;
+  for (std::uint32_t tensor = 0; tensor < run.layout.size(); ++tensor) {
+    if (!run.in_blocks[tensor]) continue;
     DRIFTLESS_ASSIGN_OR_RETURN(OwnedTensor all,
-                               OwnedTensor::make(tensor, layout_[tensor], {}, nullptr));
-    mirror_bytes_ += layout_[tensor].size_bytes;
+                               OwnedTensor::make(tensor, run.layout[tensor], {}, nullptr));
+    mirror->size_bytes_ += run.layout[tensor].size_bytes;
     whole.push_back(std::move(all));
   }
-  if (!mirrored_) return {};
-  block_buffers_.emplace(layout_, Encoding::kDeltas);
-  notes_.push_back(concat("layout ", to_string(options_.layout), " has whole tensors: publisher ",
-                          "rank 0 keeps a mirror of the ", whole.size(),
-                          " that are offered in blocks, ", mirror_bytes_, " bytes of host memory"));
-  if (!group_.leads()) return {};
-  mirror_buffers_.emplace(layout_, info(encoding_).positional ? encoding_ : Encoding::kDeltas);
-  DRIFTLESS_ASSIGN_OR_RETURN(mirror_, Snapshot::create(layout_, std::move(whole)));
-  return {};
+  mirror->tensors_ = whole.size();
+  if (!group.leads()) return mirror;
+  const Encoding encoding = run.shape.encoding;
+  mirror->whole_buffers_.emplace(run.layout,
+                                 info(encoding).positional ? encoding : Encoding::kDeltas);
+  DRIFTLESS_ASSIGN_OR_RETURN(mirror->whole_,
+                             SnapshotStore::create(run.layout, std::move(whole), threads));
+  return mirror;
 }
 
 // In pieces: messages between ranks are small. All ranks call it, whatever went before; if a rank
 // is not ready, it fails on all.
-Result<std::vector<std::string>> PublisherRank::gather_bytes(Status ready, const std::string& mine,
-                                                             const Deadline& deadline) {
-  RankMessage size;
-  size.status = std::move(ready);
-  size.version = (mine.size() + kPieceBytes - 1) / kPieceBytes;
-  Result<std::vector<RankMessage>> sizes = collect(size, deadline);
-  LeaderMessage rounds;
-  rounds.status = sizes.status();
-  if (sizes.ok() && group_.leads()) {
-    for (const RankMessage& rank : *sizes) rounds.version = std::max(rounds.version, rank.version);
+Result<std::vector<std::string>> BlockMirror::gather(Status ready, const std::string& mine,
+                                                     const Deadline& deadline) {
+  const CountMessage pieces{std::move(ready), (mine.size() + kPieceBytes - 1) / kPieceBytes};
+  const Result<std::vector<CountMessage>> sizes = collect(group_, pieces, deadline);
+  CountMessage rounds{sizes.status()};
+  if (sizes.ok()) {
+    for (const CountMessage& rank : *sizes) rounds.count = std::max(rounds.count, rank.count);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage told, tell(rounds, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const CountMessage told, tell(group_, rounds, deadline));
   std::vector<std::string> all(group_.leads() ? group_.size() : 0);
-  for (std::uint64_t round = 0; round < told.version; ++round) {
+  for (std::uint64_t round = 0; round < told.count; ++round) {
     const std::size_t at = std::min<std::size_t>(mine.size(), round * kPieceBytes);
     DRIFTLESS_ASSIGN_OR_RETURN(
-        const std::vector<std::string> pieces,
+        const std::vector<std::string> found,
         group_.gather(std::string_view(mine).substr(at, kPieceBytes), deadline));
-    for (std::size_t rank = 0; rank < pieces.size(); ++rank) all[rank] += pieces[rank];
+    for (std::size_t rank = 0; rank < found.size(); ++rank) all[rank] += found[rank];
   }
   return all;
 }
 
-PayloadContext PublisherRank::block_context(const PayloadContext& made,
-                                            std::vector<std::vector<std::byte>>& frames) {
+PayloadContext BlockMirror::block_context(const PayloadContext& made, Frames& frames) {
   PayloadContext blocks = made;
   blocks.directory_layout = DirectoryLayout::kFrames;
-  blocks.buffers = &*block_buffers_;
+  blocks.buffers = &block_buffers_;
   blocks.frames = &frames;
   const bool full = made.frame.encoding == Encoding::kFull;
   blocks.frame.encoding = full ? Encoding::kFull : Encoding::kDeltas;
   return blocks;
 }
 
-// Leader: the tensors that the frames change, written from the mirror. `mirror_` moves on.
-Status PublisherRank::write_mirror(const PayloadContext& made,
-                                   const std::vector<std::string>& messages,
-                                   PayloadFindings& findings) {
+Status BlockMirror::write_whole(const PayloadContext& made,
+                                const std::vector<std::string>& messages,
+                                PayloadFindings& findings) {
   PayloadContext whole = made;
-  whole.snapshot = &mirror_;
-  whole.undo = &mirror_undo_;
-  whole.live = nullptr;
-  whole.buffers = &*mirror_buffers_;
+  whole.store = whole_.get();
+  whole.buffers = &*whole_buffers_;
   whole.frame.rank = group_.size();
   whole.dense_above_units = ~std::uint64_t{0};
   const std::unique_ptr<RankPayload> payload = make_rank_payload(whole);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Frame> frames, frames_of(messages, layout_));
   std::map<std::uint32_t, MirroredTensor> changed = tensors_in(frames, layout_);
-  for (std::uint32_t number = 0; number < mirror_.owned().size(); ++number) {
-    const auto tensor = changed.find(mirror_.owned(number).tensor());
+  for (std::uint32_t number = 0; number < whole_->owned().size(); ++number) {
+    const auto tensor = changed.find(whole_->owned(number).tensor());
     if (tensor == changed.end()) continue;
-    const std::span<const std::byte> before = mirror_.bytes(number);
+    const std::span<const std::byte> before = whole_->bytes(number);
     std::vector<std::byte> after(before.begin(), before.end());
     DRIFTLESS_RETURN_IF_ERROR(tensor->second.write(after));
     const PairedTensor offered{number, after.data()};
@@ -180,46 +171,34 @@ Status PublisherRank::write_mirror(const PayloadContext& made,
   return {};
 }
 
-// The blocks of all ranks, once; with the first full version they would come, too.
-Status PublisherRank::seed_mirror(Status ready, const Deadline& deadline) {
-  if (!mirrored_) return ready;
-  std::vector<std::vector<std::byte>> frames;
-  const PayloadContext made = context({id_.version, PublicationKind::kVersion}, 0, true);
-  const Result<std::unique_ptr<RankPayload>> payload = make_payload(block_context(made, frames));
-  if (ready.ok()) ready = payload.status();
-  if (ready.ok()) ready = (*payload)->add(offer_snapshot(true));
-  if (ready.ok()) ready = (*payload)->finish();
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::vector<std::string> messages,
-      gather_bytes(ready, ready.ok() ? message_of(frames) : std::string(), deadline));
+Status BlockMirror::seed(Status ready, const Frames& frames, const Deadline& deadline) {
+  const std::string mine = ready.ok() ? message_of(frames) : std::string();
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> messages,
+                             gather(std::move(ready), mine, deadline));
+  if (!group_.leads()) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Frame> read, frames_of(messages, layout_));
   std::map<std::uint32_t, MirroredTensor> tensors = tensors_in(read, layout_);
-  for (std::uint32_t number = 0; number < mirror_.owned().size(); ++number) {
-    const auto tensor = tensors.find(mirror_.owned(number).tensor());
+  for (std::uint32_t number = 0; number < whole_->owned().size(); ++number) {
+    const auto tensor = tensors.find(whole_->owned(number).tensor());
     if (tensor == tensors.end()) continue;
     DRIFTLESS_RETURN_IF_ERROR(
-        tensor->second.write({mirror_.data(number), mirror_.size_bytes(number)}));
+        tensor->second.write({whole_->data(number), whole_->size_bytes(number)}));
   }
   return {};
 }
 
-// The payload of this rank's blocks, gathered and written by the leader. What it found is added to
-// `mine`. All ranks call it; one that failed before sends nothing, and then nothing is written.
-void PublisherRank::mirror_blocks(const PayloadContext& made, RankPayload* blocks,
-                                  const std::vector<std::vector<std::byte>>& frames,
-                                  const Deadline& deadline, RankMessage& mine) {
+void BlockMirror::write(const PayloadContext& made, RankPayload* blocks, const Frames& frames,
+                        const Deadline& deadline, PayloadMessage& mine) {
   if (mine.status.ok()) mine.status = blocks->finish();
   const PayloadFindings found = mine.status.ok() ? blocks->findings() : PayloadFindings();
   const bool good = mine.status.ok() && !found.dense && !mine.findings.dense;
-  RankMessage ready;
-  ready.needs_full = !good;
-  const Result<std::vector<RankMessage>> ranks = collect(ready, deadline);
-  LeaderMessage go;
-  go.status = ranks.status();
-  if (ranks.ok() && group_.leads()) {
-    go.full = std::ranges::none_of(*ranks, [](const RankMessage& rank) { return rank.needs_full; });
+  const Result<std::vector<CountMessage>> ranks =
+      collect(group_, CountMessage{{}, good ? 1U : 0U}, deadline);
+  CountMessage go{ranks.status()};
+  if (ranks.ok()) {
+    go.count = std::ranges::all_of(*ranks, [](const CountMessage& rank) { return rank.count > 0; });
   }
-  const Result<LeaderMessage> told = tell(go, deadline);
+  const Result<CountMessage> told = tell(group_, go, deadline);
   if (mine.status.ok()) {
     mine.findings.changed_units += found.changed_units;
     mine.findings.dense = mine.findings.dense || found.dense;
@@ -229,11 +208,19 @@ void PublisherRank::mirror_blocks(const PayloadContext& made, RankPayload* block
     if (mine.status.ok()) mine.status = told.status();
     return;
   }
-  if (!told->full) return;  // of some rank's failure, or because it is dense, all hear soon
-  const Result<std::vector<std::string>> messages = gather_bytes({}, message_of(frames), deadline);
+  if (told->count == 0) return;  // a rank failed, or found it dense: all learn it soon
+  const Result<std::vector<std::string>> messages = gather({}, message_of(frames), deadline);
   mine.status = messages.status();
   if (!messages.ok() || !group_.leads()) return;
-  mine.status = write_mirror(made, *messages, mine.findings);
+  mine.status = write_whole(made, *messages, mine.findings);
+}
+
+void BlockMirror::commit() {
+  if (whole_) whole_->commit();
+}
+
+void BlockMirror::roll_back() {
+  if (whole_) whole_->roll_back();
 }
 
 }  // namespace driftless

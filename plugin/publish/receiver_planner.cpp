@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a version is cut and encoded: as the options say, and as the receivers announce, so that all
-// can read it, and fetch their slices without the rest.
+#include "plugin/publish/receiver_planner.h"
+
 #include <algorithm>
 #include <set>
-
-#include "plugin/publish/publisher_rank.h"
 
 namespace driftless {
 namespace {
@@ -52,8 +50,9 @@ ReceiverNeeds silent_needs() {
 
 }  // namespace
 
-Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
-    std::span<const TensorSpec> tensors) const {
+Result<std::vector<BlockCut>> ReceiverPlanner::open(std::span<const TensorSpec> tensors,
+                                                    std::vector<std::vector<TensorBox>> boxes) {
+  boxes_ = std::move(boxes);
   if (options_.cuts.empty()) return std::vector<BlockCut>();
   if (!takes_blocks()) {
     return error(StatusCode::kUnsupported, "cuts are for frames, but layout ",
@@ -74,29 +73,29 @@ Result<std::vector<BlockCut>> PublisherRank::wanted_cuts(
     }
     const auto tensor = static_cast<std::uint32_t>(found - tensors.begin());
     BlockCut cut{tensor, wanted.dim, equal_parts(found->shape[wanted.dim], wanted.parts)};
-    DRIFTLESS_RETURN_IF_ERROR(check_cut(*found, all_boxes_[tensor], cut));
+    DRIFTLESS_RETURN_IF_ERROR(check_cut(*found, boxes_[tensor], cut));
     if (!cuts.emplace(tensor, std::move(cut)).second) {
       return error(StatusCode::kInvalidArgument, "tensor '", wanted.tensor, "' has two cuts");
     }
   }
-  std::vector<BlockCut> sorted;
-  for (auto& [tensor, cut] : cuts) sorted.push_back(std::move(cut));
-  return sorted;
+  for (auto& [tensor, cut] : cuts) own_cuts_.push_back(std::move(cut));
+  return own_cuts_;
 }
 
-std::vector<std::uint32_t> PublisherRank::plain_for(std::span<const BlockCut> cuts) const {
+std::vector<std::uint32_t> ReceiverPlanner::plain_for(std::span<const BlockCut> cuts) const {
   std::set<std::uint32_t> plain;
   const auto is_cut = [&](std::uint32_t tensor, std::uint32_t dim, std::uint64_t at) {
-    if (at == 0 || at == layout_[tensor].shape[dim]) return true;
+    if (at == 0 || at == run_.layout[tensor].shape[dim]) return true;
     const auto cut = std::ranges::lower_bound(cuts, tensor, {}, &BlockCut::tensor);
     return cut != cuts.end() && cut->tensor == tensor && cut->dim == dim &&
            std::ranges::binary_search(cut->points, at);
   };
   for (const auto& [id, needs] : receivers_) {
-    if (needs.layout != layout_.signature()) continue;
-    for (std::uint32_t i = 0; i < std::min(needs.tensors.size(), layout_.size()); ++i) {
+    if (needs.layout != run_.layout.signature()) continue;
+    for (std::uint32_t i = 0; i < std::min(needs.tensors.size(), run_.layout.size()); ++i) {
       const TensorNeed& need = needs.tensors[i];
-      if (need.kind != TensorNeed::Kind::kSlice || need.dim >= layout_[i].shape.size()) continue;
+      if (need.kind != TensorNeed::Kind::kSlice || need.dim >= run_.layout[i].shape.size())
+        continue;
       if (is_cut(i, need.dim, need.begin) && is_cut(i, need.dim, need.begin + need.size)) continue;
       plain.insert(i);
     }
@@ -104,7 +103,7 @@ std::vector<std::uint32_t> PublisherRank::plain_for(std::span<const BlockCut> cu
   return {plain.begin(), plain.end()};
 }
 
-std::string PublisherRank::who_cannot(Encoding encoding) const {
+std::string ReceiverPlanner::who_cannot(Encoding encoding) const {
   std::string names;
   for (const auto& [id, needs] : receivers_) {
     const bool reads = std::ranges::find(needs.encodings, encoding) != needs.encodings.end();
@@ -115,8 +114,8 @@ std::string PublisherRank::who_cannot(Encoding encoding) const {
 }
 
 // Frames may change their encoding from version to version; directories of others may not.
-Encoding PublisherRank::encoding_for(Encoding wanted, std::vector<std::string>& notes) const {
-  if (wanted == Encoding::kCompact && !codes_compact()) {
+Encoding ReceiverPlanner::encoding_for(Encoding wanted, std::vector<std::string>& notes) const {
+  if (wanted == Encoding::kCompact && !codes_compact(options_)) {
     notes.emplace_back(
         "'compact' is coded on the host, or with a snapshot on the GPU, and these weights lie on a "
         "GPU that has none: versions are published in 'deltas'");
@@ -124,10 +123,8 @@ Encoding PublisherRank::encoding_for(Encoding wanted, std::vector<std::string>& 
   }
   const std::string who = who_cannot(wanted);
   if (who.empty()) return wanted;
-  const bool frames =
-      options_.layout == DirectoryLayout::kFrames || options_.layout == DirectoryLayout::kHdf5;
   for (const Encoding other : {Encoding::kDeltas, Encoding::kIndices}) {
-    if (!frames || !who_cannot(other).empty()) continue;
+    if (!takes_blocks() || !who_cannot(other).empty()) continue;
     const bool coded = wanted == Encoding::kCompact;
     notes.push_back(concat("receivers ", who, " do not read '", info(wanted).name, "'",
                            coded ? ", or do not hold the old values that it needs" : "",
@@ -140,9 +137,9 @@ Encoding PublisherRank::encoding_for(Encoding wanted, std::vector<std::string>& 
   return wanted == Encoding::kCompact ? Encoding::kDeltas : wanted;  // which most can read
 }
 
-// By what the slowest of them tells of the last version.
-Encoding PublisherRank::choose_encoding(const std::vector<ReceiverReport>& reports,
-                                        std::vector<std::string>& notes) {
+// By the slowest receiver of the last version.
+Encoding ReceiverPlanner::choose_encoding(const std::vector<ReceiverReport>& reports,
+                                          std::vector<std::string>& notes) {
   LinkSpeed slowest;
   const auto least = [](std::uint64_t& of, std::uint64_t told) {
     if (told > 0 && (of == 0 || told < of)) of = told;
@@ -151,12 +148,13 @@ Encoding PublisherRank::choose_encoding(const std::vector<ReceiverReport>& repor
     const auto needs = receivers_.find(report.id);
     if (needs == receivers_.end()) continue;
     least(slowest.bytes_per_s, needs->second.bytes_per_s);
-    if (report.version == id_.version) least(slowest.units_per_s, needs->second.units_per_s);
+    if (report.version == run_.id.version) least(slowest.units_per_s, needs->second.units_per_s);
   }
   // Blocks of `compact` cannot be read back by ranks that hold other ones, should the trainer start
   // again with another sharding; and readers that nobody has heard may not hold what it needs.
-  const bool may_code = codes_compact() && !receivers_.empty() &&
-                        std::ranges::find(in_blocks_, true) == in_blocks_.end();
+  const bool may_code =
+      codes_compact(options_) && !receivers_.empty() &&
+      std::ranges::none_of(boxes_, [](const auto& each) { return each.size() > 1; });
   const Encoding chosen = chooser_.choose(slowest, [&](Encoding encoding) {
     return who_cannot(encoding).empty() && (encoding != Encoding::kCompact || may_code);
   });
@@ -164,7 +162,7 @@ Encoding PublisherRank::choose_encoding(const std::vector<ReceiverReport>& repor
   return chosen;
 }
 
-std::vector<BlockCut> PublisherRank::cuts_for(std::vector<std::string>& notes) const {
+std::vector<BlockCut> ReceiverPlanner::cuts_for(std::vector<std::string>& notes) const {
   if (!options_.cut_for_receivers || !takes_blocks()) return own_cuts_;
   std::map<std::uint32_t, std::pair<std::uint32_t, std::set<std::uint64_t>>> wanted;
   for (const BlockCut& cut : own_cuts_) {
@@ -172,10 +170,10 @@ std::vector<BlockCut> PublisherRank::cuts_for(std::vector<std::string>& notes) c
   }
   std::set<std::uint32_t> otherwise;  // tensors that receivers hold along several dimensions
   for (const auto& [id, needs] : receivers_) {
-    if (!needs.ranges || needs.layout != layout_.signature()) continue;
-    for (std::uint32_t i = 0; i < std::min(needs.tensors.size(), layout_.size()); ++i) {
+    if (!needs.ranges || needs.layout != run_.layout.signature()) continue;
+    for (std::uint32_t i = 0; i < std::min(needs.tensors.size(), run_.layout.size()); ++i) {
       const TensorNeed& need = needs.tensors[i];
-      if (!is_slice(layout_[i], need)) continue;
+      if (!is_slice(run_.layout[i], need)) continue;
       auto& [dim, points] =
           wanted.try_emplace(i, need.dim, std::set<std::uint64_t>()).first->second;
       if (dim != need.dim) {
@@ -184,50 +182,49 @@ std::vector<BlockCut> PublisherRank::cuts_for(std::vector<std::string>& notes) c
       }
       if (need.begin > 0) points.insert(need.begin);
       const std::uint64_t end = need.begin + need.size;
-      if (end < layout_[i].shape[dim]) points.insert(end);
+      if (end < run_.layout[i].shape[dim]) points.insert(end);
     }
   }
   std::vector<BlockCut> cuts;
   for (auto& [tensor, cut] : wanted) {
     const auto& [dim, points] = cut;
     cuts.push_back({tensor, dim, {points.begin(), points.end()}});
-    const Status good = check_cut(layout_[tensor], all_boxes_[tensor], cuts.back());
+    const Status good = check_cut(run_.layout[tensor], boxes_[tensor], cuts.back());
     if (good.ok()) continue;
     cuts.pop_back();
     notes.push_back(concat("not cut as the receivers want it: ", good.message()));
   }
   if (!otherwise.empty()) {
-    notes.push_back(concat(otherwise.size(), " tensors, '", layout_[*otherwise.begin()].name,
+    notes.push_back(concat(otherwise.size(), " tensors, '", run_.layout[*otherwise.begin()].name,
                            "' among them, are held in slices of several dimensions; each is cut ",
                            "along one, and the others fetch it whole"));
   }
   return cuts;
 }
 
-void PublisherRank::hear_receivers(LeaderMessage& plan) {
-  plan.encoding = static_cast<std::uint8_t>(encoding_);
-  plan.cuts = cuts_;
-  plan.plain = plain_;
-  const Result<std::vector<ReceiverReport>> reports = road_.receivers();
+VersionShape ReceiverPlanner::plan(const Result<std::vector<ReceiverReport>>& reports,
+                                   std::vector<std::string>& notes) {
+  VersionShape shape = run_.shape;
   hearing_ = heard_;
-  if (!reports.ok()) return;  // as before
+  if (!reports.ok()) return shape;  // as before
   std::map<std::string, std::string> heard;
   for (const ReceiverReport& report : *reports) heard[report.id] = report.needs;
   const bool news = heard != heard_;
   if (news) {
-    read_needs(heard, plan.notes);
+    read_needs(heard, notes);
     hearing_ = std::move(heard);
-    plan.cuts = cuts_for(plan.notes);
-    plan.plain = plain_for(plan.cuts);
+    shape.cuts = cuts_for(notes);
+    shape.plain = plain_for(shape.cuts);
   }
-  if (!news && !options_.encoding_auto) return;
+  if (!news && !options_.encoding_auto) return shape;
   const Encoding wanted =
-      options_.encoding_auto ? choose_encoding(*reports, plan.notes) : options_.encoding;
-  plan.encoding = static_cast<std::uint8_t>(encoding_for(wanted, plan.notes));
+      options_.encoding_auto ? choose_encoding(*reports, notes) : options_.encoding;
+  shape.encoding = encoding_for(wanted, notes);
+  return shape;
 }
 
-void PublisherRank::read_needs(const std::map<std::string, std::string>& heard,
-                               std::vector<std::string>& notes) {
+void ReceiverPlanner::read_needs(const std::map<std::string, std::string>& heard,
+                                 std::vector<std::string>& notes) {
   receivers_.clear();
   for (const auto& [id, text] : heard) {
     if (text.empty()) {  // an agent that has not heard all of its workers, say
@@ -242,20 +239,6 @@ void PublisherRank::read_needs(const std::map<std::string, std::string>& heard,
       notes.push_back(concat("what it needs cannot be read: ", needs.status().message()));
     }
   }
-}
-
-Status PublisherRank::adopt(const LeaderMessage& plan) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Encoding encoding, encoding_from_wire(plan.encoding));
-  if (encoding != encoding_) {
-    buffers_.emplace(layout_, info(encoding).positional ? encoding : Encoding::kDeltas);
-  }
-  encoding_ = encoding;
-  heard_ = hearing_;
-  plain_ = plan.plain;
-  if (plan.cuts == cuts_) return {};
-  DRIFTLESS_RETURN_IF_ERROR(snapshot_.recut(plan.cuts));
-  cuts_ = plan.cuts;
-  return {};
 }
 
 }  // namespace driftless

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between publisher ranks, as JSON.
+#include "plugin/publish/rank_messages.h"
+
 #include <array>
 #include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-
-#include "plugin/publish/publisher_rank.h"
 
 namespace driftless {
 namespace {
@@ -18,23 +17,6 @@ template <typename T>
 T value_or_throw(Result<T> result) {
   if (!result.ok()) throw std::invalid_argument(std::string(result.status().message()));
   return std::move(*result);
-}
-
-// Messages come from the same program, but perhaps from another build of it: what does not parse is
-// an error, not undefined behaviour.
-template <typename Message>
-Result<Message> parse(std::string_view text) {
-  try {
-    return json::parse(text).get<Message>();
-  } catch (const std::exception& caught) {
-    return error(StatusCode::kCorrupt, "a message between publisher ranks cannot be read (",
-                 caught.what(), "): do all ranks run the same release?");
-  }
-}
-
-// A status may quote bytes of the file system that are not UTF-8.
-std::string dump(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace
@@ -57,6 +39,12 @@ static void from_json(const json& value, Hash128& hash) {
 static void to_json(json& value, const Digest& digest) { value = to_hex(digest); }
 static void from_json(const json& value, Digest& digest) {
   digest = value_or_throw(digest_from_hex(value.get<std::string>()));
+}
+static void to_json(json& value, const Encoding& encoding) {
+  value = static_cast<std::uint8_t>(encoding);
+}
+static void from_json(const json& value, Encoding& encoding) {
+  encoding = value_or_throw(encoding_from_wire(value.get<std::uint8_t>()));
 }
 // One string: there may be tens of thousands, each as 8 and 32 digits.
 static void to_json(json& value, const TensorDigests& digests) {
@@ -112,21 +100,63 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, lo
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, shard, dense,
                                    tensors, tables, mirror_tensors, mirror_shard)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankMessage, status, tensors, boxes, left, version, step,
-                                   doubtful, needs_full, digest, tensor_digests, unchanged, copies,
-                                   findings, parts, notes)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LeaderMessage, status, verdict, run, version, base_version, full,
-                                   anchor, resume, digest, tensors, owners, dropped, copied, cuts,
-                                   plain, encoding, notes, changed_units, delta_bytes, wire_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(VersionShape, encoding, cuts, plain)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OfferMessage, status, tensors, boxes, left)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BaseMessage, status, digest, tensor_digests, copies)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReadyMessage, status, version, step, doubtful, needs_full)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadMessage, status, needs_full, digest, tensor_digests,
+                                   unchanged, copies, findings, parts, notes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AssemblyMessage, status, tensors, owners, dropped, copied, cuts,
+                                   notes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StartMessage, status, run, version, digest, resume, otherwise,
+                                   anchor)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlanMessage, status, version, base_version, digest, full, shape,
+                                   notes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OutcomeMessage, status, verdict, anchor, digest, notes,
+                                   changed_units, delta_bytes, wire_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StatusMessage, status)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DigestMessage, status, digest)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CountMessage, status, count)
 
-std::string to_message(const RankMessage& message) { return dump(message); }
+// A status may quote bytes of the file system that are not UTF-8.
+template <typename Message>
+std::string to_message(const Message& message) {
+  return json(message).dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
-std::string to_message(const LeaderMessage& message) { return dump(message); }
+// Messages come from the same program, but perhaps from another build of it: what does not parse is
+// an error, not undefined behaviour.
+template <typename Message>
+Result<Message> parse_message(std::string_view text) {
+  try {
+    return json::parse(text).get<Message>();
+  } catch (const std::exception& caught) {
+    return error(StatusCode::kCorrupt, "a message between publisher ranks cannot be read (",
+                 caught.what(), "): do all ranks run the same release?");
+  }
+}
 
-Result<RankMessage> parse_rank_message(std::string_view text) { return parse<RankMessage>(text); }
+#define DRIFTLESS_RANK_MESSAGE(type)            \
+  template std::string to_message(const type&); \
+  template Result<type> parse_message(std::string_view)
+DRIFTLESS_RANK_MESSAGE(OfferMessage);
+DRIFTLESS_RANK_MESSAGE(BaseMessage);
+DRIFTLESS_RANK_MESSAGE(ReadyMessage);
+DRIFTLESS_RANK_MESSAGE(PayloadMessage);
+DRIFTLESS_RANK_MESSAGE(AssemblyMessage);
+DRIFTLESS_RANK_MESSAGE(StartMessage);
+DRIFTLESS_RANK_MESSAGE(PlanMessage);
+DRIFTLESS_RANK_MESSAGE(OutcomeMessage);
+DRIFTLESS_RANK_MESSAGE(StatusMessage);
+DRIFTLESS_RANK_MESSAGE(DigestMessage);
+DRIFTLESS_RANK_MESSAGE(CountMessage);
+#undef DRIFTLESS_RANK_MESSAGE
 
-Result<LeaderMessage> parse_leader_message(std::string_view text) {
-  return parse<LeaderMessage>(text);
+void add_failure(Status& failed, const Status& found, std::size_t rank) {
+  if (found.ok()) return;
+  const bool cause = failed.ok() || (failed.code() == StatusCode::kIncomplete &&
+                                     found.code() != StatusCode::kIncomplete);
+  if (cause) failed = found.with_context(concat("publisher rank ", rank));
 }
 
 }  // namespace driftless

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/job/trl_directory.h"
+#include "plugin/interchange/trl_directory.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 #include "formats/flush_file.h"
 #include "formats/strict_json.h"
-#include "plugin/job/trl_writer.h"
+#include "plugin/interchange/trl_writer.h"
 
 namespace driftless {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "plugin/checkpoint/hf_shard_writer.h"
+#include "plugin/interchange/hf_shard_writer.h"
 
 #include <algorithm>
 
