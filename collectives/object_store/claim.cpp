@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "collectives/object_store/http_client.h"
+#include "core/host_name.h"
 
 namespace driftless::object_store {
 namespace {
@@ -103,10 +104,8 @@ Status Claim::probe_once(const Deadline& deadline) {
 }
 
 Status Claim::take(const Deadline& deadline) {
-  char host[256] = "?";
-  (void)gethostname(host, sizeof(host) - 1);
   const nlohmann::json json{{"session", session_},
-                            {"process", concat("process ", getpid(), " on ", host)}};
+                            {"process", concat("process ", getpid(), " on ", host_name())}};
   DRIFTLESS_RETURN_IF_ERROR(
       store_->put(std::string(kPublisherKey), bytes_of(json.dump() + "\n"), false, deadline));
   taken_ = true;

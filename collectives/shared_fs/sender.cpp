@@ -7,6 +7,7 @@
 #include "collectives/shared_fs/medium.h"
 #include "collectives/shared_fs/receiver_file.h"
 #include "collectives/shared_fs/visibility_hook.h"
+#include "core/host_name.h"
 #include "core/new_directory.h"
 
 namespace driftless {
@@ -17,11 +18,7 @@ constexpr std::size_t kSessionDigits = 32;
 constexpr std::size_t kLockBytes = 256;  // always: the file is written in place
 constexpr std::uint64_t kMaxLockBytes = 4096;
 
-std::string this_process() {
-  std::array<char, 128> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  return concat("process ", ::getpid(), " on ", host.data());
-}
+std::string this_process() { return concat("process ", ::getpid(), " on ", host_name()); }
 
 std::string session_in(const std::string& text) {
   const std::string session = text.substr(0, kSessionDigits);

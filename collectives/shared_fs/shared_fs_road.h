@@ -30,7 +30,7 @@ namespace driftless {
 struct SharedFsOptions {
   std::string dir;
   // Of a receiver: others write the directory, and their version 0 is this checkpoint
-  // (plugin/job/foreign_directory.h). Empty: Driftless does.
+  // (plugin/interchange/foreign_directory.h). Empty: Driftless does.
   std::string foreign_base;
   // Commands for /bin/sh: run by every rank once its files of a publication are written, and before
   // it appears; by the leader after it appeared; and by a receiver before it looks. For file

@@ -11,7 +11,7 @@
 #include "module/source.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/job/report_proof.h"
+#include "plugin/receive/report_proof.h"
 
 namespace driftless::python {
 namespace {

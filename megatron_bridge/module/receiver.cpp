@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless.Receiver: a ReceiverSession whose job and target Python holds.
+// driftless.Receiver: a receiver whose job and target Python holds.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -9,7 +9,7 @@
 #include "module/bindings.h"
 #include "module/job.h"
 #include "module/target.h"
-#include "plugin/job/receiver_session.h"
+#include "plugin/job/joined_road.h"
 
 namespace driftless::python {
 namespace {
@@ -19,15 +19,14 @@ using std::chrono::milliseconds;
 // How long a wait goes on before Python may look at its signals.
 constexpr milliseconds kSlice{100};
 
-class HeldReceiver final : public HeldSession<ReceiverSession> {
+class HeldReceiver final : public HeldSession<Receiver> {
  public:
   HeldReceiver(std::shared_ptr<Job> job, std::shared_ptr<HeldTarget> target,
                const std::optional<std::string>& id, const py::object& pause,
                const py::object& resume, const py::object& before_read,
                const std::string& take_over, milliseconds wait)
       : HeldSession(std::move(job), JobRole::kRollout, "receiver"), target_(std::move(target)) {
-    SessionOptions options;
-    options.id = id;
+    ReceiverOptions options;
     options.pause = callback(pause, "pause");
     options.resume = callback(resume, "resume");
     options.before_read = callback<std::uint64_t>(before_read, "before_read");
@@ -40,8 +39,7 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
     use_ = target_->in_use().hold("the target");
     target_->set_user(&in_use());
     try {
-      session_ = std::make_unique<ReceiverSession>(job_->config(), process, std::move(options));
-      open(wait);
+      open(process, id, options, wait);
     } catch (...) {
       drop_now();
       let_go();
@@ -63,7 +61,7 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
   [[nodiscard]] const std::string& id() const { return id_; }
 
   [[nodiscard]] bool stage(milliseconds wait) {
-    ReceiverSession& made = session();
+    Receiver& made = session();
     const InUse::Turn turn = take_turn();
     const Deadline deadline = Deadline::after(wait);
     for (;;) {
@@ -74,28 +72,27 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
   }
 
   [[nodiscard]] std::optional<std::uint64_t> staged_version() {
-    return call([](ReceiverSession& made) -> Result<std::optional<std::uint64_t>> {
+    return call([](Receiver& made) -> Result<std::optional<std::uint64_t>> {
       return made.staged_version();
     });
   }
 
   // By name; none if the run does not say them.
   [[nodiscard]] std::optional<std::map<std::string, std::string>> tensor_digests() {
-    return call(
-        [](ReceiverSession& made) -> Result<std::optional<std::map<std::string, std::string>>> {
-          const std::vector<Digest>& digests = made.tensor_digests();
-          if (digests.empty()) return std::optional<std::map<std::string, std::string>>();
-          std::map<std::string, std::string> named;
-          for (std::size_t i = 0; i < digests.size(); ++i) {
-            named.emplace(made.layout()[i].name, to_hex(digests[i]));
-          }
-          return std::optional(std::move(named));
-        });
+    return call([](Receiver& made) -> Result<std::optional<std::map<std::string, std::string>>> {
+      const std::vector<Digest>& digests = made.tensor_digests();
+      if (digests.empty()) return std::optional<std::map<std::string, std::string>>();
+      std::map<std::string, std::string> named;
+      for (std::size_t i = 0; i < digests.size(); ++i) {
+        named.emplace(made.layout()[i].name, to_hex(digests[i]));
+      }
+      return std::optional(std::move(named));
+    });
   }
 
   // Why nothing proves what the weights are said to be; none: they are proven, or no version.
   [[nodiscard]] std::optional<std::string> unproven() {
-    return call([](ReceiverSession& made) -> Result<std::optional<std::string>> {
+    return call([](Receiver& made) -> Result<std::optional<std::string>> {
       if (made.unproven().empty()) return std::optional<std::string>();
       return std::optional(made.unproven());
     });
@@ -131,20 +128,38 @@ class HeldReceiver final : public HeldSession<ReceiverSession> {
     };
   }
 
+  // Without the GIL, which the road's threads may wait for.
+  struct Dropped {
+    JoinedRoad& joined;
+    ~Dropped() {
+      const GilReleased released;
+      joined = {};
+    }
+  };
+
   // Until the run is announced. A wait that is cut for a look at the signals begins again, so the
   // slices grow: a slow road must be able to bring the announcement within one.
-  void open(milliseconds wait) {
+  void open(const std::shared_ptr<JobProcess>& process, const std::optional<std::string>& id,
+            const ReceiverOptions& callbacks, milliseconds wait) {
     const Deadline deadline = Deadline::after(wait);
-    check(without_gil([&] { return session_->join(Deadline::after(wait)); }));
+    JoinedRoad joined = take(
+        without_gil([&] { return join_road(job_->config(), process, id, Deadline::after(wait)); }));
+    const Dropped dropped{joined};
+    joined.options.pause = callbacks.pause;
+    joined.options.resume = callbacks.resume;
+    joined.options.before_read = callbacks.before_read;
+    joined.options.take_over = callbacks.take_over;
     for (milliseconds slice = 2 * kSlice;; slice *= 2) {
-      Status opened =
-          without_gil([&] { return session_->open(target_->target(), deadline.sooner(slice)); });
-      if (opened.code() == StatusCode::kDeadlineExceeded && !deadline.expired()) {
+      auto opened = without_gil([&] {
+        return Receiver::open(joined.options, *joined.road, target_->target(),
+                              deadline.sooner(slice));
+      });
+      if (opened.status().code() == StatusCode::kDeadlineExceeded && !deadline.expired()) {
         look_at_signals();
         continue;
       }
       if (!opened.ok()) failure_.rethrow();
-      check(std::move(opened));
+      session_ = take(std::move(opened));
       break;
     }
     id_ = session_->id();
@@ -207,12 +222,12 @@ void bind_receiver(py::module_& module) {
           },
           py::arg("timeout_s") = 0.0,
           "Waits for something newer and makes it ready; False: nothing came. Ctrl-C ends it.")
-      .def("commit", [](HeldReceiver& held) { return held.call(&ReceiverSession::commit); })
-      .def("rollback", [](HeldReceiver& held) { held.call(&ReceiverSession::rollback); })
-      .def("report", [](HeldReceiver& held) { held.call(&ReceiverSession::report); })
-      .def("leave", [](HeldReceiver& held) { held.call(&ReceiverSession::leave); })
+      .def("commit", [](HeldReceiver& held) { return held.call(&Receiver::commit); })
+      .def("rollback", [](HeldReceiver& held) { held.call(&Receiver::rollback); })
+      .def("report", [](HeldReceiver& held) { held.call(&Receiver::report); })
+      .def("leave", [](HeldReceiver& held) { held.call(&Receiver::leave); })
       .def(
-          "end", [](HeldReceiver& held) { return held.call(&ReceiverSession::listen_for_end); },
+          "end", [](HeldReceiver& held) { return held.call(&Receiver::listen_for_end); },
           "The trainer's last word, once it has come.")
       .def_property_readonly("version", [](HeldReceiver& held) { return held.state().id.version; })
       .def_property_readonly("proven", &HeldReceiver::proven,
@@ -232,7 +247,7 @@ void bind_receiver(py::module_& module) {
       .def("__enter__", [](const py::object& self) { return self; })
       .def("__exit__",
            [](HeldReceiver& held, const py::object& type, const py::object&, const py::object&) {
-             if (type.is_none()) held.call(&ReceiverSession::leave);
+             if (type.is_none()) held.call(&Receiver::leave);
              check(held.drop());
            });
 }

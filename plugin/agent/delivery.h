@@ -12,10 +12,9 @@ namespace driftless {
 
 // One publication, handed over.
 struct DeliveryReport {
-  UpdateReport update;             // as a receiver's; its pause is the engines' business
-  std::uint64_t plain_bytes = 0;   // handed over, inflated
-  double process_ms = 0;           // decoding, and writing into shared memory
-  std::uint64_t mirror_bytes = 0;  // held to decode for workers (WeightMirror); 0: none is
+  UpdateReport update;            // as a receiver's; its pause is the engines' business
+  std::uint64_t plain_bytes = 0;  // handed over, inflated
+  double process_ms = 0;          // decoding, and writing into shared memory
 };
 
 // A receiver on the host.

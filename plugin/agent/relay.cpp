@@ -3,90 +3,65 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
-#include "formats/run_info.h"
 #include "plugin/agent/plain_parts.h"
-#include "plugin/job/report_proof.h"
 #include "plugin/receive/block_fetcher.h"
+#include "plugin/receive/report_proof.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {
 namespace {
 
-using namespace std::chrono_literals;
-
-// What may be otherwise at the next look.
-bool may_pass(StatusCode code) {
+// What makes a publication useless if it stays so.
+bool is_damage(StatusCode code) {
   return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
-         code == StatusCode::kNotFound || code == StatusCode::kBusy;
+         code == StatusCode::kNotFound;
 }
-// Of these, what makes a publication useless if it stays so.
-bool is_damage(StatusCode code) { return may_pass(code) && code != StatusCode::kBusy; }
 
-Status check_manifest(const Manifest& manifest, const PublicationId& id, const Hash128& run,
-                      const WeightLayout& layout) {
-  if (manifest.id.version != id.version) {
-    return error(StatusCode::kCorrupt, to_string(id), ": its manifest is of version ",
-                 manifest.id.version);
-  }
-  if (manifest.id.run != run) {
-    return error(StatusCode::kWrongRun, to_string(id), ": belongs to run ", to_hex(manifest.id.run),
-                 ", but this agent follows run ", to_hex(run),
-                 "; restart it to follow the other run");
-  }
+Status check_layout(const Manifest& manifest, const WeightLayout& layout) {
   if (manifest.layout != layout.signature()) {
-    return error(StatusCode::kWrongLayout, to_string(id), ": made for weight layout ",
-                 to_hex(manifest.layout), ", but the run has ", to_hex(layout.signature()));
+    return error(StatusCode::kWrongLayout, "made for weight layout ", to_hex(manifest.layout),
+                 ", but the run has ", to_hex(layout.signature()));
   }
-  const Status sizes = check_sizes(manifest, layout, to_string(id));
+  const Status sizes = check_sizes(manifest, layout, "its parts");
   return sizes.ok() ? Status() : Status(StatusCode::kCorrupt, std::string(sizes.message()));
 }
 
-PartReceipt receipt_of(const ManifestFile& file) {
-  return {file.name, file.rank, file.size_bytes, file.hash, file.locator};
-}
-
-// A part as it came.
-Status check_part(const MappedFile& part, const ManifestFile& file) {
-  if (part.memory_kind() != MemoryKind::kHost) {
-    return error(StatusCode::kUnsupported, "part ", file.name,
-                 ": lies in device memory: set road.nccl.arrival: host for an agent");
-  }
-  const Hash128 found = xxh3_128(part.bytes());
-  if (part.bytes().size() == file.size_bytes && found == file.hash) return {};
-  return error(StatusCode::kCorrupt, "part ", file.name, " has ", part.bytes().size(),
-               " bytes with xxh3-128 ", to_hex(found), ", the manifest says ", file.size_bytes,
-               " with ", to_hex(file.hash));
+ReceiverOptions fetching(const RelayOptions& options) {
+  ReceiverOptions own;
+  own.fetch_deadline = options.fetch_deadline;
+  own.report_deadline = options.report_deadline;
+  return own;
 }
 
 }  // namespace
 
+Relay::Relay(const RelayOptions& options, ReceiveRoad& up, SendRoad& down, const RunInfo& run)
+    : options_(options),
+      up_(&up),
+      down_(&down),
+      fetcher_(up, run.run, fetching(options)),
+      layout_(run.layout),
+      fetched_budget_(options.read_bytes / 2),
+      inflated_budget_(options.read_bytes / 2) {
+  holds_.id.run = run.run;
+  holds_.valid = true;
+  needs_.set_run(run.run);
+  digests_->note(0, run.base_digest);
+}
+
 Result<std::unique_ptr<Relay>> Relay::open(const RelayOptions& options, ReceiveRoad& up,
                                            SendRoad& down, const Deadline& deadline) {
-  std::unique_ptr<Relay> relay(new Relay(options, up, down));
-  std::optional<Deadline> patience;  // with an announcement whose bytes come late
-  Backoff backoff(5ms, 500ms);
-  for (;;) {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, up.run_info(deadline));
-    Result<RunInfo> run = parse_run_info(text, "the run's announcement");
-    if (run.ok()) {
-      DRIFTLESS_RETURN_IF_ERROR(down.announce(text, deadline));
-      relay->run_ = run->run;
-      relay->needs_.set_run(run->run);
-      relay->layout_ = std::move(run->layout);
-      relay->digests_->note(0, run->base_digest);
-      return relay;
-    }
-    if (run.status().code() != StatusCode::kCorrupt) return run.status();
-    if (!patience) patience = deadline.sooner(options.fetch_deadline);
-    if (!backoff.sleep(*patience)) return run.status();
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Announcement announcement,
+                             read_announcement(up, options.fetch_deadline, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(down.announce(announcement.text, deadline));
+  return std::unique_ptr<Relay>(new Relay(options, up, down, announcement.run));
 }
 
 Result<std::optional<PublicationId>> Relay::next_version() {
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids,
                              up_->list(Deadline::after(options_.report_deadline)));
   std::erase_if(
-      ids, [this](const PublicationId& id) { return !is_version(id) || id.version <= version_; });
+      ids, [this](const PublicationId& id) { return !is_version(id) || id.version <= version(); });
   if (ids.empty()) return std::optional<PublicationId>();
   // What the road below would drop at once is not brought along.
   const bool first = !started_ && ids.size() > options_.versions;
@@ -99,16 +74,15 @@ Result<bool> Relay::behind() {
 }
 
 Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
-  const Status there = up_->wait_beyond(version_, deadline);
-  if (there.code() == StatusCode::kDeadlineExceeded) return std::optional<DeliveryReport>();
-  DRIFTLESS_RETURN_IF_ERROR(there);
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(holds_, deadline));
+  if (!news) return std::optional<DeliveryReport>();
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> next, next_version());
   if (!next) return std::optional<DeliveryReport>();
   Result<std::optional<DeliveryReport>> report = relay(*next, *next);
   if (is_damage(report.status().code())) damaged_ = next->version;
   if (!report.ok() || !*report) return report;
   damaged_.reset();
-  version_ = next->version;
+  holds_.id.version = next->version;
   started_ = true;
   ++unchanged_;
   return report;
@@ -117,41 +91,31 @@ Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
 // Until it went well, it is gone, or the deadline.
 Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id,
                                                    const PublicationId& as) {
-  const Deadline deadline = Deadline::after(options_.fetch_deadline);
-  Backoff backoff(5ms, 500ms);
-  Status failure;  // the last one that time might have mended
+  FetchTries tries(options_.fetch_deadline);
   const bool again = is_version(id) && damaged_ == id.version;  // a look at it is enough
   for (;;) {
-    Result<DeliveryReport> report = attempt(id, as, deadline);
+    Result<DeliveryReport> report = attempt(id, as, tries.deadline());
     if (report.ok()) {
       digests_->note(id.version, report->update.digest);
       return std::optional<DeliveryReport>(std::move(*report));
     }
     const Status ignored = down_->abort();
-    const StatusCode code = report.status().code();
-    // That the time is over says nothing; what was waited for does.
-    const bool late = code == StatusCode::kDeadlineExceeded && !failure.ok();
-    if (!late && !may_pass(code)) return report.status().with_context(to_string(id));
-    if (!late) failure = report.status();
-    if (code == StatusCode::kNotFound) {
-      const auto listed = up_->list(deadline);
+    if (!tries.note(report.status())) return report.status();
+    if (report.status().code() == StatusCode::kNotFound) {
+      const auto listed = up_->list(tries.deadline());
       if (listed.ok() && std::ranges::find(*listed, id) == listed->end()) {
         return std::optional<DeliveryReport>();
       }
     }
-    if (late || again || !backoff.sleep(deadline)) {
-      return failure.with_context(
-          concat(to_string(id), ": gave up after ", options_.fetch_deadline.count(), " ms"));
-    }
+    if (again || !tries.wait()) return tries.given_up();
   }
 }
 
 Result<DeliveryReport> Relay::attempt(const PublicationId& id, const PublicationId& as,
                                       const Deadline& deadline) {
   Stopwatch watch;
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, up_->fetch_manifest(id, deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(Manifest manifest, parse_manifest(text, to_string(id)));
-  DRIFTLESS_RETURN_IF_ERROR(check_manifest(manifest, id, run_, layout_));
+  DRIFTLESS_ASSIGN_OR_RETURN(FoundManifest found, fetcher_.fetch_manifest(id, deadline));
+  Manifest& manifest = found.manifest;
   DeliveryReport report;
   UpdateReport& update = report.update;
   update.version = id.version;
@@ -162,36 +126,19 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Publication
   update.changed_units = manifest.changed_units;
   update.full_bytes = manifest.full_bytes;
   update.delta_bytes = manifest.payload_bytes;
-  update.wire_bytes = text.size();
-  DRIFTLESS_RETURN_IF_ERROR(down_->begin(as, deadline));
-  DRIFTLESS_RETURN_IF_ERROR(carry(id, manifest, report, deadline));
-  DRIFTLESS_RETURN_IF_ERROR(down_->seal(manifest_to_json(manifest), deadline));
+  update.wire_bytes = found.size_bytes;
+  DRIFTLESS_RETURN_IF_ERROR(carry(id, as, manifest, report, deadline).with_context(to_string(id)));
   report.process_ms = watch.lap_ms();
   note_speed(report);
-  if (mirror_) {
-    report.mirror_bytes = mirror_->size_bytes();
-    const Status followed = mirror_->follow();
-    if (!followed.ok() && uses_mirror()) {
-      update.notes.push_back(concat("the agent's mirror is behind: ", followed.to_string()));
-    }
-  }
   return report;
 }
 
-// All parts; the manifest says then where they are on `down`.
-Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
-                    const Deadline& deadline) {
+Status Relay::carry(const PublicationId& id, const PublicationId& as, Manifest& manifest,
+                    DeliveryReport& report, const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(check_layout(manifest, layout_));
+  DRIFTLESS_RETURN_IF_ERROR(down_->begin(as, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ReceiverReport> said, down_->receivers());
   listen(said);
-  if (uses_mirror() && mirror_behind(manifest.base_version)) {
-    const Status again = mirror_->follow();
-  }
-  if (decodes(manifest)) {
-    const Status decoded = carry_decoded(id, manifest, report, deadline);
-    if (decoded.code() != StatusCode::kMismatch) return decoded;
-    // It goes as it is: workers that cannot decode it take an anchor, and so does the mirror.
-    report.update.notes.push_back(concat("the agent's mirror: ", decoded.message()));
-  }
   DRIFTLESS_RETURN_IF_ERROR(carry_blocks(id, manifest, report.update, deadline));
   const bool by_need =
       std::ranges::any_of(manifest.files, [](const ManifestFile& file) { return file.partial; });
@@ -226,60 +173,13 @@ Status Relay::carry(const PublicationId& id, Manifest& manifest, DeliveryReport&
   }
   if (plain != manifest.encoding) manifest.payload_bytes = delta_bytes;
   manifest.encoding = plain;
-  return {};
-}
-
-bool Relay::decodes(const Manifest& manifest) const {
-  return uses_mirror() && manifest.encoding == Encoding::kCompact &&
-         mirror_->version() == manifest.base_version;
-}
-
-// The parts are the mirror's frames then.
-Status Relay::carry_decoded(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
-                            const Deadline& deadline) {
-  Stopwatch watch;
-  FetchedVersion fetched{manifest, to_string(id), {}};
-  for (const ManifestFile& file : manifest.files) {
-    DRIFTLESS_ASSIGN_OR_RETURN(MappedFile part, up_->fetch_part(id, receipt_of(file), deadline));
-    DRIFTLESS_RETURN_IF_ERROR(check_part(part, file));
-    fetched.parts.push_back(std::move(part));
-    report.update.needed_bytes += file.size_bytes;
-    report.update.wire_bytes += file.size_bytes;
-  }
-  report.update.fetch_ms += watch.lap_ms();
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::vector<std::byte>> frames,
-                             mirror_->plain_frames(std::move(fetched)));
-  std::map<std::string, Hash128> tables;
-  for (std::uint32_t i = 0; i < frames.size(); ++i) {
-    const std::string name = frame_file_name(0, i);
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> out, down_->create_part(name));
-    DRIFTLESS_RETURN_IF_ERROR(out->pwrite(0, frames[i]));
-    DRIFTLESS_RETURN_IF_ERROR(out->sync());
-    tables[name] = frame_table_hash(frames[i]);
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PartReceipt> receipts, down_->flush(deadline));
-  manifest.files.clear();
-  manifest.payload_bytes = 0;
-  for (const PartReceipt& receipt : receipts) {
-    ManifestFile& file = manifest.files.emplace_back();
-    file.name = receipt.name;
-    file.rank = receipt.rank;
-    file.size_bytes = receipt.size_bytes;
-    file.hash = receipt.hash;
-    file.locator = receipt.locator;
-    file.table = tables.at(receipt.name);
-    manifest.payload_bytes += receipt.size_bytes;
-  }
-  report.plain_bytes += manifest.payload_bytes;
-  manifest.encoding = Encoding::kDeltas;
-  manifest.ranks = 1;
-  return {};
+  return down_->seal(manifest_to_json(manifest), deadline);
 }
 
 // Whether it is not of a worker that still follows an earlier run.
 bool Relay::is_ours(const ReceiverReport& report) const {
   const std::string run = reported_run(report.proof, report.needs);
-  return run.empty() || run == to_hex(run_);
+  return run.empty() || run == to_hex(holds_.id.run);
 }
 
 void Relay::listen(std::span<const ReceiverReport> receivers) {
@@ -293,10 +193,7 @@ bool Relay::knows_needs() const {
   return needs_.workers() > 0 && unchanged_ >= options_.versions;
 }
 
-std::string Relay::needs() const {
-  if (uses_mirror() && !mirror_behind(version_)) return needs_.mirrored_text(layout_);
-  return knows_needs() ? needs_.text(layout_) : std::string();
-}
+std::string Relay::needs() const { return knows_needs() ? needs_.text(layout_) : std::string(); }
 
 // For a publisher that chooses its encoding by that.
 void Relay::note_speed(const DeliveryReport& report) {
@@ -367,7 +264,11 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
     carried.fetch_ms = watch.lap_ms();
     DRIFTLESS_ASSIGN_OR_RETURN(out, down_->create_part(file.name));
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_part(*part, file));
+  if (part->memory_kind() != MemoryKind::kHost) {
+    return error(StatusCode::kUnsupported, what,
+                 ": lies in device memory: set road.nccl.arrival: host for an agent");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_part(*part, file, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t inflated,
                              inflated_bytes(manifest, *part, layout_));
   const MemoryBudget::Hold also_held(inflated_budget_, inflated);
@@ -386,7 +287,7 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
 
 // Whether a receiver that takes this anchor finds the versions that follow it.
 Result<bool> Relay::leads_on(std::uint64_t anchor) {
-  if (anchor >= version_) return true;
+  if (anchor >= version()) return true;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> next,
                              down_->published({anchor + 1, PublicationKind::kVersion},
                                               Deadline::after(options_.report_deadline)));
@@ -408,10 +309,8 @@ Result<std::optional<PublicationId>> Relay::newest_full() {
   for (auto id = listed.rbegin(); id != listed.rend(); ++id) {
     if (!is_version(*id)) return std::optional(*id);
     if (!damaged_ || id->version <= *damaged_) continue;
-    const Result<std::string> text = up_->fetch_manifest(*id, deadline);
-    if (!text.ok()) continue;
-    const Result<Manifest> manifest = parse_manifest(*text, to_string(*id));
-    if (manifest.ok() && manifest->encoding == Encoding::kFull) return std::optional(*id);
+    const Result<FoundManifest> found = fetcher_.fetch_manifest(*id, deadline);
+    if (found.ok() && found->manifest.encoding == Encoding::kFull) return std::optional(*id);
   }
   return std::optional<PublicationId>();
 }
@@ -425,7 +324,7 @@ Result<std::optional<DeliveryReport>> Relay::hand_over(const PublicationId& full
   if (!report.ok() || !*report) return report;
   full_ = as;
   if (!damaged_) return report;
-  version_ = full.version;
+  holds_.id.version = full.version;
   started_ = true;
   damaged_.reset();
   return report;
@@ -441,11 +340,6 @@ Result<std::optional<DeliveryReport>> Relay::help() {
     if ((!empty && receiver.proof != kAnchorWanted) || !is_ours(receiver)) continue;
     const std::uint64_t from = empty ? 0 : receiver.version + 1;
     least = std::max(least.value_or(0), from);
-  }
-  // So does a mirror that the steps on `down` do not lead to, after a start of the agent, say.
-  if (uses_mirror() && mirror_behind(version_)) {
-    const std::optional<std::uint64_t> holds = mirror_->version();
-    least = std::max(least.value_or(0), holds ? *holds + 1 : 0);
   }
   if (damaged_) least = std::max(least.value_or(0), *damaged_);
   wants_anchor_ = false;

@@ -17,7 +17,7 @@
 #include "formats/manifest.h"
 #include "plugin/agent/delivery.h"
 #include "plugin/agent/union_needs.h"
-#include "plugin/agent/weight_mirror.h"
+#include "plugin/receive/version_fetcher.h"
 
 namespace driftless {
 
@@ -40,22 +40,18 @@ class Relay {
                                                            ReceiveRoad& up, SendRoad& down,
                                                            const Deadline& deadline);
 
-  // Decodes `compact` with this mirror, which follows `down`, for workers that cannot. Before the
-  // first version.
-  void set_mirror(std::unique_ptr<WeightMirror> mirror) { mirror_ = std::move(mirror); }
-
   // Waits until a version past its own is there, and relays it. Nothing: the deadline passed, or it
   // is gone already. What is incomplete or damaged is fetched again until fetch_deadline; after any
   // failure nothing of it is on `down`, and follow() may be called again. Past what stays damaged
   // leads an anchor: help() relays it in the version's place, or asks for it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> follow(const Deadline& deadline);
 
-  // Looks at what the receivers on `down` say, and relays an anchor if one of them, the mirror or
-  // follow() needs it.
+  // Looks at what the receivers on `down` say, and relays an anchor if one of them or follow()
+  // needs it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> help();
 
   // The newest version relayed; 0: none.
-  [[nodiscard]] std::uint64_t version() const { return version_; }
+  [[nodiscard]] std::uint64_t version() const { return holds_.id.version; }
   // Whether anything newer is there to be relayed.
   [[nodiscard]] Result<bool> behind();
   // Of what was relayed, and of the base.
@@ -66,16 +62,11 @@ class Relay {
   [[nodiscard]] const std::vector<ReceiverReport>& receivers() const { return receivers_; }
   // A receiver needs an anchor that is not there.
   [[nodiscard]] bool wants_anchor() const { return wants_anchor_; }
-  [[nodiscard]] const Hash128& run() const { return run_; }
+  [[nodiscard]] const Hash128& run() const { return holds_.id.run; }
   [[nodiscard]] const WeightLayout& layout() const { return layout_; }
 
  private:
-  Relay(const RelayOptions& options, ReceiveRoad& up, SendRoad& down)
-      : options_(options),
-        up_(&up),
-        down_(&down),
-        fetched_budget_(options.read_bytes / 2),
-        inflated_budget_(options.read_bytes / 2) {}
+  Relay(const RelayOptions& options, ReceiveRoad& up, SendRoad& down, const RunInfo& run);
 
   [[nodiscard]] Result<std::optional<PublicationId>> next_version();
   // `as`: what it is on `down`.
@@ -83,8 +74,8 @@ class Relay {
                                                             const PublicationId& as);
   [[nodiscard]] Result<DeliveryReport> attempt(const PublicationId& id, const PublicationId& as,
                                                const Deadline& deadline);
-  [[nodiscard]] Status carry(const PublicationId& id, Manifest& manifest, DeliveryReport& report,
-                             const Deadline& deadline);
+  [[nodiscard]] Status carry(const PublicationId& id, const PublicationId& as, Manifest& manifest,
+                             DeliveryReport& report, const Deadline& deadline);
   struct Carried {
     std::uint64_t delta_bytes = 0;
     std::optional<Hash128> table;
@@ -93,19 +84,6 @@ class Relay {
   [[nodiscard]] Result<Carried> carry_part(const PublicationId& id, const Manifest& manifest,
                                            Encoding plain_as, const ManifestFile& file,
                                            const Deadline& deadline);
-  // Whether the workers get the version in `deltas`, by the mirror.
-  [[nodiscard]] bool decodes(const Manifest& manifest) const;
-  // There is one, and it is not known that the workers can do without it. Of a host whose workers
-  // can, only what they need is fetched, and a mirror does not follow.
-  [[nodiscard]] bool uses_mirror() const {
-    return mirror_ && !(knows_needs() && needs_.old_values());
-  }
-  // Whether it does not hold this version yet.
-  [[nodiscard]] bool mirror_behind(std::uint64_t version) const {
-    return mirror_->version() < std::optional(version);
-  }
-  [[nodiscard]] Status carry_decoded(const PublicationId& id, Manifest& manifest,
-                                     DeliveryReport& report, const Deadline& deadline);
   void note_speed(const DeliveryReport& report);
   // Of the frames of which not everything is needed, what is. Marks them in the manifest.
   [[nodiscard]] Status carry_blocks(const PublicationId& id, Manifest& manifest,
@@ -121,9 +99,9 @@ class Relay {
   const RelayOptions options_;
   ReceiveRoad* up_;
   SendRoad* down_;
-  Hash128 run_;
+  VersionFetcher fetcher_;
   WeightLayout layout_;
-  std::uint64_t version_ = 0;
+  TargetState holds_;     // the newest version relayed
   bool started_ = false;  // a version was relayed
   // On `down`, last: an anchor, or an anchor in the place of a damaged version.
   std::optional<PublicationId> full_;
@@ -132,7 +110,6 @@ class Relay {
   std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
   UnionNeeds needs_;
-  std::unique_ptr<WeightMirror> mirror_;
   std::uint64_t unchanged_ = 0;  // versions relayed since needs_ changed
   bool wants_anchor_ = false;
   std::mutex roads_;  // each is used by one thread at a time

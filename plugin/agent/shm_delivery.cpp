@@ -2,7 +2,7 @@
 // Delivery through shared memory.
 #include "collectives/host_shm/host_shm_road.h"
 #include "plugin/agent/relay.h"
-#include "plugin/job/report_proof.h"
+#include "plugin/receive/report_proof.h"
 
 namespace driftless {
 namespace {
@@ -26,7 +26,7 @@ class ShmDelivery final : public Delivery {
     options.fetch_deadline = config_.receiver.fetch_deadline;
     options.report_deadline = config_.receiver.report_deadline;
     DRIFTLESS_ASSIGN_OR_RETURN(relay_, Relay::open(options, road, *sender_, deadline));
-    return config_.agent.mirror.empty() ? Status() : open_mirror(deadline);
+    return {};
   }
 
   Result<std::optional<DeliveryReport>> step(const Deadline& deadline) override {
@@ -89,19 +89,6 @@ class ShmDelivery final : public Delivery {
     return concat("reports version ", report.version, " with digest ", digest,
                   expected ? concat(", which has ", to_hex(*expected))
                            : std::string(", which this agent did not hand over"));
-  }
-
-  [[nodiscard]] Status open_mirror(const Deadline& deadline) {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road,
-                               make_host_shm_receiver(config_.of_road<HostShmOptions>()));
-    ReceiverOptions options = config_.receiver;
-    options.id = "mirror";
-    options.before_read = nullptr;
-    Result<std::unique_ptr<WeightMirror>> mirror =
-        WeightMirror::open(config_.agent.mirror, std::move(road), options, deadline);
-    if (!mirror.ok()) return mirror.status().with_context("agent.mirror");
-    relay_->set_mirror(std::move(*mirror));
-    return {};
   }
 
   const Config config_;

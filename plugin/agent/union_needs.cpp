@@ -71,7 +71,7 @@ bool UnionNeeds::old_values() const {
   return old_values_ && !unread_.contains(Encoding::kCompact) && (everything_ ? !sliced_ : alike);
 }
 
-ReceiverNeeds UnionNeeds::common(const WeightLayout& layout) const {
+std::string UnionNeeds::text(const WeightLayout& layout) const {
   ReceiverNeeds needs;
   for (const EncodingInfo& each : all_encodings()) {
     if (!unread_.contains(each.encoding)) needs.encodings.push_back(each.encoding);
@@ -82,11 +82,6 @@ ReceiverNeeds UnionNeeds::common(const WeightLayout& layout) const {
   needs.layout = layout.signature();
   needs.bytes_per_s = bytes_per_s_;
   needs.units_per_s = units_per_s_;
-  return needs;
-}
-
-std::string UnionNeeds::text(const WeightLayout& layout) const {
-  ReceiverNeeds needs = common(layout);
   if (!everything_) {
     for (const std::set<TensorNeed>& each : of_tensor_) needs.tensors.push_back(least_around(each));
   }
@@ -96,15 +91,6 @@ std::string UnionNeeds::text(const WeightLayout& layout) const {
   if (told.ok() && told->tensors == needs.tensors) return *text;
   needs.old_values = false;  // without the slices, nobody cuts blocks to them
   text = needs_to_text(needs, kMaxNeedsBytes);
-  return text.ok() ? *text : std::string();
-}
-
-std::string UnionNeeds::mirrored_text(const WeightLayout& layout) const {
-  ReceiverNeeds needs = common(layout);
-  needs.old_values = true;
-  const bool plain = !unread_.contains(Encoding::kDeltas);  // what they get
-  if (plain && unread_.contains(Encoding::kCompact)) needs.encodings.push_back(Encoding::kCompact);
-  const Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
   return text.ok() ? *text : std::string();
 }
 

@@ -16,7 +16,7 @@ namespace driftless {
 
 class UnionNeeds {
  public:
-  // The run that text() and mirrored_text() name.
+  // The run that text() names.
   void set_run(const Hash128& run) { run_ = run; }
   // What a worker needs is needed from now on: one that was started again finds what it missed. One
   // that says nothing, or something that cannot be read, needs everything. Whether it is news.
@@ -30,8 +30,6 @@ class UnionNeeds {
   // all of them read. They have the old values if all do, and each holds what is announced: blocks
   // are cut to one slice of a tensor.
   [[nodiscard]] std::string text(const WeightLayout& layout) const;
-  // The same of an agent that decodes for them: it has all old values, and needs everything.
-  [[nodiscard]] std::string mirrored_text(const WeightLayout& layout) const;
   // How fast the last version came, and was made ready; announced with the rest.
   void note_speed(std::uint64_t bytes_per_s, std::uint64_t units_per_s) {
     bytes_per_s_ = bytes_per_s;
@@ -41,7 +39,6 @@ class UnionNeeds {
   [[nodiscard]] bool old_values() const;
 
  private:
-  [[nodiscard]] ReceiverNeeds common(const WeightLayout& layout) const;
   struct Heard {
     std::string text;
     std::optional<ReceiverNeeds> needs;  // without its speeds; nothing if they cannot be read

@@ -62,7 +62,7 @@ Result<AbiReceiver::Turn> AbiReceiver::Turn::take(AbiReceiver& of) {
   if (of.phase_ == Phase::kClosed) {
     return error(StatusCode::kInvalidArgument, "the receiver is closed");
   }
-  const bool bound = of.session_ != nullptr && !of.session_->process().threads();
+  const bool bound = of.process_ != nullptr && !of.process_->threads();
   if (bound && std::this_thread::get_id() != of.starter_) {
     return error(StatusCode::kInvalidArgument,
                  "this MPI was granted without threads: all calls must come from the thread that "
@@ -87,7 +87,7 @@ Result<std::shared_ptr<AbiReceiver>> AbiReceiver::open(const std::string& config
 
 Status AbiReceiver::set_callbacks(const driftless_callbacks& callbacks) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
-  if (phase_ != Phase::kOpen || session_ != nullptr) {
+  if (phase_ != Phase::kOpen || process_ != nullptr) {
     return error(StatusCode::kInvalidArgument, "callbacks are set before driftless_start()");
   }
   callbacks_ = callbacks;
@@ -117,7 +117,7 @@ bool AbiReceiver::collective() const {
   return options_.launched || needs_mpi(road_table(), config_, JobRole::kRollout);
 }
 
-Status AbiReceiver::make_session(const Deadline& deadline) {
+Status AbiReceiver::meet(const Deadline& deadline) {
   LateHandler late;
   if (callbacks_.late != nullptr) {
     late = [callback = callbacks_.late, user = callbacks_.user](const Status& why) {
@@ -125,26 +125,23 @@ Status AbiReceiver::make_session(const Deadline& deadline) {
     };
   }
   DRIFTLESS_ASSIGN_OR_RETURN(
-      std::shared_ptr<JobProcess> process,
-      join_job(road_table(), config_, JobRole::kRollout, options_.launched, late));
-  SessionOptions options;
-  options.id = options_.id;
-  options.pause = [this] { return pause(); };
-  options.resume = [this] { return resume(); };
-  session_ = std::make_unique<ReceiverSession>(config_, std::move(process), std::move(options));
-  return session_->join(deadline);
+      process_, join_job(road_table(), config_, JobRole::kRollout, options_.launched, late));
+  DRIFTLESS_ASSIGN_OR_RETURN(joined_, join_road(config_, process_, options_.id, deadline));
+  joined_->options.pause = [this] { return pause(); };
+  joined_->options.resume = [this] { return resume(); };
+  return {};
 }
 
 Status AbiReceiver::join(const Deadline& deadline) {
-  if (session_ != nullptr) return {};
+  if (joined_) return {};
   starter_ = std::this_thread::get_id();
-  Status made = make_session(deadline);
+  Status made = meet(deadline);
   if (made.ok()) return {};
   if (collective()) {
     phase_ = Phase::kBroken;
     broken_ = made;
   } else {
-    session_.reset();
+    process_.reset();
   }
   return made;
 }
@@ -165,11 +162,12 @@ Status AbiReceiver::start(const std::optional<VersionId>& holds, std::optional<W
   const Deadline deadline = Deadline::after(wait.value_or(config_.connect_deadline));
   DRIFTLESS_RETURN_IF_ERROR(join(deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(target_, tensors_.make_target(holds, config_.receiver.threads));
-  Status opened = session_->open(*target_, deadline);
+  auto opened = Receiver::open(joined_->options, *joined_->road, *target_, deadline);
   if (!opened.ok()) {
     target_.reset();
-    return opened;
+    return opened.status();
   }
+  receiver_ = std::move(*opened);
   phase_ = Phase::kStarted;
   return {};
 }
@@ -186,8 +184,8 @@ Status AbiReceiver::pause() {
 Status AbiReceiver::resume() { return run_callback(callbacks_.resume, callbacks_.user, "resume"); }
 
 Result<UpdateReport> AbiReceiver::commit() {
-  return with_session([this](ReceiverSession& session) {
-    Result<UpdateReport> report = session.commit();
+  return with_receiver([this](Receiver& receiver) {
+    Result<UpdateReport> report = receiver.commit();
     if (report.ok()) last_ = *report;
     return report;
   });
@@ -199,12 +197,14 @@ Status AbiReceiver::close(std::optional<Wait> wait, bool& closed) {
   const bool waits = wait != Wait(0);
   const bool orderly = waits && phase_ != Phase::kBroken;
   Status left;
-  if (phase_ == Phase::kStarted && (waits || !collective())) left = session_->leave();
+  if (phase_ == Phase::kStarted && (waits || !collective())) left = receiver_->leave();
   Status met;
-  if (session_ != nullptr && orderly) {
-    met = session_->close(Deadline::after(wait.value_or(config_.connect_deadline)));
+  receiver_.reset();
+  joined_.reset();
+  if (process_ != nullptr && orderly) {
+    met = process_->close(Deadline::after(wait.value_or(config_.connect_deadline)));
   }
-  session_.reset();
+  process_.reset();
   target_.reset();
   phase_ = Phase::kClosed;
   closed = true;
@@ -216,15 +216,13 @@ void AbiReceiver::show() noexcept {
   const std::scoped_lock lock(view_mutex_);
   view_.started = phase_ == Phase::kStarted;
   view_.staged = false;
-  if (session_ != nullptr) {
-    view_.rank = session_->process().rank();
-    view_.counts = session_->counts();
-  }
+  if (process_ != nullptr) view_.rank = process_->rank();
   if (view_.started) {
+    view_.counts = receiver_->counts();
     view_.state = target_->state();
-    view_.run = session_->run();
-    view_.proven = view_.state.valid && session_->unproven().empty();
-    view_.staged = session_->staged_version().has_value();
+    view_.run = receiver_->run();
+    view_.proven = view_.state.valid && receiver_->unproven().empty();
+    view_.staged = receiver_->staged_version().has_value();
   }
   try {
     view_.last = last_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // AbiReceiver: what a driftless_receiver* stands for. The C functions translate; here are the rules
-// of the C ABI around a ReceiverSession: which calls may come when, and from which thread.
+// of the C ABI around a Receiver: which calls may come when, and from which thread.
 //
 // One call at a time: a second one, also from a callback, is kBusy. look() may be called any time.
 #pragma once
@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "plugin/c_abi/driftless.h"
+#include "plugin/job/joined_road.h"
 #include "plugin/job/on_demand/device_access.h"
-#include "plugin/job/receiver_session.h"
 
 namespace driftless::c_abi {
 
@@ -61,7 +61,7 @@ struct AbiView {
   bool staged = false;
   bool proven = false;
   unsigned rank = 0;
-  SessionCounts counts;
+  ReceiverCounts counts;
   std::optional<UpdateReport> last;
 };
 
@@ -77,12 +77,12 @@ class AbiReceiver {
   AbiReceiver(const AbiReceiver&) = delete;
   AbiReceiver& operator=(const AbiReceiver&) = delete;
 
-  // Calls `work` with the session, once it is started, as the only call.
+  // Calls `work` with the receiver, once it is started, as the only call.
   template <typename Work>
-  auto with_session(const Work& work) -> decltype(work(std::declval<ReceiverSession&>())) {
+  auto with_receiver(const Work& work) -> decltype(work(std::declval<Receiver&>())) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
     DRIFTLESS_RETURN_IF_ERROR(check_started());
-    return work(*session_);
+    return work(*receiver_);
   }
   // driftless.h has the contracts. Without a wait: deadlines.connect.
   [[nodiscard]] Status set_callbacks(const driftless_callbacks& callbacks);
@@ -111,7 +111,7 @@ class AbiReceiver {
 
   [[nodiscard]] Status check_started() const;
   [[nodiscard]] Status join(const Deadline& deadline);
-  [[nodiscard]] Status make_session(const Deadline& deadline);
+  [[nodiscard]] Status meet(const Deadline& deadline);
   [[nodiscard]] Status pause();
   [[nodiscard]] Status resume();
   [[nodiscard]] bool collective() const;
@@ -124,8 +124,10 @@ class AbiReceiver {
   Phase phase_ = Phase::kOpen;
   Status broken_;  // why
   std::thread::id starter_;
-  std::unique_ptr<WeightTarget> target_;  // outlives the session
-  std::unique_ptr<ReceiverSession> session_;
+  std::unique_ptr<WeightTarget> target_;  // outlives the receiver
+  std::shared_ptr<JobProcess> process_;
+  std::optional<JoinedRoad> joined_;
+  std::unique_ptr<Receiver> receiver_;
   std::optional<UpdateReport> last_;
   std::atomic_flag in_use_ = ATOMIC_FLAG_INIT;
 

@@ -10,6 +10,7 @@
 #include "core/setting_values.h"
 #include "plugin/c_abi/abi_call.h"
 #include "plugin/c_abi/abi_receiver.h"
+#include "plugin/job/metrics.h"
 
 namespace driftless::c_abi {
 namespace {
@@ -135,30 +136,30 @@ driftless_end end_of(const std::optional<EndOfRun>& end, const TargetState& stat
 template <typename Number>
 struct Sum {
   const char* name;
-  Number SessionCounts::* count;
+  Number ReceiverCounts::* count;
   Number driftless_metrics::* metric;
 };
 constexpr Sum<std::uint64_t> kCounts[] = {
-    {"newest", &SessionCounts::newest, &driftless_metrics::newest},
-    {"commits", &SessionCounts::commits, &driftless_metrics::commits},
-    {"versions", &SessionCounts::versions, &driftless_metrics::versions},
-    {"anchors", &SessionCounts::anchors, &driftless_metrics::anchors},
-    {"rollbacks", &SessionCounts::rollbacks, &driftless_metrics::rollbacks},
-    {"stage_failures", &SessionCounts::stage_failures, &driftless_metrics::stage_failures},
-    {"commit_failures", &SessionCounts::commit_failures, &driftless_metrics::commit_failures},
-    {"unheard", &SessionCounts::unheard, &driftless_metrics::unheard},
-    {"changed_units", &SessionCounts::changed_units, &driftless_metrics::changed_units},
-    {"delta_bytes", &SessionCounts::delta_bytes, &driftless_metrics::delta_bytes},
-    {"wire_bytes", &SessionCounts::wire_bytes, &driftless_metrics::wire_bytes},
-    {"needed_bytes", &SessionCounts::needed_bytes, &driftless_metrics::needed_bytes},
+    {"newest", &ReceiverCounts::newest, &driftless_metrics::newest},
+    {"commits", &ReceiverCounts::commits, &driftless_metrics::commits},
+    {"versions", &ReceiverCounts::versions, &driftless_metrics::versions},
+    {"anchors", &ReceiverCounts::anchors, &driftless_metrics::anchors},
+    {"rollbacks", &ReceiverCounts::rollbacks, &driftless_metrics::rollbacks},
+    {"stage_failures", &ReceiverCounts::stage_failures, &driftless_metrics::stage_failures},
+    {"commit_failures", &ReceiverCounts::commit_failures, &driftless_metrics::commit_failures},
+    {"unheard", &ReceiverCounts::unheard, &driftless_metrics::unheard},
+    {"changed_units", &ReceiverCounts::changed_units, &driftless_metrics::changed_units},
+    {"delta_bytes", &ReceiverCounts::delta_bytes, &driftless_metrics::delta_bytes},
+    {"wire_bytes", &ReceiverCounts::wire_bytes, &driftless_metrics::wire_bytes},
+    {"needed_bytes", &ReceiverCounts::needed_bytes, &driftless_metrics::needed_bytes},
 };
 constexpr Sum<double> kTimes[] = {
-    {"fetch_ms", &SessionCounts::fetch_ms, &driftless_metrics::fetch_ms},
-    {"stage_ms", &SessionCounts::stage_ms, &driftless_metrics::stage_ms},
-    {"pause_ms", &SessionCounts::pause_ms, &driftless_metrics::pause_ms},
-    {"apply_ms", &SessionCounts::apply_ms, &driftless_metrics::apply_ms},
-    {"resume_ms", &SessionCounts::resume_ms, &driftless_metrics::resume_ms},
-    {"longest_pause_ms", &SessionCounts::longest_pause_ms, &driftless_metrics::longest_pause_ms},
+    {"fetch_ms", &ReceiverCounts::fetch_ms, &driftless_metrics::fetch_ms},
+    {"stage_ms", &ReceiverCounts::stage_ms, &driftless_metrics::stage_ms},
+    {"pause_ms", &ReceiverCounts::pause_ms, &driftless_metrics::pause_ms},
+    {"apply_ms", &ReceiverCounts::apply_ms, &driftless_metrics::apply_ms},
+    {"resume_ms", &ReceiverCounts::resume_ms, &driftless_metrics::resume_ms},
+    {"longest_pause_ms", &ReceiverCounts::longest_pause_ms, &driftless_metrics::longest_pause_ms},
 };
 
 driftless_metrics metrics_of(const AbiView& view) {
@@ -264,8 +265,8 @@ driftless_code driftless_poll(driftless_receiver* receiver, int64_t timeout_ms, 
                               uint64_t* newest, driftless_error** error) {
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_session([&](ReceiverSession& session) {
-      return session.poll(Deadline::after(wait));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_receiver([&](Receiver& its) {
+      return its.poll(Deadline::after(wait));
     }));
     if (newer != nullptr) *newer = found.newer ? 1 : 0;
     if (newest != nullptr) *newest = found.version;
@@ -278,8 +279,8 @@ driftless_code driftless_stage(driftless_receiver* receiver, int64_t timeout_ms,
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(staged, "staged"));
     DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, held.with_session([&](ReceiverSession& session) {
-      return session.stage(Deadline::after(wait));
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, held.with_receiver([&](Receiver& its) {
+      return its.stage(Deadline::after(wait));
     }));
     *staged = news ? 1 : 0;
     return {};
@@ -297,13 +298,13 @@ driftless_code driftless_commit(driftless_receiver* receiver, driftless_report* 
 
 driftless_code driftless_rollback(driftless_receiver* receiver, driftless_error** error) {
   return on_receiver(receiver, error, [](AbiReceiver& held) {
-    return held.with_session([](ReceiverSession& session) { return session.rollback(); });
+    return held.with_receiver([](Receiver& its) { return its.rollback(); });
   });
 }
 
 driftless_code driftless_keep_alive(driftless_receiver* receiver, driftless_error** error) {
   return on_receiver(receiver, error, [](AbiReceiver& held) {
-    return held.with_session([](ReceiverSession& session) { return session.report(); });
+    return held.with_receiver([](Receiver& its) { return its.report(); });
   });
 }
 
@@ -311,9 +312,8 @@ driftless_code driftless_look_for_end(driftless_receiver* receiver, driftless_en
                                       driftless_error** error) {
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_struct(end, "end"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_session([](ReceiverSession& session) {
-      return session.listen_for_end();
-    }));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const auto found, held.with_receiver([](Receiver& its) { return its.listen_for_end(); }));
     return write_struct(end_of(found, held.look().state), "end", end);
   });
 }
@@ -399,8 +399,8 @@ driftless_code driftless_last_report_json(driftless_receiver* receiver, char** t
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     const AbiView view = held.look();
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
-    nlohmann::ordered_json json = driftless::metrics_of(last, view.rank);
-    json.erase("monotonic_ms");  // of the call, not of the commit
+    nlohmann::ordered_json json = to_json(record_of(last, view.rank));
+    for (const char* now : {"time", "monotonic_ms"}) json.erase(now);  // of this call
     json["notes"] = last.notes;
     return give_text(json_line(json), text);
   });

@@ -4,8 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "core/new_directory.h"
 
 namespace driftless {
 namespace {
@@ -120,6 +124,26 @@ Status CheckpointWriter::finish() {
         *fs_, join_path(directory_, "model.safetensors.index.json"), plan_->index_json()));
   }
   return fs_->sync_directory(directory_);
+}
+
+// Into a hidden sibling, then renamed: a copy that was cut is not taken for a checkpoint.
+Status copy_base(const std::string& base, const std::string& path) {
+  FileSystem& fs = posix_file_system();
+  if (exists(fs, path)) return {};
+  if (base.empty()) {
+    return error(StatusCode::kNotFound, "receiver.checkpoint_dir: ", path,
+                 " is not there; --base CKPT would be copied there");
+  }
+  const std::filesystem::path target = std::filesystem::path(path).lexically_normal();
+  const std::string hidden =
+      (target.parent_path() / concat(".", target.filename().string())).string();
+  DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
+  // As the directory itself, which the copy makes: never in a place that is not there.
+  DRIFTLESS_RETURN_IF_ERROR(make_last_directory(fs, hidden).status());
+  std::error_code failed;
+  std::filesystem::copy(base, hidden, std::filesystem::copy_options::recursive, failed);
+  if (failed) return errno_status(failed.value(), concat("copying ", base, " to ", path));
+  return fs.rename_new(hidden, target.string());
 }
 
 }  // namespace driftless

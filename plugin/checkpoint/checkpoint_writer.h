@@ -49,4 +49,8 @@ class CheckpointWriter {
   bool in_tensor_ = false;
 };
 
+// A checkpoint directory that is not there yet becomes a copy of the one at `base`, whole or not at
+// all. kNotFound if `base` is empty.
+[[nodiscard]] Status copy_base(const std::string& base, const std::string& path);
+
 }  // namespace driftless

@@ -7,9 +7,9 @@
 #include "core/stopwatch.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/checkpoint/compact_writer.h"
-#include "plugin/checkpoint/hf_shard_writer.h"
 #include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/verify.h"
+#include "plugin/interchange/hf_shard_writer.h"
 
 namespace driftless {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "plugin/device/device_capture.h"
 #include "plugin/device/device_payload.h"
+#include "plugin/interchange/layouts.h"
 
 namespace driftless {
 namespace {
@@ -47,8 +48,7 @@ class CudaPublisherDevice final : public PublisherDevice {
 
   Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& context) override {
     const bool full = context.frame.encoding == Encoding::kFull;
-    const bool shards = context.directory_layout == DirectoryLayout::kHfDelta ||
-                        (full && context.directory_layout == DirectoryLayout::kFlush);
+    const bool shards = publication_format(context.directory_layout).sharded(full);
     if (shards && work_.memory != nullptr) {
       return error(StatusCode::kUnsupported,
                    "this layout is made from tensors in host memory: set `snapshot` to pinned");
@@ -60,7 +60,7 @@ class CudaPublisherDevice final : public PublisherDevice {
     if (!full) abort();  // an anchor leaves alone what its version is about to commit
     if (shards || (full && work_.memory == nullptr)) return make_host_copy_payload(context, work_);
     if (full) return make_device_full_payload(context, work_);
-    if (context.live != nullptr) return make_rank_payload(context);  // of what was captured
+    if (context.store->captured()) return make_rank_payload(context);  // of what was captured
     return make_device_delta_payload(context, work_);
   }
 

@@ -39,7 +39,7 @@ class CompactFrame {
     std::size_t tile = 0;
     std::uint64_t at = 0;
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
-      const OwnedTensor& owned = context_.snapshot->owned(blocks_[i].number);
+      const OwnedTensor& owned = context_.store->owned(blocks_[i].number);
       CompactIndex index;
       const std::uint64_t begin = at;
       for (std::uint64_t unit = 0; unit < owned.place().units; unit += kCompactTileUnits) {
@@ -66,9 +66,9 @@ class CompactFrame {
   Status join() {
     std::uint64_t changes = 0, positions = 0;
     for (const FoundBlock& block : blocks_) {
-      const OwnedTensor& owned = context_.snapshot->owned(block.number);
+      const OwnedTensor& owned = context_.store->owned(block.number);
       cuda::CompactBlock coded;
-      coded.old_dev = context_.snapshot->data(block.number);
+      coded.old_dev = context_.store->data(block.number);
       coded.place = BlockPlace::all(owned.place().units);
       coded.entry.count = block.changes;
       coded.entry.value_begin = changes;
@@ -155,7 +155,7 @@ Status write_compact_frames(const PayloadContext& context, DeviceWork& work, DTy
     std::size_t count = 0;
     for (std::uint64_t changes = 0, units = 0; count < rest.size(); ++count) {
       changes += rest[count].changes;
-      units += context.snapshot->owned(rest[count].number).place().units;
+      units += context.store->owned(rest[count].number).place().units;
       if (count > 0 && (changes > kFrameChanges || units > kFrameUnits)) break;
     }
     FrameContext frame = context.frame;

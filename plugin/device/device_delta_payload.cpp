@@ -66,10 +66,10 @@ class DeviceDeltaPayload final : public RankPayload {
  private:
   // Into slices of one dtype and at most slice_bytes a side.
   Status cut(const PairedTensor& offered) {
-    const TensorSpec& spec = context_.snapshot->spec(offered.number);
+    const TensorSpec& spec = context_.store->spec(offered.number);
     const unsigned width = unit_bytes(spec.dtype);
     const std::uint64_t most = std::max<std::uint64_t>(work_.options.slice_bytes / width, 1 << 20);
-    const std::uint64_t units = context_.snapshot->owned(offered.number).place().units;
+    const std::uint64_t units = context_.store->owned(offered.number).place().units;
     if (!slice_.empty() && slice_dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(start_slice());
     slice_dtype_ = spec.dtype;
     for (std::uint64_t first = 0; first < units;) {
@@ -82,9 +82,9 @@ class DeviceDeltaPayload final : public RankPayload {
       piece.first_unit = first;
       piece.units = count;
       piece.huge = units > (std::uint64_t{1} << 31);
-      piece.old_data = context_.snapshot->data(offered.number) + first * width;
+      piece.old_data = context_.store->data(offered.number) + first * width;
       piece.new_data = offered.new_data + first * width;
-      piece.old_kind = context_.snapshot->memory_kind();
+      piece.old_kind = context_.store->memory_kind();
       piece.new_kind = offered.memory;
       slice_.push_back(piece);
       slice_units_ += count;
@@ -135,7 +135,7 @@ class DeviceDeltaPayload final : public RankPayload {
     for (std::size_t i = 0; i < results.entries.size(); ++i) {
       const cuda::StreamEntry& entry = results.entries[i];
       if (entry.count == 0) continue;
-      const OwnedTensor& owned = context_.snapshot->owned(results.pieces[i].number);
+      const OwnedTensor& owned = context_.store->owned(results.pieces[i].number);
       BucketEntry like;
       like.tensor = owned.tensor();
       like.block = owned.block();
@@ -202,16 +202,16 @@ class DeviceDeltaPayload final : public RankPayload {
     for (std::size_t i = 0; i < results.entries.size(); ++i) {
       if (results.entries[i].count == 0) continue;
       const SlicePiece& piece = results.pieces[i];
-      const OwnedTensor& owned = context_.snapshot->owned(piece.number);
+      const OwnedTensor& owned = context_.store->owned(piece.number);
       cuda::Patch::Tensor tensor;
       tensor.units = owned.place().units;
       tensor.entry = results.entries[i];
-      tensor.key = digest_tensor_key(context_.snapshot->spec(piece.number).name);
+      tensor.key = digest_tensor_key(context_.store->spec(piece.number).name);
       // Positions count from the block's start, of which only the stretch need be there.
       tensor.data_dev = const_cast<std::byte*>(results.old_dev[i]) - piece.first_unit * width;
       compared.push_back(tensor);
       tensors.push_back(owned.tensor());
-      tensor.data_dev = context_.snapshot->data(piece.number);
+      tensor.data_dev = context_.store->data(piece.number);
       snapshot.push_back(tensor);
       tensor.place = owned.place();
       in_tensor.push_back(tensor);
@@ -229,7 +229,7 @@ class DeviceDeltaPayload final : public RankPayload {
     }
     DRIFTLESS_RETURN_IF_ERROR(
         sum_up(placed ? *placed : patch, tensors, old_values, kept.values_dev));
-    if (context_.snapshot->memory_kind() == MemoryKind::kDevice) {
+    if (context_.store->memory_kind() == MemoryKind::kDevice) {
       work_.changes.push_back({patch, kept.values_dev});
       return {};
     }
@@ -271,7 +271,7 @@ class DeviceDeltaPayload final : public RankPayload {
     bucket.positions = {fetched_.data(), kept.position_bytes};
     bucket.values = {values, kept.value_bytes};
     const bool cut = std::ranges::any_of(kept.numbers, [&](std::uint32_t number) {
-      return !context_.snapshot->owned(number).parts().empty();
+      return !context_.store->owned(number).parts().empty();
     });
     return cut || compact_ ? write_parts(bucket, kept.numbers)
                            : write_bucket(context_, bucket, parts_++, findings_);
@@ -284,7 +284,7 @@ class DeviceDeltaPayload final : public RankPayload {
     BucketBuilder bucket(*context_.layout, context.frame.encoding);
     BlockSplitter splitter;
     for (std::size_t i = 0; i < numbers.size(); ++i) {
-      const OwnedTensor& owned = context_.snapshot->owned(numbers[i]);
+      const OwnedTensor& owned = context_.store->owned(numbers[i]);
       BucketEntry entry = found.entries[i];
       entry.block = nullptr;  // positions stay those of what is owned
       EntryCursor cursor(*context_.layout, found, entry);
@@ -349,8 +349,8 @@ class DeviceDeltaPayload final : public RankPayload {
     return {};
   }
   [[nodiscard]] bool is_coded(std::uint32_t number) const {
-    const OwnedTensor& owned = context_.snapshot->owned(number);
-    return compact_fields(context_.snapshot->spec(number).dtype) && owned.parts().empty() &&
+    const OwnedTensor& owned = context_.store->owned(number);
+    return compact_fields(context_.store->spec(number).dtype) && owned.parts().empty() &&
            !std::ranges::binary_search(context_.plain, owned.tensor());
   }
 

@@ -17,7 +17,7 @@ class DeviceFullPayload final : public RankPayload {
   Status add(std::span<const PairedTensor> batch) override {
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
     std::ranges::sort(sorted, {}, &PairedTensor::number);  // frames want the layout's order
-    const Snapshot& snapshot = *context_.snapshot;
+    const WeightStore& snapshot = *context_.store;
     for (const PairedTensor& offered : sorted) {
       std::byte* const kept = snapshot.data(offered.number);
       if (kept == offered.new_data) continue;
@@ -26,7 +26,9 @@ class DeviceFullPayload final : public RankPayload {
     }
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     for (const PairedTensor& offered : sorted) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, snapshot.digest(offered.number, 1));
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          const Digest digest,
+          snapshot.digest({offered.number, snapshot.data(offered.number), snapshot.memory_kind()}));
       findings_.digests[snapshot.owned(offered.number).tensor()] += digest;
     }
     for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered.number));
@@ -38,9 +40,9 @@ class DeviceFullPayload final : public RankPayload {
  private:
   // Into the parts that it is cut into, if each lies in one piece.
   Status cut(std::uint32_t number) {
-    const TensorSpec& spec = context_.snapshot->spec(number);
-    const OwnedTensor& owned = context_.snapshot->owned(number);
-    const std::span<const std::byte> bytes = context_.snapshot->bytes(number);
+    const TensorSpec& spec = context_.store->spec(number);
+    const OwnedTensor& owned = context_.store->owned(number);
+    const std::span<const std::byte> bytes = context_.store->bytes(number);
     if (!runs_.empty() && dtype_ != spec.dtype) DRIFTLESS_RETURN_IF_ERROR(flush());
     dtype_ = spec.dtype;
     DRIFTLESS_RETURN_IF_ERROR(pinned_.reserve(context_.buffer_bytes + 8, MemoryKind::kHost));
@@ -121,7 +123,7 @@ class HostCopyPayload final : public RankPayload {
   static constexpr std::uint64_t kGroupBytes = std::uint64_t{64} << 20;
 
   [[nodiscard]] std::uint64_t room(const PairedTensor& offered) const {
-    return (context_.snapshot->size_bytes(offered.number) + 63) / 64 * 64;
+    return (context_.store->size_bytes(offered.number) + 63) / 64 * 64;
   }
 
   Status add_group(std::span<const PairedTensor> group, std::uint64_t bytes) {
@@ -131,7 +133,7 @@ class HostCopyPayload final : public RankPayload {
     for (PairedTensor& tensor : copied) {
       if (tensor.memory == MemoryKind::kHost) continue;
       DRIFTLESS_RETURN_IF_ERROR(
-          work_.stream.copy(at, tensor.new_data, context_.snapshot->size_bytes(tensor.number)));
+          work_.stream.copy(at, tensor.new_data, context_.store->size_bytes(tensor.number)));
       tensor.new_data = at;
       tensor.memory = MemoryKind::kHost;
       at += room(tensor);

@@ -36,7 +36,7 @@ struct EngineUpdate {
   std::uint64_t goal = 0;
   Status status;
   unsigned attempts = 0;
-  EngineTimes times;  // of the last attempt
+  CommitTimes times;  // of the last attempt
 };
 
 struct EngineState {

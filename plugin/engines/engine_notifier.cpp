@@ -22,6 +22,18 @@ DriverOptions driver_options() {
   return options;
 }
 
+bool is_version_name(std::string_view name) {
+  for (const std::string_view prefix : {"weight_v", "anchor_v"}) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string_view digits = name.substr(prefix.size());
+    return digits.size() >= 6 &&
+           std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
+  }
+  return false;
+}
+
+}  // namespace
+
 // One engine, on the thread that notifies it.
 class ToldEngine {
  public:
@@ -54,57 +66,38 @@ class ToldEngine {
   EngineDriver driver_;
 };
 
-class HttpNotifier final : public EngineNotifier {
- public:
-  HttpNotifier(NotifyOptions options, const HttpFunction& http) : options_(std::move(options)) {
-    for (const EngineEndpoint& engine : options_.engines) {
-      engines_.push_back(std::make_unique<ToldEngine>(engine, options_, http));
-    }
+EngineNotifier::EngineNotifier(NotifyOptions options, const HttpFunction& http)
+    : options_(std::move(options)) {
+  for (const EngineEndpoint& engine : options_.engines) {
+    engines_.push_back(std::make_unique<ToldEngine>(engine, options_, http));
   }
-
-  [[nodiscard]] std::vector<EngineResult> notify(const PublishedVersion& version,
-                                                 const Deadline& deadline) override {
-    PublishedVersion& told = versions_.insert_or_assign(version.version, version).first->second;
-    if (told.run.empty()) told.run = kUnnamedRun;
-    std::vector<EngineResult> results(engines_.size());
-    std::vector<std::function<void()>> joins;
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      const auto work = [&, i] {
-        results[i] = engines_[i]->notify(versions_, version.version, deadline);
-      };
-      try {
-        joins.push_back(environment().start(work));
-      } catch (const std::system_error&) {
-        work();  // no thread to be had: here, then
-      }
-    }
-    for (const std::function<void()>& join : joins) join();
-    // What all have is not posted again, unless one of them is started anew.
-    if (version.full && all_acknowledged(results)) {
-      versions_.erase(versions_.begin(), versions_.find(version.version));
-    }
-    return results;
-  }
-
-  void forget(std::uint64_t version) override { versions_.erase(version); }
-
- private:
-  const NotifyOptions options_;
-  std::vector<std::unique_ptr<ToldEngine>> engines_;
-  PublishedVersions versions_;  // that were published, for who missed them
-};
-
-bool is_version_name(std::string_view name) {
-  for (const std::string_view prefix : {"weight_v", "anchor_v"}) {
-    if (!name.starts_with(prefix)) continue;
-    const std::string_view digits = name.substr(prefix.size());
-    return digits.size() >= 6 &&
-           std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
-  }
-  return false;
 }
 
-}  // namespace
+EngineNotifier::~EngineNotifier() = default;
+
+std::vector<EngineResult> EngineNotifier::notify(const PublishedVersion& version,
+                                                 const Deadline& deadline) {
+  PublishedVersion& told = versions_.insert_or_assign(version.version, version).first->second;
+  if (told.run.empty()) told.run = kUnnamedRun;
+  std::vector<EngineResult> results(engines_.size());
+  std::vector<std::function<void()>> joins;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const auto work = [&, i] {
+      results[i] = engines_[i]->notify(versions_, version.version, deadline);
+    };
+    try {
+      joins.push_back(environment().start(work));
+    } catch (const std::system_error&) {
+      work();  // no thread to be had: here, then
+    }
+  }
+  for (const std::function<void()>& join : joins) join();
+  // What all have is not posted again, unless one of them is started anew.
+  if (version.full && all_acknowledged(results)) {
+    versions_.erase(versions_.begin(), versions_.find(version.version));
+  }
+  return results;
+}
 
 Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions options,
                                                                const HttpFunction& http) {
@@ -122,7 +115,7 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
   if (!http) {
     DRIFTLESS_RETURN_IF_ERROR(check_http());
   }
-  return std::unique_ptr<EngineNotifier>(std::make_unique<HttpNotifier>(std::move(options), http));
+  return std::unique_ptr<EngineNotifier>(new EngineNotifier(std::move(options), http));
 }
 
 Result<PublishedVersion> read_published_version(FileSystem& fs, const std::string& source_dir,

@@ -62,6 +62,7 @@ struct PublishedVersion {
   // for.
   std::map<std::string, Status> patched{};
 };
+using PublishedVersions = std::map<std::uint64_t, PublishedVersion>;
 // Read from the directory of versions. kIncomplete, kNotFound and kCorrupt as open_version().
 [[nodiscard]] Result<PublishedVersion> read_published_version(FileSystem& fs,
                                                               const std::string& source_dir,
@@ -79,19 +80,28 @@ struct EngineResult {
 // be made, was not answered in time, or met a status of 500 and above; an engine that says no (4xx,
 // or "success": false) has decided. To try again is safe: pulling a version that is there, loading
 // the same files and overwriting with the same values all leave what was.
+class ToldEngine;  // one of them, with its driver
+
 class EngineNotifier {
  public:
   // kInvalidArgument for an endpoint that cannot be called, kUnsupported without libcurl. `http`:
   // how calls are made; empty: with libcurl.
   [[nodiscard]] static Result<std::unique_ptr<EngineNotifier>> create(
       NotifyOptions options, const HttpFunction& http = {});
-  virtual ~EngineNotifier() = default;
+  ~EngineNotifier();
   // Calls all engines at once, a thread each; they end before it returns. One result per engine, in
   // their order. One thread at a time.
-  [[nodiscard]] virtual std::vector<EngineResult> notify(const PublishedVersion& version,
-                                                         const Deadline& deadline) = 0;
+  [[nodiscard]] std::vector<EngineResult> notify(const PublishedVersion& version,
+                                                 const Deadline& deadline);
   // The files of a version are gone: it is not posted any more, to engines that missed it.
-  virtual void forget(std::uint64_t version) = 0;
+  void forget(std::uint64_t version) { versions_.erase(version); }
+
+ private:
+  EngineNotifier(NotifyOptions options, const HttpFunction& http);
+
+  const NotifyOptions options_;
+  std::vector<std::unique_ptr<ToldEngine>> engines_;
+  PublishedVersions versions_;  // that were published, for who missed them
 };
 
 [[nodiscard]] bool all_acknowledged(const std::vector<EngineResult>& results);

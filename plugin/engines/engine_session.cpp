@@ -28,7 +28,7 @@ class DrivenSession final : public EngineSession {
         options_(std::move(options)),
         driver_(driver_options(options_, *transport_)) {}
 
-  Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) override {
+  Result<std::uint64_t> update(std::uint64_t goal, CommitTimes& times) override {
     EngineGoal wanted;
     wanted.run = options_.run;
     wanted.version = goal;

@@ -25,7 +25,7 @@ class EngineSession {
   // Brings the engine to `goal` or a later version, or, if its ranks get there in steps only, on
   // the way to it; returns to which. A failure leaves it at the version that it had, or says that
   // it did not. To be called again after a failure.
-  [[nodiscard]] virtual Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) = 0;
+  [[nodiscard]] virtual Result<std::uint64_t> update(std::uint64_t goal, CommitTimes& times) = 0;
   // Ok unless the engine serves something else: it was started anew, or another agent has brought
   // it to a version, also one of the same number.
   [[nodiscard]] virtual Status check(std::uint64_t /*version*/) { return {}; }

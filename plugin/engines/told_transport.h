@@ -11,8 +11,6 @@
 
 namespace driftless {
 
-using PublishedVersions = std::map<std::uint64_t, PublishedVersion>;
-
 class ToldTransport final : public OneRankTransport {
  public:
   // `options` outlive it.

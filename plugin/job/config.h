@@ -35,7 +35,6 @@ struct AgentOptions {
   HandOver hand_over = HandOver::kHostShm;
   std::string checkpoint_dir;  // of kCheckpoint; "{rank}" stands for the agent's number
   std::vector<AgentEngine> engines;
-  std::string mirror;    // of kHostShm: the run's base, of which a mirror is held; empty: none is
   unsigned workers = 0;  // receivers on host_shm that must be there at the end
   std::uint64_t read_bytes = std::uint64_t{1} << 30;
   std::chrono::milliseconds stage_timeout{60'000};  // of an engine's workers, for one version

@@ -181,10 +181,6 @@ Status check_agent(const Config& config) {
                   "].url: expected http://host:port or https://host:port, found '", url, "'");
   }
   const bool files = agent.hand_over == HandOver::kCheckpoint;
-  if (files && !agent.mirror.empty()) {
-    return refuse(
-        "agent.mirror has no use with agent.hand_over: checkpoint, which decodes by itself");
-  }
   if (files != agent.checkpoint_dir.empty()) return {};
   return refuse("agent.checkpoint_dir ",
                 files

@@ -255,10 +255,6 @@ constexpr std::array kKeys = {
                                                                 "vllm or sglang", "What it is"),
     Job::key<Text, DRIFTLESS_AGENT_ENGINE(token_file)>("agent.engines[].token_file", kPath,
                                                        "File with its bearer token"),
-    Job::key<Text, DRIFTLESS_FIELD(agent.mirror)>(
-        "agent.mirror", kPath,
-        "Hand-over host_shm: the checkpoint that the run started from. Its weights are held in "
-        "memory, to decode compact for workers that cannot"),
     Job::key<Count<>, DRIFTLESS_FIELD(agent.workers)>(
         "agent.workers",
         "Workers on host_shm that must have the last version at the end. Once so many have "

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "core/host_name.h"
 #include "plugin/job/on_demand/loaded_library.h"
 
 namespace driftless {
@@ -221,9 +222,7 @@ std::string receiver_id(const Config& config, const JobProcess& process, unsigne
     return config.receiver_id + (process.rollouts() > 1 ? number.data() : "");
   }
   if (process.together() || process.rollouts() > 1) return concat("rollout", number.data());
-  std::array<char, 65> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  return concat("rollout_", host.data(), "_", ::getpid());
+  return concat("rollout_", host_name(), "_", ::getpid());
 }
 
 std::string filled_in(std::string path, std::string_view role, unsigned rank) {

@@ -15,24 +15,19 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// What both sides know of a version.
 template <typename Report>
-OrderedJson line_of(const Report& report, std::string_view role, unsigned rank,
-                    std::uint64_t base_version, std::uint64_t versions) {
-  const std::chrono::duration<double, std::milli> now =
-      std::chrono::steady_clock::now().time_since_epoch();
-  return {{"role", role},
-          {"rank", rank},
-          {"monotonic_ms", now.count()},
-          {"version", report.version},
-          {"base_version", base_version},
-          {"versions", versions},
-          {"anchor", report.anchor},
-          {"digest", to_hex(report.digest)},
-          {"changed_units", report.changed_units},
-          {"full_bytes", report.full_bytes},
-          {"delta_bytes", report.delta_bytes},
-          {"wire_bytes", report.wire_bytes}};
+VersionRecord common(const Report& report, std::string_view role, unsigned rank) {
+  VersionRecord record;
+  record.origin = record_origin(role, rank);
+  record.run = report.run;
+  record.version = report.version;
+  record.anchor = report.anchor;
+  record.digest = report.digest;
+  record.changed_units = report.changed_units;
+  record.full_bytes = report.full_bytes;
+  record.delta_bytes = report.delta_bytes;
+  record.wire_bytes = report.wire_bytes;
+  return record;
 }
 
 // write(), and its errno. A pipe whose reader has left is an error like any other: the signal that
@@ -57,34 +52,30 @@ std::pair<ssize_t, int> write_quietly(int file, std::string_view text) {
 
 }  // namespace
 
-OrderedJson metrics_of(const PublishReport& report, unsigned rank) {
-  OrderedJson line = line_of(report, "trainer", rank, report.base_version, 1);
-  line["encoding"] = info(report.encoding).name;
-  line["density"] = report.total_units == 0 ? 0.0
-                                            : static_cast<double>(report.changed_units) /
-                                                  static_cast<double>(report.total_units);
-  line["process_ms"] = report.process_ms;
-  line["manifest_publish_ms"] = report.manifest_publish_ms;
-  line["total_ms"] = report.total_ms;
-  if (report.live.step_ms > 0) {  // without a snapshot
-    line["captured_bytes"] = report.live.captured_bytes;
-    line["resent_tensors"] = report.live.resent_tensors;
-    line["capture_ms"] = report.live.capture_ms;
-    line["sweep_ms"] = report.live.sweep_ms;
-    line["step_ms"] = report.live.step_ms;
+VersionRecord record_of(const PublishReport& report, unsigned rank) {
+  VersionRecord record = common(report, "trainer", rank);
+  record.base_version = report.base_version;
+  const double density = report.total_units == 0 ? 0.0
+                                                 : static_cast<double>(report.changed_units) /
+                                                       static_cast<double>(report.total_units);
+  record.published = {report.encoding, density, report.process_ms, report.manifest_publish_ms,
+                      report.total_ms};
+  const LiveCosts& live = report.live;
+  if (live.step_ms > 0) {  // without a snapshot
+    record.captured = {live.captured_bytes, live.resent_tensors, live.capture_ms, live.sweep_ms,
+                       live.step_ms};
   }
-  return line;
+  return record;
 }
 
-OrderedJson metrics_of(const UpdateReport& report, unsigned rank) {
-  OrderedJson line = line_of(report, "rollout", rank, report.from_version, report.versions);
-  line["needed_bytes"] = report.needed_bytes;
-  line["fetch_ms"] = report.fetch_ms;
-  line["stage_ms"] = report.stage_ms;
-  line["pause_ms"] = report.pause_ms;
-  line["apply_ms"] = report.apply_ms;
-  line["resume_ms"] = report.resume_ms;
-  return line;
+VersionRecord record_of(const UpdateReport& report, unsigned rank) {
+  VersionRecord record = common(report, "rollout", rank);
+  record.base_version = report.from_version;
+  record.versions = report.versions;
+  record.received = {report.needed_bytes,
+                     report.fetch_ms,
+                     {report.stage_ms, report.pause_ms, report.apply_ms, report.resume_ms}};
+  return record;
 }
 
 std::string json_line(const OrderedJson& json) {

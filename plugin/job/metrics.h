@@ -8,14 +8,15 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "core/descriptor.h"
+#include "formats/records.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 
 namespace driftless {
 
-// To be called when it is done: the line holds the time, by this machine's monotonic clock.
-[[nodiscard]] nlohmann::ordered_json metrics_of(const PublishReport& report, unsigned rank);
-[[nodiscard]] nlohmann::ordered_json metrics_of(const UpdateReport& report, unsigned rank);
+// To be called when it is done: the record holds the time.
+[[nodiscard]] VersionRecord record_of(const PublishReport& report, unsigned rank);
+[[nodiscard]] VersionRecord record_of(const UpdateReport& report, unsigned rank);
 // One line, without its end, whatever bytes the texts in it hold.
 [[nodiscard]] std::string json_line(const nlohmann::ordered_json& json);
 

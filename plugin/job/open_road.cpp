@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opens a road for a process of a job. Directories that others write or read are put around it.
 #include "formats/manifest.h"
-#include "plugin/job/foreign_directory.h"
+#include "plugin/interchange/foreign_directory.h"
+#include "plugin/interchange/trl_writer.h"
 #include "plugin/job/roads.h"
-#include "plugin/job/trl_writer.h"
 
 namespace driftless {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "core/stopwatch.h"
 #include "formats/receiver_needs.h"
-#include "plugin/job/report_proof.h"
+#include "plugin/receive/report_proof.h"
 
 #include <nlohmann/json.hpp>
 
@@ -101,11 +101,12 @@ void PublisherSession::doubt() {
 Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool in_step,
                                                     std::optional<std::uint64_t> step) {
   Result<PublishReport> report = publisher_->publish(weights, step);
+  if (report.ok()) report->run = publisher_->version().run;
   if (report.ok() && !config_.publisher.keep_snapshot) {
     report->live.step_ms = std::exchange(step_ms_, 0) + (in_step ? report->total_ms : 0);
   }
   if (!report.ok() || !metrics_) return report;
-  const Status written = metrics_->write(metrics_of(*report, rank()));
+  const Status written = metrics_->write(to_json(record_of(*report, rank())));
   if (!written.ok()) report->notes.push_back(written.to_string());
   return report;
 }

@@ -12,7 +12,7 @@
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
-#include "plugin/job/run_end.h"
+#include "plugin/receive/run_end.h"
 
 namespace driftless {
 

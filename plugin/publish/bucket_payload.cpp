@@ -70,15 +70,17 @@ Status write_flush(const PayloadContext& context, const BucketView& bucket, std:
   return size.status();
 }
 
-class BucketPayload final : public HostPayload {
+class BucketPayload final : public RankPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
-      : HostPayload(context),
+      : context_(context),
         writer_(context.buffers->buckets, context.background,
                 [this](const BucketView& bucket) { return write(bucket); }) {}
 
   Status add(std::span<const PairedTensor> batch) override {
-    return compare(batch, [this](const DiffPiece& piece) { return collect(piece.delta); });
+    return context_.store->each_change(
+        batch, context_.dense_above_units, findings_,
+        [this](const DiffPiece& piece) { return collect(piece.delta); });
   }
   Status finish() override {
     DRIFTLESS_RETURN_IF_ERROR(drain());
@@ -89,7 +91,7 @@ class BucketPayload final : public HostPayload {
   // A tensor's pieces come one after the other.
   Status collect(DeltaView delta) {
     number_ = delta.tensor;
-    const OwnedTensor& owned = context_.snapshot->owned(number_);
+    const OwnedTensor& owned = context_.store->owned(number_);
     delta.tensor = owned.tensor();
     if (splitter_.owned() != &owned) DRIFTLESS_RETURN_IF_ERROR(drain());
     if (owned.parts().empty()) return put(delta, owned.block());
@@ -123,7 +125,7 @@ class BucketPayload final : public HostPayload {
       DeltaView unit = delta;
       unit.origin = delta.origin + delta.offsets.front() - gap + context_.position_limit - 1;
       unit.offsets = kHere;
-      unit.values = context_.snapshot->bytes(number_).data() + unit.origin * unit.unit_bytes;
+      unit.values = context_.store->bytes(number_).data() + unit.origin * unit.unit_bytes;
       DRIFTLESS_RETURN_IF_ERROR(writer_.filling().add(unit));
     }
   }
@@ -142,9 +144,10 @@ class BucketPayload final : public HostPayload {
     return write_bucket(context_, bucket, parts_++, findings_);
   }
 
+  PayloadContext context_;
   std::uint64_t handed_bytes_ = 0;  // of the buckets before the one that is filled
   std::uint32_t parts_ = 0;
-  std::uint32_t number_ = 0;  // in the snapshot, of what is collected
+  std::uint32_t number_ = 0;  // in the store, of what is collected
   BlockSplitter splitter_;
   BucketWriter writer_;  // last: its thread ends before what it uses
 };

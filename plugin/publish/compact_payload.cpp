@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames of `compact`, made from the snapshot's bytes and the changes that led to them. The
-// snapshot moves on with the comparison, so that a thread of its own can code and write what was
+// Frames of `compact`, made from the store's bytes and the changes that led to them. The
+// store moves on with the comparison, so that a thread of its own can code and write what was
 // compared before. Held are the changes of about two frames, or of two tensors if those have more.
 // What cannot be coded, or must not be, goes as `deltas`.
 #include <algorithm>
 
 #include "plugin/checkpoint/compact_writer.h"
-#include "plugin/publish/live_weights.h"
 #include "plugin/publish/rank_payload.h"
 
 namespace driftless {
 namespace {
 
-class CompactPayload final : public HostPayload {
+class CompactPayload final : public RankPayload {
  public:
   explicit CompactPayload(const PayloadContext& context)
-      : HostPayload(context),
+      : context_(context),
         plain_(*context.layout, Encoding::kDeltas),
         writer_(context.background) {}
 
   Status add(std::span<const PairedTensor> batch) override {
-    return compare(batch, [this](const DiffPiece& piece) { return collect(piece); });
+    return context_.store->each_change(batch, context_.dense_above_units, findings_,
+                                       [this](const DiffPiece& piece) { return collect(piece); });
   }
   Status finish() override {
     if (findings_.dense) return writer_.finish();
@@ -35,12 +35,12 @@ class CompactPayload final : public HostPayload {
   [[nodiscard]] bool is_coded(std::uint32_t tensor) const {
     return compact_fields((*context_.layout)[tensor].dtype) &&
            !std::ranges::binary_search(context_.plain, tensor) &&
-           (context_.live == nullptr || !context_.live->whole(number_));
+           !context_.store->sent_whole(number_);
   }
 
   // A tensor's pieces come one after the other: with the first of another it is complete.
   Status collect(const DiffPiece& piece) {
-    const OwnedTensor& owned = context_.snapshot->owned(piece.delta.tensor);
+    const OwnedTensor& owned = context_.store->owned(piece.delta.tensor);
     if (owned_ != &owned) {
       DRIFTLESS_RETURN_IF_ERROR(complete());
       number_ = piece.delta.tensor;
@@ -94,7 +94,7 @@ class CompactPayload final : public HostPayload {
   void keep(const TensorBlock* block, const BlockPlace& inside, const DeltaView& delta,
             const std::byte* old_values) {
     if (ready_.empty() || ready_.back().tensor != delta.tensor || ready_.back().block != block) {
-      ready_.push_back({delta.tensor, block, context_.snapshot->data(number_), inside, {}});
+      ready_.push_back({delta.tensor, block, context_.store->data(number_), inside, {}});
     }
     ready_bytes_ += ready_.back().add(delta, old_values);
   }
@@ -143,7 +143,8 @@ class CompactPayload final : public HostPayload {
     return {};
   }
 
-  std::uint32_t number_ = 0;            // in the snapshot, of
+  PayloadContext context_;
+  std::uint32_t number_ = 0;            // in the store, of
   const OwnedTensor* owned_ = nullptr;  // whose pieces come
   BlockSplitter values_, old_values_;   // of a tensor that is cut
   std::vector<ChangedBlock> ready_;     // not handed over yet

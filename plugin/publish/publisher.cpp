@@ -2,41 +2,72 @@
 #include "plugin/publish/publisher.h"
 
 #include <algorithm>
-#include <cmath>
 #include <exception>
 
 #include "core/stopwatch.h"
-#include "formats/receiver_proof.h"
-#include "formats/run_info.h"
-#include "plugin/publish/publisher_rank.h"
+#include "plugin/publish/block_mirror.h"
+#include "plugin/publish/live_store.h"
+#include "plugin/publish/publisher_leader.h"
+#include "plugin/publish/rank_offers.h"
 
 namespace driftless {
 namespace {
 
-std::string percent(double share) {
-  const auto tenths = static_cast<std::uint64_t>(std::llround(share * 1000));
-  return concat(tenths / 10, ".", tenths % 10, " %");
+// All ranks but the leader, which has, begin. None writes before all have begun: a road whose
+// flush() is a meeting would wait for one that could not begin, and a leader that fails at once
+// would take away what the others are still looking for. Not ok: dropped on this rank.
+Status begin_together(Group& group, SendRoad& road, const PublicationId& id,
+                      const Deadline& deadline) {
+  if (group.size() == 1) return {};
+  StatusMessage mine;
+  if (!group.leads()) mine.status = road.begin(id, deadline);
+  const StatusMessage go{collect(group, mine, deadline).status()};
+  const Status told = tell(group, go, deadline).status();
+  if (told.ok()) return {};
+  const Status dropped = road.abort();
+  return told.with_context(concat(to_string(id), " was not published"));
 }
 
-std::string step_name(std::uint64_t step) {
-  return step == kNoStep ? std::string("no step") : concat("step ", step);
-}
-
-// A version has the weights of one step.
-Status check_steps(const std::vector<RankMessage>& ranks) {
-  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    if (ranks[rank].step == ranks[0].step) continue;
-    return error(StatusCode::kInvalidArgument, "publisher rank ", rank, " publishes ",
-                 step_name(ranks[rank].step), ", publisher rank 0 ", step_name(ranks[0].step),
-                 ": no version is made of different steps");
+// The digests of a rank's tensors after a version that was found to change them so.
+TensorDigests digests_after(const PayloadFindings& findings, bool full,
+                            const std::vector<Digest>& before) {
+  TensorDigests after;
+  after.reserve(findings.digests.size());
+  for (const auto& [tensor, digest] : findings.digests) {
+    after.push_back({tensor, full ? digest : before[tensor] + digest});
   }
-  return {};
+  return after;
 }
 
 }  // namespace
 
-Result<PublishReport> PublisherRank::publish(WeightSource& weights,
-                                             std::optional<std::uint64_t> step) {
+// A version of which this rank does not know whether it was sealed.
+struct Publisher::Doubt {
+  std::uint64_t version = 0;
+  TensorDigests tensor_digests;  // of this rank's tensors that it changes
+  Digest digest;                 // of all; known to the leader
+  bool full = false;
+  Hash128 manifest;  // the hash of what was to be sealed; known to the leader
+};
+
+Publisher::Publisher(const PublisherOptions& options, Group& group, SendRoad& road,
+                     ReceiveRoad* history)
+    : options_(options),
+      group_(group),
+      road_(road),
+      history_(history),
+      threads_(options.threads > 0 ? options.threads : default_threads()),
+      offers_(std::make_unique<RankOffers>()) {
+  run_.shape.encoding = options.encoding;
+  if (group.leads()) {
+    leader_ =
+        std::make_unique<PublisherLeader>(options_, group.size(), road, history, run_, threads_);
+  }
+}
+
+Publisher::~Publisher() = default;
+
+Result<PublishReport> Publisher::publish(WeightSource& weights, std::optional<std::uint64_t> step) {
   if (step && *step >= Group::kStepLimit) {
     return error(StatusCode::kInvalidArgument, "step ", *step, " is too large");
   }
@@ -44,136 +75,98 @@ Result<PublishReport> PublisherRank::publish(WeightSource& weights,
   try {
     return publish_guarded(weights);
   } catch (const std::exception& caught) {
-    // Memory is what throws; the next call finds the snapshot unfit for deltas.
+    // Memory is what throws; the next call finds the store unfit for deltas.
     needs_full_ = true;
-    undo_.clear();
-    mirror_undo_.clear();
+    store_->abandon();
+    if (mirror_) mirror_->commit();
     if (options_.device != nullptr) options_.device->abort();
     const Status dropped = road_.abort();
     return error(StatusCode::kNoSpace, "publisher rank ", group_.rank(), ": ", caught.what());
   }
 }
 
-Result<PublishReport> PublisherRank::publish_guarded(WeightSource& weights) {
+Result<PublishReport> Publisher::publish_guarded(WeightSource& weights) {
   Stopwatch total;
   Stopwatch watch;
   const Deadline deadline = Deadline::after(options_.deadline);
   group_.next_epoch(step_ == kNoStep ? std::nullopt : std::optional(step_));
-  companions_ = weights.companions_dir();
-  if (!observed_)
-    static_cast<void>(observe(weights, nullptr, false));  // what it found fails the plan
-  DRIFTLESS_ASSIGN_OR_RETURN(LeaderMessage plan,
+  run_.companions[1] = weights.companions_dir();
+  if (!observed_) static_cast<void>(observe(weights));  // what it found fails the plan
+  DRIFTLESS_ASSIGN_OR_RETURN(PlanMessage plan,
                              make_plan(*std::exchange(observed_, std::nullopt), deadline));
   PublishReport report;
   report.notes = plan.notes;
   report.manifest_publish_ms = watch.lap_ms();
+  const PublicationId id{plan.version, PublicationKind::kVersion};
   for (;;) {
-    DRIFTLESS_RETURN_IF_ERROR(begin_together({plan.version, PublicationKind::kVersion}, deadline));
-    const RankMessage mine = produce(plan, weights, deadline);
+    DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline));
+    const PayloadMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
     report.flush_ms = flush_ms_;
-    Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
-    LeaderMessage verdict;
-    if (group_.leads()) verdict = conclude(plan, std::move(ranks), deadline);
-    const Status heard = hear(verdict, deadline);
+    Result<std::vector<PayloadMessage>> ranks = collect(group_, mine, deadline);
+    OutcomeMessage outcome;
+    if (leader_) {
+      const bool behind = live_ != nullptr && live_->behind();
+      outcome = leader_->conclude(plan, std::move(ranks), behind, deadline);
+    }
+    const Status heard = hear(group_, outcome, deadline);
     report.manifest_publish_ms += watch.lap_ms();
-    if (!heard.ok() && !group_.leads()) {
-      verdict.verdict = Verdict::kDoubt;  // the leader has decided, but how?
-      verdict.status = heard.with_context(concat("the verdict on version ", plan.version));
+    if (!heard.ok() && !leader_) {
+      outcome.verdict = Verdict::kDoubt;  // the leader has decided, but how?
+      outcome.status = heard.with_context(concat("the verdict on version ", plan.version));
     } else if (!heard.ok()) {
-      verdict.notes.push_back(concat("a publisher rank did not hear the verdict on version ",
+      outcome.notes.push_back(concat("a publisher rank did not hear the verdict on version ",
                                      plan.version, ": ", heard.message()));
     }
-    if (!verdict.status.ok()) return give_up(plan, verdict, mine);
-    report.notes.insert(report.notes.end(), verdict.notes.begin(), verdict.notes.end());
-    if (verdict.verdict == Verdict::kRedoFull) {
+    if (!outcome.status.ok()) return give_up(plan, outcome, mine);
+    report.notes.insert(report.notes.end(), outcome.notes.begin(), outcome.notes.end());
+    if (outcome.verdict == Verdict::kRedoFull) {
       take_back(plan.full);
-      if (!group_.leads()) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun anew
+      if (!leader_) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun anew
       plan.full = true;
       continue;
     }
-    commit(plan.version, mine.tensor_digests, verdict.digest);
+    commit(plan.version, mine.tensor_digests, outcome.digest);
     report.version = plan.version;
     report.base_version = plan.base_version;
-    report.encoding = plan.full ? Encoding::kFull : encoding_;
-    report.digest = digest_;
-    report.changed_units = verdict.changed_units;
-    report.total_units = layout_.total_units();
-    report.full_bytes = layout_.total_bytes();
-    report.delta_bytes = verdict.delta_bytes;
-    report.wire_bytes = verdict.wire_bytes;
-    report.mirror_bytes = mirror_bytes_;
-    report.live = std::exchange(live_costs_, {});
-    if (verdict.anchor) {
+    report.encoding = plan.full ? Encoding::kFull : run_.shape.encoding;
+    report.digest = run_.digest;
+    report.changed_units = outcome.changed_units;
+    report.total_units = run_.layout.total_units();
+    report.full_bytes = run_.layout.total_bytes();
+    report.delta_bytes = outcome.delta_bytes;
+    report.wire_bytes = outcome.wire_bytes;
+    if (mirror_) report.mirror_bytes = mirror_->size_bytes();
+    if (live_ != nullptr) report.live = std::exchange(live_->costs(), {});
+    if (outcome.anchor) {
       const Status anchored = add_anchor(report.notes);
       report.anchor = anchored.ok();
       if (!anchored.ok()) report.notes.emplace_back(anchored.message());
     }
-    if (group_.leads() && !plan.full) {
-      chooser_.note({encoding_, verdict.changed_units, layout_.total_units(), verdict.wire_bytes,
-                     report.process_ms, report.flush_ms});
+    if (leader_ && !plan.full) {
+      leader_->planner().note({run_.shape.encoding, outcome.changed_units,
+                               run_.layout.total_units(), outcome.wire_bytes, report.process_ms,
+                               report.flush_ms});
     }
-    if (group_.leads()) prune(report.notes);
+    if (leader_) leader_->prune(report.notes);
     report.total_ms = total.lap_ms();
     return report;
   }
 }
 
-// Nothing was committed, as far as this rank knows.
-Status PublisherRank::give_up(const LeaderMessage& plan, const LeaderMessage& verdict,
-                              const RankMessage& mine) {
-  if (verdict.verdict == Verdict::kDoubt) {
-    doubt_ = Doubt{plan.version, mine.tensor_digests, verdict.digest, plan.full, sealing_};
-    return verdict.status;
+Status Publisher::give_up(const PlanMessage& plan, const OutcomeMessage& outcome,
+                          const PayloadMessage& mine) {
+  if (outcome.verdict == Verdict::kDoubt) {
+    doubt_ = std::make_unique<Doubt>(Doubt{plan.version, mine.tensor_digests, outcome.digest,
+                                           plan.full, leader_ ? leader_->sealing() : Hash128()});
+    return outcome.status;
   }
   const Status dropped = road_.abort();
   take_back(plan.full);
-  return verdict.status;
+  return outcome.status;
 }
 
-Status PublisherRank::check_source(const WeightSource& weights) const {
-  const std::span<const TensorSpec> tensors = weights.tensors();
-  for (std::size_t i = 0; i < std::max(tensors.size(), offered_.size()); ++i) {
-    if (i < tensors.size() && i < offered_.size() && tensors[i] == offered_[i]) continue;
-    const TensorSpec& odd = i < tensors.size() ? tensors[i] : offered_[i];
-    return error(StatusCode::kWrongLayout, "tensor '", odd.name, "' (number ", i,
-                 "): the weights offered are not those that the publisher was opened with");
-  }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<TensorBox> boxes, boxes_of(weights));
-  if (boxes == boxes_) return {};
-  return error(StatusCode::kWrongLayout,
-               "the blocks offered are not those that the publisher was opened with");
-}
-
-Result<bool> PublisherRank::published(const PublicationId& id, const Hash128& manifest,
-                                      const Deadline& deadline) {
-  const Result<std::optional<Hash128>> there = road_.published(id, deadline);
-  if (!there.ok()) return note_fence(there.status());
-  if (!there->has_value()) return false;
-  if (**there == manifest) return true;
-  return note_fence(error(StatusCode::kWrongRun, to_string(id),
-                          " is there with a manifest of hash ", to_hex(**there),
-                          ", this publisher's has ", to_hex(manifest)));
-}
-
-Status PublisherRank::note_fence(Status said) {
-  if (said.code() != StatusCode::kWrongRun) return said;
-  const Result<std::string> text = announced(Deadline::after(std::chrono::milliseconds(0)));
-  const Result<RunInfo> now = text.ok() ? parse_run_info(*text, "the announcement on the road")
-                                        : Result<RunInfo>(text.status());
-  const std::string carries =
-      now.ok() ? concat("the road carries run ", to_hex(now->run), " now",
-                        now->run == id_.run ? ", the same, by another publisher" : "")
-               : std::string("nobody can say which run the road carries now");
-  fenced_ =
-      error(StatusCode::kWrongRun, "run ", to_hex(id_.run), " of this trainer is fenced at ",
-            "version ", id_.version, ": another publisher has taken its road over, and ", carries,
-            ". Stop one of the two trainers, then start this one again: ", said.message());
-  return fenced_;
-}
-
-void PublisherRank::resolve_doubt(bool published) {
-  if (!doubt_) return;
+void Publisher::resolve_doubt(bool published) {
   if (published) {
     commit(doubt_->version, doubt_->tensor_digests, doubt_->digest);
   } else {
@@ -183,242 +176,250 @@ void PublisherRank::resolve_doubt(bool published) {
   doubt_.reset();
 }
 
-LeaderMessage PublisherRank::plan_of(const std::vector<RankMessage>& ranks,
-                                     const Deadline& deadline) {
-  LeaderMessage plan;
-  plan.status = fenced_;
-  if (plan.status.ok() && doubt_) {  // whether the version that it sealed, perhaps, is there
-    const Result<bool> there =
-        published({doubt_->version, PublicationKind::kVersion}, doubt_->manifest, deadline);
-    plan.status = there.status();
-    if (there.ok()) resolve_doubt(*there);
-  }
-  if (!plan.status.ok()) return plan;
-  plan.full = options_.mode == UpdateMode::kFull;
-  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
-    const bool ahead = ranks[rank].doubtful == id_.version && ranks[rank].doubtful != 0;
-    if (ahead || ranks[rank].version == id_.version) continue;
-    plan.status = error(StatusCode::kInternal, "publisher rank ", rank, " is at version ",
-                        ranks[rank].version, ", the leader at ", id_.version,
-                        ": restart all publisher ranks together");
-    return plan;
-  }
-  plan.status = check_steps(ranks);
-  if (!plan.status.ok()) return plan;
-  for (const RankMessage& rank : ranks) plan.full = plan.full || rank.needs_full;
-  plan.full = plan.full || needs_full_ || highest_number_ > id_.version;
-  plan.base_version = id_.version;
-  plan.version = std::max(id_.version, highest_number_) + 1;
-  plan.full = plan.full || (anchors_among_versions() && anchor_due(plan.version));
-  plan.digest = digest_;
-  hear_receivers(plan);
-  plan.status = note_fence(road_.begin({plan.version, PublicationKind::kVersion}, deadline));
-  return plan;
-}
-
-Result<LeaderMessage> PublisherRank::make_plan(Status ready, const Deadline& deadline) {
-  RankMessage mine;
+Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline) {
+  ReadyMessage mine;
   mine.status = std::move(ready);
-  mine.version = id_.version;
+  mine.version = run_.id.version;
   mine.step = step_;
   mine.doubtful = doubt_ ? doubt_->version : 0;
   mine.needs_full = needs_full_ || (doubt_ && doubt_->full);
-  Result<std::vector<RankMessage>> ranks = collect(mine, deadline);
-  LeaderMessage plan;
-  if (group_.leads()) {
-    plan.status = ranks.status();
-    if (ranks.ok()) plan = plan_of(*ranks, deadline);
+  const Result<std::vector<ReadyMessage>> ranks = collect(group_, mine, deadline);
+  PlanMessage plan;
+  plan.status = ranks.status();
+  if (leader_ && ranks.ok() && doubt_) {  // whether the version that it sealed, perhaps, is there
+    const PublicationId id{doubt_->version, PublicationKind::kVersion};
+    const Result<bool> there = leader_->published(id, doubt_->manifest, deadline);
+    plan.status = there.status();
+    if (there.ok()) resolve_doubt(*there);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const LeaderMessage told, tell(plan, deadline));
+  if (leader_ && plan.status.ok()) plan = leader_->plan(*ranks, needs_full_, deadline);
+  DRIFTLESS_ASSIGN_OR_RETURN(PlanMessage told, tell(group_, std::move(plan), deadline));
   if (doubt_) {
     doubt_->digest = told.digest;
     resolve_doubt(doubt_->version == told.base_version);
   }
-  DRIFTLESS_RETURN_IF_ERROR(adopt(told));
+  if (leader_) leader_->planner().adopted();
+  const bool recut = told.shape.cuts != run_.shape.cuts;
+  const bool recoded = told.shape.encoding != run_.shape.encoding;
+  if (recut) DRIFTLESS_RETURN_IF_ERROR(store_->recut(told.shape.cuts));
+  run_.shape = told.shape;
+  if (recoded) use_buffers();
   return told;
 }
 
-// A tensor that a source forgets would pass for unchanged: each must come, and come once.
-Status PublisherRank::visit(WeightSource& weights,
-                            const std::function<Status(std::span<const PairedTensor>)>& use,
-                            const std::function<Status(const OfferedTensor&)>& copy) const {
-  std::vector<bool> seen(number_.size());
-  DRIFTLESS_RETURN_IF_ERROR(weights.visit([&](std::span<const OfferedTensor> offered) -> Status {
-    std::vector<PairedTensor> batch;
-    for (const auto& [number, data, memory] : offered) {
-      if (number >= number_.size()) {
-        return error(StatusCode::kInvalidArgument, "the source offered tensor number ", number,
-                     " of ", number_.size());
-      }
-      const std::string& name = offered_[number].name;
-      if (seen[number]) {
-        return error(StatusCode::kInvalidArgument, "the source offered tensor '", name, "' twice");
-      }
-      seen[number] = true;
-      if (memory != MemoryKind::kHost && options_.device == nullptr) {
-        return error(StatusCode::kUnsupported, "tensor '", name,
-                     "' lies on a GPU, and this publisher compares in host memory: set `snapshot` "
-                     "to pinned, device or none");
-      }
-      if (copies_.contains(static_cast<std::uint32_t>(number))) {
-        DRIFTLESS_RETURN_IF_ERROR(copy({number, data, memory}));
-      }
-      if (number_[number] == kNotOurs) continue;
-      batch.push_back({number_[number], data, memory});
-    }
-    return use(batch);
-  }));
-  const auto missing = std::ranges::find(seen, false);
-  if (missing == seen.end()) return {};
-  return error(StatusCode::kInvalidArgument, "the source ended without tensor '",
-               offered_[static_cast<std::size_t>(missing - seen.begin())].name, "'");
-}
-
-RankMessage PublisherRank::produce(const LeaderMessage& plan, WeightSource& weights,
-                                   const Deadline& deadline) {
+PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights,
+                                  const Deadline& deadline) {
   PayloadContext made =
       context({plan.version, PublicationKind::kVersion}, plan.base_version, plan.full);
-  made.dense_above_units = static_cast<std::uint64_t>(options_.full_above_density *
-                                                      static_cast<double>(layout_.total_units()));
+  made.dense_above_units = static_cast<std::uint64_t>(
+      options_.full_above_density * static_cast<double>(run_.layout.total_units()));
+  const PublicationFormat& format = publication_format(options_.layout);
+  Status ready;
+  bool needs_full = false;
+  std::vector<std::string> notes;
+  if (live_ != nullptr) {
+    const LiveStore::Version version{plan.full, format.reads_weights(run_.shape.encoding),
+                                     options_.background};
+    ready = live_->prepare(version, tensor_digests_, notes);
+    // A shard has a change beside its old value, or a whole version.
+    needs_full = !plan.full && live_->whole_tensors() > 0 && format.delta_shards;
+  }
   TensorDigests copies;
-  RankMessage mine = live_ ? produce_live(made, deadline, copies)
-                           : write_payload(made, deadline, [&](const AddBatch& add) {
-                               return visit(weights, add, [&](const OfferedTensor& copy) {
-                                 return digest_copy(copy, copies);
-                               });
-                             });
+  PayloadMessage mine = write_payload(made, deadline, [&](const AddBatch& add) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(ready);
+    if (live_ == nullptr) {
+      return offers_->visit(
+          weights, options_.device != nullptr, add,
+          [&](const OfferedTensor& copy) { return offers_->digest_copy(copy, copies); });
+    }
+    if (needs_full) return {};
+    DRIFTLESS_RETURN_IF_ERROR(offers_->digest_live_copies(copies));
+    return add(store_->offer());
+  });
+  mine.needs_full = needs_full;
+  mine.notes = std::move(notes);
   mine.copies = std::move(copies);
-  add_kept_copies(mine);
+  offers_->add_kept_copies(mine.tensor_digests, tensor_digests_, mine.copies);
   return mine;
 }
 
-// Leader: what becomes of the version.
-LeaderMessage PublisherRank::conclude(const LeaderMessage& plan,
-                                      Result<std::vector<RankMessage>> ranks,
-                                      const Deadline& deadline) {
-  const PublicationId id{plan.version, PublicationKind::kVersion};
-  LeaderMessage outcome;
-  outcome.verdict = Verdict::kAbort;
-  if (!ranks.ok()) {
-    outcome.status =
-        note_fence(ranks.status()).with_context(concat(to_string(id), " was not published"));
-    return outcome;
+PayloadContext Publisher::context(const PublicationId& id, std::uint64_t base_version, bool full) {
+  PayloadContext made;
+  made.layout = &run_.layout;
+  made.store = store_.get();
+  made.buffers = buffers_.get();
+  made.road = &road_;
+  made.frame.id = {run_.id.run, id.version};
+  made.frame.base_version = base_version;
+  made.frame.layout = run_.layout.signature();
+  made.frame.encoding = full ? Encoding::kFull : run_.shape.encoding;
+  made.frame.rank = group_.rank();
+  made.plain = run_.shape.plain;
+  made.directory_layout = options_.layout;
+  made.checksum = options_.checksum;
+  made.buffer_bytes = options_.buffer_bytes;
+  made.position_limit = options_.position_limit;
+  made.ranks = group_.size() + (mirror_ ? 1 : 0);  // that write: the mirror is one more
+  made.threads = threads_;
+  made.background = options_.background;
+  return made;
+}
+
+PayloadMessage Publisher::write_payload(const PayloadContext& made, const Deadline& deadline,
+                                        const std::function<Status(const AddBatch&)>& fill) {
+  PayloadMessage mine;
+  BlockMirror::Frames frames;
+  PublisherDevice* const device = options_.device.get();
+  Result<std::unique_ptr<RankPayload>> payload = make_payload(device, made);
+  Result<std::unique_ptr<RankPayload>> blocks = std::unique_ptr<RankPayload>();
+  if (mirror_) blocks = make_payload(device, mirror_->block_context(made, frames));
+  const auto add = [&](std::span<const PairedTensor> batch) -> Status {
+    if (!mirror_) return (*payload)->add(batch);
+    std::vector<PairedTensor> whole, cut;
+    for (const PairedTensor& each : batch) {
+      (run_.in_blocks[store_->owned(each.number).tensor()] ? cut : whole).push_back(each);
+    }
+    DRIFTLESS_RETURN_IF_ERROR((*payload)->add(whole));
+    return (*blocks)->add(cut);
+  };
+  mine.status = payload.ok() ? blocks.status() : payload.status();
+  if (mine.status.ok()) mine.status = fill(add);
+  if (mine.status.ok()) mine.status = (*payload)->finish();
+  // After a failure a thread of the payload may still be writing parts and findings: it ends before
+  // the road drops the parts, and nobody reads what it found.
+  if (mine.status.ok()) mine.findings = (*payload)->findings();
+  if (payload.ok() && !mine.status.ok()) payload->reset();
+  if (mirror_) {
+    mirror_->write(made, blocks.ok() ? blocks->get() : nullptr, frames, deadline, mine);
   }
-  bool dense = false, needs_full = false;
-  for (const RankMessage& rank : *ranks) {
-    outcome.changed_units += rank.findings.changed_units;
-    dense = dense || rank.findings.dense;
-    needs_full = needs_full || rank.needs_full;
-    outcome.notes.insert(outcome.notes.end(), rank.notes.begin(), rank.notes.end());
+  const bool full = made.frame.encoding == Encoding::kFull;
+  mine.tensor_digests = digests_after(mine.findings, full, tensor_digests_);
+  for (const std::uint32_t tensor : store_->owned_tensors()) {
+    if (run_.owners[tensor] == 1 || mine.findings.digests.contains(tensor)) continue;
+    mine.unchanged.push_back({tensor, tensor_digests_[tensor]});
   }
-  const double density =
-      layout_.total_units() == 0
-          ? 0
-          : static_cast<double>(outcome.changed_units) / static_cast<double>(layout_.total_units());
-  if (!plan.full && (needs_full || dense || density > options_.full_above_density)) {
-    outcome.verdict = Verdict::kRedoFull;
-    outcome.notes.push_back(
-        needs_full ? concat(to_string(id), ": layout ", to_string(options_.layout),
-                            " cannot carry a whole tensor among changes: sent in full")
-                   : concat(to_string(id), ": ", dense ? "more than " : "", percent(density),
-                            " of the units changed, above full_above_density (",
-                            percent(options_.full_above_density), "): sent in full"));
+  if (!full) mine.digest = part_digest_;
+  for (const auto& [tensor, digest] : mine.findings.digests) mine.digest += digest;
+  const PublicationFormat& format = publication_format(options_.layout);
+  if (live_ != nullptr && mine.status.ok() && !mine.findings.dense) {
+    const LiveStore::Version version{full, format.reads_weights(run_.shape.encoding)};
+    mine.status = live_->prove_read(version, tensor_digests_, mine.tensor_digests);
+  }
+  // flush() may be a meeting of all ranks: one that failed tells the others by abort(). Of shards
+  // the leader flushes when it has added the index.
+  if (mine.status.ok() && !(leader_ && format.sharded(full))) {
+    Stopwatch watch;
+    Result<std::vector<PartReceipt>> parts = flush_road(road_, options_, deadline);
+    flush_ms_ = watch.lap_ms();
+    mine.status = parts.status();
+    if (parts.ok()) mine.parts = std::move(*parts);
+  }
+  if (!mine.status.ok()) {
     const Status dropped = road_.abort();
-    outcome.status = note_fence(road_.begin(id, deadline));
-    return outcome;
   }
-  outcome.status = check_copies(*ranks).with_context(concat(to_string(id), " was not published"));
-  if (outcome.status.ok()) seal(plan, *ranks, outcome, deadline);
-  return outcome;
+  return mine;
 }
 
-void PublisherRank::seal(const LeaderMessage& plan, std::vector<RankMessage>& ranks,
-                         LeaderMessage& outcome, const Deadline& deadline) {
-  const PublicationId id{plan.version, PublicationKind::kVersion};
-  bool doubt = false;
-  outcome.status =
-      seal_publication(id, plan.base_version, plan.full, ranks, deadline, outcome, doubt);
-  if (!outcome.status.ok()) {
-    outcome.verdict = doubt ? Verdict::kDoubt : Verdict::kAbort;
-    outcome.status = outcome.status.with_context(
-        concat(to_string(id), doubt ? ": nobody can say whether it is published; the next publish "
-                                      "finds out"
-                                    : " was not published"));
-    return;
+Status Publisher::add_anchor(std::vector<std::string>& notes) {
+  const Deadline deadline = Deadline::after(options_.deadline);
+  const PublicationId id{run_.id.version, PublicationKind::kAnchor};
+  DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline));
+  const PayloadMessage mine =
+      write_payload(context(id, id.version, true), deadline,
+                    [&](const AddBatch& add) { return add(store_->offer()); });
+  Result<std::vector<PayloadMessage>> ranks = collect(group_, mine, deadline);
+  OutcomeMessage outcome;
+  outcome.status = ranks.status();
+  if (ranks.ok() && leader_) {
+    bool doubt = false;
+    outcome.status = leader_->seal({id, id.version, true}, *ranks, deadline, outcome, doubt);
   }
-  outcome.verdict = Verdict::kCommit;
-  chain_bytes_ += outcome.wire_bytes;
-  choose_anchor(plan, outcome, deadline);
-}
-
-bool PublisherRank::anchor_wanted() {
-  const Result<std::vector<ReceiverReport>> receivers = road_.receivers();
-  return receivers.ok() && std::ranges::any_of(*receivers, [&](const ReceiverReport& report) {
-           // One past its version serves it; who asked may be gone without a further word.
-           const bool served = newest_anchor_ && *newest_anchor_ > report.version;
-           if (report.proof != kAnchorWanted || served) return false;
-           const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
-           return !needs.ok() || needs->run.is_zero() || needs->run == id_.run;
-         });
-}
-
-bool PublisherRank::anchor_due(std::uint64_t version) {
-  return anchor_requested_ || (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
-         (options_.anchor_by_size && chain_bytes_ > layout_.total_bytes()) || anchor_wanted();
-}
-
-void PublisherRank::choose_anchor(const LeaderMessage& plan, LeaderMessage& outcome,
-                                  const Deadline& deadline) {
-  const std::uint64_t version = plan.version;
-  if (anchors_among_versions()) {
-    if (!plan.full) return;
-    newest_anchor_ = version;
-    chain_bytes_ = 0;
-    anchor_requested_ = false;
-    return;
+  const Result<OutcomeMessage> told = tell(group_, outcome, deadline);
+  if (!told.ok()) {
+    const Status dropped = road_.abort();
+    // The mirror has what the weights were now.
+    needs_full_ = needs_full_ || (live_ != nullptr && mirror_ != nullptr);
+    return told.status().with_context(concat("the ", to_string(id), " was not published"));
   }
-  if (!anchor_due(version)) return;
-  const Status begun = note_fence(road_.begin({version, PublicationKind::kAnchor}, deadline));
-  outcome.anchor = begun.ok();
-  if (begun.ok()) return;
-  anchor_requested_ = true;  // at the next version, then
-  outcome.notes.push_back(
-      concat("the anchor of version ", version, " was put off: ", begun.message()));
+  notes.insert(notes.end(), told->notes.begin(), told->notes.end());
+  if (leader_) leader_->anchored(id.version);
+  return {};
 }
 
-// The snapshot is the version.
-void PublisherRank::commit(std::uint64_t version, const TensorDigests& changed,
-                           const Digest& digest) {
-  id_.version = version;
+Status Publisher::publish_anchor() {
+  const Deadline deadline = Deadline::after(options_.deadline);
+  group_.next_epoch();
+  if (live_ != nullptr) live_->end_behind();
+  StatusMessage begun;
+  if (leader_) {
+    begun.status = leader_->begin({run_.id.version, PublicationKind::kAnchor}, deadline);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(tell(group_, begun, deadline).status());
+  std::vector<std::string> notes;
+  return add_anchor(notes);
+}
+
+void Publisher::request_anchor() {
+  if (leader_) leader_->request_anchor();
+}
+
+// The store is the version.
+void Publisher::commit(std::uint64_t version, const std::vector<TensorDigest>& changed,
+                       const Digest& digest) {
+  run_.id.version = version;
   for (const auto& [tensor, after] : changed) {
     part_digest_ += after - std::exchange(tensor_digests_[tensor], after);
   }
-  digest_ = digest;
-  undo_.clear();
-  mirror_undo_.clear();
+  run_.digest = digest;
+  store_->commit();
+  if (mirror_) mirror_->commit();
   needs_full_ = options_.device != nullptr && !options_.device->commit().ok();
-  if (live_) live_->commit();
 }
 
-// The snapshot is what the receivers have, again; if that cannot be, the next version is full.
-void PublisherRank::take_back(bool full) {
+// The store is what the receivers have, again; if that cannot be, the next version is full.
+void Publisher::take_back(bool full) {
   if (options_.device != nullptr) options_.device->abort();
-  undo_.roll_back(host_kernels(), snapshot_);
-  mirror_undo_.roll_back(host_kernels(), mirror_);
+  store_->roll_back();
+  if (mirror_) mirror_->roll_back();
   // Without a snapshot nothing was written over but the mirror.
-  if (full && (!live_ || mirrored_)) needs_full_ = true;
+  if (full && (live_ == nullptr || mirror_)) needs_full_ = true;
 }
 
-void PublisherRank::prune(std::vector<std::string>& notes) {
-  if (options_.keep_versions == 0 || !newest_anchor_ || id_.version <= options_.keep_versions) {
-    return;
+Status Publisher::capture(std::span<const NewTensor> values, void* stream) {
+  if (live_ == nullptr) {
+    return error(StatusCode::kInvalidArgument,
+                 "capture() is for publishers without a snapshot: set snapshot: none");
   }
-  std::uint64_t limit = std::min(*newest_anchor_, id_.version - options_.keep_versions);
-  // What stands for the anchor is a version, and stays.
-  if (anchors_among_versions() && limit == *newest_anchor_ && limit > 0) --limit;
-  if (limit == 0) return;
-  const Result<std::vector<PublicationId>> removed = road_.prune(limit);
-  if (!removed.ok()) notes.push_back(concat("pruning: ", removed.status().message()));
+  Stopwatch watch;
+  const bool doubtful = live_->doubtful();
+  live_->doubt(true);  // also if memory runs out
+  const Result<std::vector<NewValues>> blocks = offers_->new_values(values);
+  const Status captured = blocks.ok() ? live_->capture(*blocks, stream) : blocks.status();
+  live_->doubt(doubtful || !captured.ok());
+  live_->costs().capture_ms += watch.lap_ms();
+  return captured;
+}
+
+void Publisher::doubt() {
+  if (live_ != nullptr) live_->doubt(true);
+}
+
+Status Publisher::observe(WeightSource& weights, void* stream, bool behind) {
+  const auto look = [&]() -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(offers_->check_source(weights));
+    if (live_ == nullptr) return {};
+    DRIFTLESS_RETURN_IF_ERROR(offers_->visit(
+        weights, options_.device != nullptr,
+        [&](std::span<const PairedTensor> batch) -> Status {
+          for (const PairedTensor& each : batch) DRIFTLESS_RETURN_IF_ERROR(live_->check(each));
+          return {};
+        },
+        [&](const OfferedTensor& copy) { return offers_->look_at_copy(copy); }));
+    DRIFTLESS_RETURN_IF_ERROR(live_->observe(stream, behind));
+    return offers_->observe_copies(options_.device.get());
+  };
+  observed_ = look();
+  return *observed_;
 }
 
 }  // namespace driftless

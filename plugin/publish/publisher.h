@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Publisher: the trainer's side. One object per publisher rank (PP-source rank); rank 0 leads.
 //
-//   weights -> diff against the snapshot (what the receivers have) -> encode -> parts -> road
-//                                  \-> undo log of the old values
-//   all ranks flushed -> leader seals the manifest -> commit: the snapshot is the version
-//   anything else     -> abort on all ranks: the snapshot is rolled back, the next version carries
-//   it
+//   source -> store (what the receivers have, and what changed) -> encode -> parts -> road
+//   all ranks flushed -> leader seals the manifest -> commit: the store is the version
+//   anything else     -> abort on all ranks: the store is rolled back, the next version carries it
 //
 // Every rank calls open(), publish() and close() equally often (a failed publish() counts). No call
 // lasts longer than its deadline plus the time of its own work. One thread at a time; threads that
@@ -17,6 +15,7 @@
 #include "formats/manifest.h"
 #include "plugin/publish/block_splitter.h"
 #include "plugin/publish/publisher_device.h"
+#include "plugin/publish/run_state.h"
 #include "plugin/publish/weight_source.h"
 
 namespace driftless {
@@ -90,6 +89,7 @@ struct LiveCosts {
 };
 
 struct PublishReport {
+  Hash128 run;
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
   Encoding encoding = Encoding::kDeltas;  // kFull if it was sent in full
@@ -106,6 +106,19 @@ struct PublishReport {
   double manifest_publish_ms = 0;  // agreement and seal
   double total_ms = 0;
 };
+
+class BlockMirror;
+class LiveStore;
+class PublisherLeader;
+class RankOffers;
+class WeightStore;
+struct PayloadBuffers;
+struct PayloadMessage;
+struct PlanMessage;
+struct OutcomeMessage;
+struct PairedTensor;
+struct PayloadContext;
+struct TensorDigest;
 
 class Publisher {
  public:
@@ -125,7 +138,7 @@ class Publisher {
                                                                ReceiveRoad* history,
                                                                WeightSource& base,
                                                                WeightSource* live = nullptr);
-  virtual ~Publisher() = default;
+  ~Publisher();
 
   // Collective: the next version. Any other status than ok: no receiver will see this version, or,
   // if the outcome of the seal could not be learnt, the next call finds it out first; the message
@@ -133,8 +146,8 @@ class Publisher {
   // nothing of this one becomes visible any more, and every further call says so. `step`: of the
   // training, below Group::kStepLimit; ranks that give different ones make no version. Ascending
   // steps bring ranks together again of which one left out a call.
-  [[nodiscard]] virtual Result<PublishReport> publish(
-      WeightSource& weights, std::optional<std::uint64_t> step = std::nullopt) = 0;
+  [[nodiscard]] Result<PublishReport> publish(WeightSource& weights,
+                                              std::optional<std::uint64_t> step = std::nullopt);
   // Without a snapshot, not collective: before weights are written, what they become. `values` has
   // entries of the source's tensors() by number, of their type, or float32 that is rounded to it as
   // it is written. Compares and keeps what changes, until a version with it is committed. May be
@@ -148,10 +161,9 @@ class Publisher {
     DType dtype = DType::kBF16;
     MemoryKind memory = MemoryKind::kHost;
   };
-  [[nodiscard]] virtual Status capture(std::span<const NewTensor> values,
-                                       void* stream = nullptr) = 0;
+  [[nodiscard]] Status capture(std::span<const NewTensor> values, void* stream = nullptr);
   // Weights may be written that capture() was not shown: the next publish() finds out.
-  virtual void doubt() = 0;
+  void doubt();
   // The part of publish() that must be over before weights are written that capture() does not see
   // (WeightSource::watched()). Not collective; publish() with the same source does it if nobody
   // has. `stream` as above: the version has what is queued there until now, and publish() waits for
@@ -159,19 +171,76 @@ class Publisher {
   // are in this call, or fails (kMismatch). They are read here, all of them, if capture() was not
   // called since the last version, if it failed, or if the last version found something; else only
   // tensors of which more changed than was kept.
-  [[nodiscard]] virtual Status observe(WeightSource& weights, void* stream = nullptr,
-                                       bool behind = false) = 0;
+  [[nodiscard]] Status observe(WeightSource& weights, void* stream = nullptr, bool behind = false);
   // The next publish() adds an anchor. Said by the leader. So it does where a receiver asks for one
   // because it fell too far behind (kAnchorWanted in its report).
-  virtual void request_anchor() = 0;
+  void request_anchor();
   // Collective: an anchor of the committed version now.
-  [[nodiscard]] virtual Status publish_anchor() = 0;
+  [[nodiscard]] Status publish_anchor();
 
-  [[nodiscard]] virtual const WeightLayout& layout() const = 0;  // of all ranks
-  [[nodiscard]] virtual VersionId version() const = 0;           // the last that was committed
-  [[nodiscard]] virtual const Digest& digest() const = 0;        // of all ranks' weights there
-  [[nodiscard]] virtual bool resumed() const = 0;
-  [[nodiscard]] virtual const std::vector<std::string>& notes() const = 0;  // of open()
+  [[nodiscard]] const WeightLayout& layout() const { return run_.layout; }  // of all ranks
+  [[nodiscard]] VersionId version() const { return run_.id; }         // the last that was committed
+  [[nodiscard]] const Digest& digest() const { return run_.digest; }  // of all ranks' weights there
+  [[nodiscard]] bool resumed() const { return resumed_; }
+  [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }  // of open()
+
+ private:
+  // A version of which this rank does not know whether it was sealed.
+  struct Doubt;
+
+  Publisher(const PublisherOptions& options, Group& group, SendRoad& road, ReceiveRoad* history);
+
+  // The steps of open(), in order.
+  [[nodiscard]] Status assemble(WeightSource& base, const Deadline& deadline);
+  [[nodiscard]] Status seed(WeightSource& base, WeightSource& live, const Deadline& deadline);
+  [[nodiscard]] Status start_or_resume(const Deadline& deadline);
+  [[nodiscard]] Status open_live(WeightSource& live);
+  [[nodiscard]] Status seed_mirror(Status ready, const Deadline& deadline);
+  void use_buffers();  // for the encoding of the run's shape
+  void set_digests(std::vector<Digest> digests);
+
+  [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights);
+  [[nodiscard]] Result<PlanMessage> make_plan(Status ready, const Deadline& deadline);
+  [[nodiscard]] PayloadMessage produce(const PlanMessage& plan, WeightSource& weights,
+                                       const Deadline& deadline);
+  // A version or an anchor: `fill` passes batches to what it is given.
+  using AddBatch = std::function<Status(std::span<const PairedTensor>)>;
+  [[nodiscard]] PayloadMessage write_payload(const PayloadContext& made, const Deadline& deadline,
+                                             const std::function<Status(const AddBatch&)>& fill);
+  [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
+                                       bool full);
+  // An anchor of the version that is committed; begun already by the leader.
+  [[nodiscard]] Status add_anchor(std::vector<std::string>& notes);
+  // Nothing was committed, as far as this rank knows.
+  [[nodiscard]] Status give_up(const PlanMessage& plan, const OutcomeMessage& outcome,
+                               const PayloadMessage& mine);
+  void resolve_doubt(bool published);
+  void commit(std::uint64_t version, const std::vector<TensorDigest>& changed,
+              const Digest& digest);
+  void take_back(bool full);
+
+  PublisherOptions options_;
+  Group& group_;
+  SendRoad& road_;
+  ReceiveRoad* history_;
+  unsigned threads_;
+
+  RunState run_;
+  std::unique_ptr<RankOffers> offers_;
+  std::unique_ptr<WeightStore> store_;
+  LiveStore* live_ = nullptr;            // the store, if there is no snapshot
+  std::unique_ptr<BlockMirror> mirror_;  // a layout of whole tensors, some of which are in blocks
+  std::unique_ptr<PublisherLeader> leader_;  // null on other ranks
+  std::unique_ptr<PayloadBuffers> buffers_;
+  Digest part_digest_;                  // of this rank's weights at the committed version
+  std::vector<Digest> tensor_digests_;  // of this rank's tensors there, as the layout
+  std::uint64_t step_ = 0;              // of publish()
+  std::optional<Status> observed_;      // of observe(), until publish()
+  bool needs_full_ = false;
+  bool resumed_ = false;
+  double flush_ms_ = 0;  // of the last version
+  std::unique_ptr<Doubt> doubt_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace driftless

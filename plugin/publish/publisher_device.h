@@ -60,7 +60,7 @@ class PublisherDevice {
   // It is dropped.
   virtual void abort() = 0;
 
-  // Without a snapshot (LiveWeights). `trainer`: the stream (a cudaStream_t; null: the default one)
+  // Without a snapshot (LiveStore). `trainer`: the stream (a cudaStream_t; null: the default one)
   // that the weights are written on. Compares, on that stream, where both sides lie: what is queued
   // there later may write them. What changed stays on the device until fetch_captured().
   [[nodiscard]] virtual Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One hf_delta shard per rank: compressed tensors, or whole ones. The snapshot moves on with the
+// One hf_delta shard per rank: compressed tensors, or whole ones. The store moves on with the
 // comparison, so that a thread of its own can compress and write what was compared before: from the
-// snapshot's bytes and the changes that led to them. Held are the changes of about two buckets.
+// store's bytes and the changes that led to them. Held are the changes of about two buckets.
 
 #include "plugin/checkpoint/checkpoint_writer.h"
-#include "plugin/checkpoint/hf_shard_writer.h"
+#include "plugin/interchange/hf_shard_writer.h"
 #include "plugin/publish/rank_payload.h"
 
 namespace driftless {
@@ -12,30 +12,31 @@ namespace {
 
 // Changes of one tensor that own what they show: the comparison's own memory is used again.
 struct KeptChange {
-  std::uint32_t number = 0;  // in the snapshot
+  std::uint32_t number = 0;  // in the store
   unsigned unit_bytes = 1;
   std::uint64_t origin = 0;
   std::vector<std::uint32_t> offsets;
   std::vector<std::byte> values, old_values;
 };
 
-// Tensors that are ready to be written: their new bytes are in the snapshot.
+// Tensors that are ready to be written: their new bytes are in the store.
 struct ReadyTensors {
   std::vector<std::uint32_t> numbers;
   std::vector<KeptChange> changes;  // of deltas, ascending by tensor's turn and position
   std::uint64_t size_bytes = 0;     // of the changes; of a full version: of the tensors
 };
 
-class ShardPayload final : public HostPayload {
+class ShardPayload final : public RankPayload {
  public:
   explicit ShardPayload(const PayloadContext& context)
-      : HostPayload(context), writer_(context.background) {
+      : context_(context), writer_(context.background) {
     findings_.shard = shard_file_name(context.frame.rank, context.ranks);
   }
 
   Status add(std::span<const PairedTensor> batch) override {
-    return full() ? write_whole(batch)
-                  : compare(batch, [this](const DiffPiece& piece) { return collect(piece); });
+    if (full()) return write_whole(batch);
+    return context_.store->each_change(batch, context_.dense_above_units, findings_,
+                                       [this](const DiffPiece& piece) { return collect(piece); });
   }
 
   Status finish() override {
@@ -75,7 +76,7 @@ class ShardPayload final : public HostPayload {
                                context_.road->create_part(findings_.shard));
     const ShardOptions options{context_.frame.encoding, context_.checksum, context_.threads};
     std::vector<std::uint32_t> tensors;  // blocks of them are not written
-    for (const OwnedTensor& owned : context_.snapshot->owned()) {
+    for (const OwnedTensor& owned : context_.store->owned()) {
       if (owned.block() == nullptr) tensors.push_back(owned.tensor());
     }
     DRIFTLESS_ASSIGN_OR_RETURN(
@@ -83,11 +84,12 @@ class ShardPayload final : public HostPayload {
     return {};
   }
 
-  // From the snapshot, which takes each tensor first.
+  // From the store, which takes each tensor first.
   Status write_whole(std::span<const PairedTensor> batch) {
     for (const PairedTensor& offered : batch) {
       ready_.numbers.push_back(offered.number);
-      DRIFTLESS_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes, take_whole(offered));
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
+                                 context_.store->take_whole(offered, findings_));
       ready_.size_bytes += bytes.size();
       if (ready_.size_bytes >= context_.buffer_bytes) DRIFTLESS_RETURN_IF_ERROR(hand_over());
     }
@@ -123,7 +125,7 @@ class ShardPayload final : public HostPayload {
   Status write(const ReadyTensors& ready) {
     std::vector<HfShardWriter::Changes> changes;
     for (const auto& [number, width, origin, offsets, values, old_values] : ready.changes) {
-      const std::uint32_t tensor = context_.snapshot->owned(number).tensor();
+      const std::uint32_t tensor = context_.store->owned(number).tensor();
       changes.push_back({{tensor, width, origin, offsets, values.data()}, old_values.data()});
     }
     std::vector<HfShardWriter::Tensor> tensors;
@@ -131,15 +133,16 @@ class ShardPayload final : public HostPayload {
     for (const std::uint32_t number : ready.numbers) {
       const std::size_t begin = at;
       while (at < changes.size() && ready.changes[at].number == number) ++at;
-      tensors.push_back({context_.snapshot->owned(number).tensor(),
+      tensors.push_back({context_.store->owned(number).tensor(),
                          {},
-                         context_.snapshot->bytes(number),
+                         context_.store->bytes(number),
                          std::span(changes).subspan(begin, at - begin)});
     }
     DRIFTLESS_RETURN_IF_ERROR(open());
     return shard_->add(tensors);
   }
 
+  PayloadContext context_;
   ReadyTensors ready_;                    // not handed over yet
   std::unique_ptr<HfShardWriter> shard_;  // the writer's, until it has finished
   BackgroundWriter writer_;               // last: its thread ends before what it uses

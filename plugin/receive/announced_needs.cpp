@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/receive/announced_needs.h"
+#include "core/host_name.h"
 
 #include <unistd.h>
 
@@ -82,8 +83,7 @@ void announce_checkpoint(const WeightTarget& target, ReceiverNeeds& needs) {
   const std::string directory = target.checkpoint_dir();
   if (directory.empty()) return;
   needs.checkpoint = announced_directory(directory);
-  std::array<char, 65> host{};
-  if (::gethostname(host.data(), host.size() - 1) == 0) needs.host = host.data();
+  needs.host = host_name();
 }
 
 }  // namespace driftless

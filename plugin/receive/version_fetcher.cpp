@@ -45,10 +45,6 @@ Result<MappedFile> copy_of(const MappedFile& part) {
   }
 }
 
-PartReceipt receipt_of(const ManifestFile& file) {
-  return {file.name, file.rank, file.size_bytes, file.hash, file.locator};
-}
-
 // Of a part that an agent fetched in part.
 Status not_brought(const std::string& source, const ManifestFile& file) {
   return error(StatusCode::kMismatch, source, ": part ", file.name, ": the agent of this host did ",
@@ -85,6 +81,47 @@ Status nothing_full(const TargetState& state, FetchMode mode,
 }
 
 }  // namespace
+
+Result<Announcement> read_announcement(ReceiveRoad& road, std::chrono::milliseconds patience,
+                                       const Deadline& deadline) {
+  std::optional<Deadline> end;
+  Backoff backoff(5ms, 500ms);
+  for (;;) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::string text, road.run_info(deadline));
+    Result<RunInfo> run = parse_run_info(text, "the run's announcement");
+    if (run.ok()) return Announcement{std::move(*run), std::move(text)};
+    if (run.status().code() != StatusCode::kCorrupt) return run.status();
+    if (!end) end = deadline.sooner(patience);
+    if (!backoff.sleep(*end)) return run.status();
+  }
+}
+
+bool FetchTries::note(const Status& failure) {
+  late_ = failure.code() == StatusCode::kDeadlineExceeded && !failure_.ok();
+  if (!late_) failure_ = failure;
+  return late_ || may_pass(failure.code());
+}
+
+bool FetchTries::wait() { return !late_ && backoff_.sleep(deadline_); }
+
+Status FetchTries::given_up() const {
+  return failure_.with_context(concat("gave up after ", patience_.count(), " ms"));
+}
+
+PartReceipt receipt_of(const ManifestFile& file) {
+  return {file.name, file.rank, file.size_bytes, file.hash, file.locator};
+}
+
+Status check_part(const MappedFile& part, const ManifestFile& file, const Deadline& deadline) {
+  const std::span<const std::byte> bytes = part.bytes();
+  const bool compared = part.memory_kind() == MemoryKind::kDevice;
+  if (compared && bytes.size() == file.size_bytes) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 found, hash_by(bytes, deadline, file.name));
+  if (bytes.size() == file.size_bytes && found == file.hash) return {};
+  return error(StatusCode::kCorrupt, "part ", file.name, " has ", bytes.size(),
+               " bytes with xxh3-128 ", to_hex(found), ", the manifest says ", file.size_bytes,
+               " with ", to_hex(file.hash));
+}
 
 Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& deadline) {
   Backoff backoff(2ms, 500ms);
@@ -129,30 +166,24 @@ Status VersionFetcher::wrong_run(const std::string& what, const Hash128& found) 
 
 Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& state, FetchMode mode,
                                                           const FetchNeeds& needs) {
-  const Deadline deadline = Deadline::after(options_.fetch_deadline);
-  Backoff backoff(5ms, 500ms);
-  Status failure;  // the last one that time might have mended
+  FetchTries tries(options_.fetch_deadline);
   const bool again = std::exchange(damaged_, false);
   while (true) {
-    Result<std::optional<FetchedChain>> chain = attempt(state, mode, needs, deadline);
-    // That the time is over says nothing; what was waited for does.
-    const bool late = chain.status().code() == StatusCode::kDeadlineExceeded && !failure.ok();
-    if (!late && (chain.ok() || !may_pass(chain.status().code()))) return chain;
+    const bool gone_before = tries.failure().code() == StatusCode::kNotFound;
+    Result<std::optional<FetchedChain>> chain = attempt(state, mode, needs, tries.deadline());
+    if (chain.ok() || !tries.note(chain.status())) return chain;
     // A version that is listed again and again, and is gone: an anchor leads past it.
     const bool gone = chain.status().code() == StatusCode::kNotFound;
-    if (gone && failure.code() == StatusCode::kNotFound && mode == FetchMode::kAny) {
+    if (gone && gone_before && mode == FetchMode::kAny) {
       Result<std::optional<FetchedChain>> full =
-          attempt(state, FetchMode::kFullOnly, needs, deadline);
+          attempt(state, FetchMode::kFullOnly, needs, tries.deadline());
       if (full.ok()) return full;
     }
-    if (!late) failure = chain.status();
-    const bool damaged = failure.code() == StatusCode::kCorrupt ||
-                         failure.code() == StatusCode::kIncomplete;  // a part cut short, say
-    if (!late && !(again && damaged) && backoff.sleep(deadline)) continue;
-    if (!again) {
-      failure =
-          failure.with_context(concat("gave up after ", options_.fetch_deadline.count(), " ms"));
-    }
+    const StatusCode code = tries.failure().code();
+    const bool damaged =
+        code == StatusCode::kCorrupt || code == StatusCode::kIncomplete;  // a part cut short, say
+    if (!(again && damaged) && tries.wait()) continue;
+    const Status failure = again ? tries.failure() : tries.given_up();
     if (damaged && mode == FetchMode::kAny) {  // an anchor leads past this, too
       Result<std::optional<FetchedChain>> full =
           attempt(state, FetchMode::kFullOnly, needs, Deadline::after(options_.fetch_deadline));
@@ -168,7 +199,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
 Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& state,
                                                             FetchMode mode, const FetchNeeds& needs,
                                                             const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> chosen, choose(state, mode, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<FoundManifest> chosen, choose(state, mode, deadline));
   if (chosen.empty()) return std::optional<FetchedChain>();
   FetchedChain chain;
   chain.anchor = chosen.front().id.kind == PublicationKind::kAnchor;
@@ -176,8 +207,8 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
   if (needs.target != nullptr) {
     ahead = needs.target->begin_stage(chosen.front().manifest, chosen.back().manifest);
   }
-  for (Candidate& candidate : chosen) {
-    const std::size_t manifest_bytes = candidate.manifest_bytes;
+  for (FoundManifest& candidate : chosen) {
+    const std::size_t manifest_bytes = candidate.size_bytes;
     const Status fetched =
         fetch_parts(std::move(candidate), std::exchange(ahead, nullptr), chain, needs, deadline);
     // What is whole goes ahead; the next round looks at the failure.
@@ -188,31 +219,32 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
   return std::optional<FetchedChain>(std::move(chain));
 }
 
-Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::choose(const TargetState& state,
-                                                                      FetchMode mode,
-                                                                      const Deadline& deadline) {
+Result<std::vector<FoundManifest>> VersionFetcher::choose(const TargetState& state, FetchMode mode,
+                                                          const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed, road_->list(deadline));
   if (state.valid && mode == FetchMode::kAny) {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> versions, follow(state, listed, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<FoundManifest> versions,
+                               follow(state, listed, deadline));
     if (!versions.empty()) return versions;
     const auto newer = [&state](const PublicationId& id) { return is_newer(state, id); };
-    if (std::none_of(listed.begin(), listed.end(), newer)) return std::vector<Candidate>();
+    if (std::none_of(listed.begin(), listed.end(), newer)) return std::vector<FoundManifest>();
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Candidate> full, newest_full(state, listed, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<FoundManifest> full, newest_full(state, listed, deadline));
   if (full.empty()) return nothing_full(state, mode, listed);
   return full;
 }
 
 // The versions from the target's on, as far as they adjoin and fit one fold.
-Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
-    const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline) {
-  std::vector<Candidate> chain;
+Result<std::vector<FoundManifest>> VersionFetcher::follow(const TargetState& state,
+                                                          const std::vector<PublicationId>& listed,
+                                                          const Deadline& deadline) {
+  std::vector<FoundManifest> chain;
   std::uint64_t version = state.id.version;
   std::uint64_t bytes = 0;
   for (const PublicationId& id : listed) {
     if (id.kind != PublicationKind::kVersion || id.version <= version) continue;
     // A version further than the next one can only adjoin by its base, and seldom does.
-    Result<Candidate> next = fetch_manifest(id, deadline);
+    Result<FoundManifest> next = fetch_manifest(id, deadline);
     if (!next.ok()) {
       // What is there already goes ahead; the next round looks at the failure.
       if (!chain.empty() && may_pass(next.status().code())) break;
@@ -236,29 +268,29 @@ Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::follow(
 }
 
 // The newest anchor, or a full version that is newer still.
-Result<std::vector<VersionFetcher::Candidate>> VersionFetcher::newest_full(
+Result<std::vector<FoundManifest>> VersionFetcher::newest_full(
     const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline) {
   Status damaged;  // what was passed over
   for (auto id = listed.rbegin(); id != listed.rend(); ++id) {
     if (!is_newer(state, *id)) break;
-    Result<Candidate> candidate = fetch_manifest(*id, deadline);
+    Result<FoundManifest> candidate = fetch_manifest(*id, deadline);
     if (candidate.status().code() == StatusCode::kCorrupt) {
       damaged = candidate.status();
       continue;
     }
     DRIFTLESS_RETURN_IF_ERROR(candidate.status());
     if (candidate->manifest.encoding == Encoding::kFull) {
-      std::vector<Candidate> chosen;
+      std::vector<FoundManifest> chosen;
       chosen.push_back(std::move(*candidate));
       return chosen;
     }
   }
   DRIFTLESS_RETURN_IF_ERROR(damaged);
-  return std::vector<Candidate>();
+  return std::vector<FoundManifest>();
 }
 
-Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const PublicationId& id,
-                                                                 const Deadline& deadline) {
+Result<FoundManifest> VersionFetcher::fetch_manifest(const PublicationId& id,
+                                                     const Deadline& deadline) {
   const std::string what = to_string(id);
   if (options_.before_read) {
     DRIFTLESS_RETURN_IF_ERROR(
@@ -274,7 +306,7 @@ Result<VersionFetcher::Candidate> VersionFetcher::fetch_manifest(const Publicati
   if (id.kind == PublicationKind::kAnchor && manifest.encoding != Encoding::kFull) {
     return error(StatusCode::kCorrupt, what, ": is not a full version, as an anchor must be");
   }
-  return Candidate{id, std::move(manifest), text->size()};
+  return FoundManifest{id, std::move(manifest), text->size()};
 }
 
 Result<std::vector<Manifest>> VersionFetcher::manifests_to(std::uint64_t version,
@@ -298,7 +330,7 @@ Result<std::vector<Manifest>> VersionFetcher::manifests_to(std::uint64_t version
     const PublicationId id =
         there(anchor) ? anchor : PublicationId{version, PublicationKind::kVersion};
     if (!there(id)) return error(StatusCode::kNotFound, to_string(id), " is gone");
-    DRIFTLESS_ASSIGN_OR_RETURN(Candidate next, fetch_manifest(id, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(FoundManifest next, fetch_manifest(id, deadline));
     version = next.manifest.base_version;
     found.push_back(std::move(next.manifest));
     if (found.back().encoding == Encoding::kFull) break;
@@ -325,7 +357,7 @@ std::optional<Digest> VersionFetcher::digest_at(std::uint64_t version) {
   for (const PublicationId& id : *listed) {
     const bool next = id.version > version && id.kind == PublicationKind::kVersion;
     if (id.version != version && !next) continue;
-    const Result<Candidate> found = fetch_manifest(id, deadline);
+    const Result<FoundManifest> found = fetch_manifest(id, deadline);
     if (found.ok() && !next) return found->manifest.digest;
     if (found.ok() && found->manifest.encoding != Encoding::kFull &&
         found->manifest.base_version == version) {
@@ -336,7 +368,7 @@ std::optional<Digest> VersionFetcher::digest_at(std::uint64_t version) {
   return std::nullopt;
 }
 
-Status VersionFetcher::fetch_parts(Candidate candidate, std::shared_ptr<StageAhead> ahead,
+Status VersionFetcher::fetch_parts(FoundManifest candidate, std::shared_ptr<StageAhead> ahead,
                                    FetchedChain& chain, const FetchNeeds& needs,
                                    const Deadline& deadline) {
   FetchedVersion version;
@@ -387,8 +419,6 @@ Status VersionFetcher::fetch_parts(Candidate candidate, std::shared_ptr<StageAhe
   return {};
 }
 
-// Every part into memory of its own, if it is a mapping, and then against its hash: nobody who
-// writes into the file later changes what was compared.
 Status VersionFetcher::take_parts(FetchedVersion& version, const Deadline& deadline) const {
   return parallel_for(version.parts.size(), options_.threads,
                       [&](std::size_t i, unsigned) { return take_part(version, i, deadline); });
@@ -401,16 +431,7 @@ Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i, const D
   if (part.mapped()) {
     DRIFTLESS_ASSIGN_OR_RETURN(part, copy_of(part));
   }
-  const std::span<const std::byte> bytes = part.bytes();
-  // What is on the device was compared there, by the road.
-  const bool compared = part.memory_kind() == MemoryKind::kDevice;
-  if (compared && bytes.size() == file.size_bytes) return {};
-  DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 found,
-                             hash_by(bytes, deadline, concat(version.source, ": ", file.name)));
-  if (bytes.size() == file.size_bytes && found == file.hash) return {};
-  return error(StatusCode::kCorrupt, version.source, ": part ", file.name, " has ", bytes.size(),
-               " bytes with xxh3-128 ", to_hex(found), ", the manifest says ", file.size_bytes,
-               " with ", to_hex(file.hash));
+  return check_part(part, file, deadline).with_context(version.source);
 }
 
 Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& version,

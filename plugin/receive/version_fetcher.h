@@ -1,13 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 // VersionFetcher: chooses what a receiver takes next from a road, and fetches it: whole, or of its
-// frames the blocks that the target needs, several ranges at a time.
+// frames the blocks that the target needs, several ranges at a time. A receiver takes chains of
+// versions from it; an agent, which hands on every publication by itself, takes their manifests.
 //
 // One thread at a time. The road outlives it.
 #pragma once
 
+#include "formats/run_info.h"
 #include "plugin/receive/receiver.h"
 
 namespace driftless {
+
+struct Announcement {
+  RunInfo run;
+  std::string text;
+};
+// Waits for it. On some file systems its bytes come late: an announcement that cannot be read is
+// read again for `patience`.
+[[nodiscard]] Result<Announcement> read_announcement(ReceiveRoad& road,
+                                                     std::chrono::milliseconds patience,
+                                                     const Deadline& deadline);
+
+// The tries of one fetch: what is incomplete, damaged, gone or busy may be otherwise at the next.
+class FetchTries {
+ public:
+  explicit FetchTries(std::chrono::milliseconds patience)
+      : patience_(patience), deadline_(Deadline::after(patience)) {}
+
+  [[nodiscard]] const Deadline& deadline() const { return deadline_; }
+  // Notes how a try failed. False: the next one would fail alike.
+  [[nodiscard]] bool note(const Status& failure);
+  // Waits for the next try. False: there is no time for one.
+  [[nodiscard]] bool wait();
+  // The last failure that time might have mended: a timeout would hide the cause.
+  [[nodiscard]] const Status& failure() const { return failure_; }
+  [[nodiscard]] Status given_up() const;
+
+ private:
+  std::chrono::milliseconds patience_;
+  Deadline deadline_;
+  Backoff backoff_{std::chrono::milliseconds(5), std::chrono::milliseconds(500)};
+  Status failure_;
+  bool late_ = false;
+};
+
+[[nodiscard]] PartReceipt receipt_of(const ManifestFile& file);
+// kCorrupt, naming the part, if its size or hash is not the manifest's. What is on the device was
+// compared there, by the road.
+[[nodiscard]] Status check_part(const MappedFile& part, const ManifestFile& file,
+                                const Deadline& deadline);
 
 // A part that is too large to be copied stays a mapping of a file, which whoever writes into the
 // file changes after its hash was compared.
@@ -26,6 +67,13 @@ struct FetchedChain {
   bool anchor = false;
   std::uint64_t manifest_bytes = 0;
   std::uint64_t fetched_bytes = 0, needed_bytes = 0;  // of the parts
+};
+
+// A publication that is on the road.
+struct FoundManifest {
+  PublicationId id;
+  Manifest manifest;
+  std::uint64_t size_bytes = 0;
 };
 
 // What is fetched of a version's frames.
@@ -62,6 +110,9 @@ class VersionFetcher {
   [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,
                                                           FetchMode mode = FetchMode::kAny,
                                                           const FetchNeeds& needs = {});
+  // Of the run and of this publication: kWrongRun, kCorrupt.
+  [[nodiscard]] Result<FoundManifest> fetch_manifest(const PublicationId& id,
+                                                     const Deadline& deadline);
   // The digest of each tensor at a version that a target holds already, by the manifests on the
   // road. `base`: at version 0; empty if nobody says. Empty if too many of them, or one, are gone.
   [[nodiscard]] std::vector<Digest> digests_at(std::uint64_t version, const WeightLayout& layout,
@@ -71,27 +122,20 @@ class VersionFetcher {
   [[nodiscard]] std::optional<Digest> digest_at(std::uint64_t version);
 
  private:
-  struct Candidate {
-    PublicationId id;
-    Manifest manifest;
-    std::uint64_t manifest_bytes = 0;
-  };
   [[nodiscard]] Status check_run(const TargetState& state);
   [[nodiscard]] Status wrong_run(const std::string& what, const Hash128& found) const;
-  [[nodiscard]] Result<Candidate> fetch_manifest(const PublicationId& id, const Deadline& deadline);
-  [[nodiscard]] Result<std::vector<Candidate>> choose(const TargetState& state, FetchMode mode,
-                                                      const Deadline& deadline);
-  [[nodiscard]] Result<std::vector<Candidate>> follow(const TargetState& state,
-                                                      const std::vector<PublicationId>& listed,
-                                                      const Deadline& deadline);
-  [[nodiscard]] Result<std::vector<Candidate>> newest_full(const TargetState& state,
-                                                           const std::vector<PublicationId>& listed,
-                                                           const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<FoundManifest>> choose(const TargetState& state, FetchMode mode,
+                                                          const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<FoundManifest>> follow(const TargetState& state,
+                                                          const std::vector<PublicationId>& listed,
+                                                          const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<FoundManifest>> newest_full(
+      const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline);
   // The manifests that lead to a version, newest first, down to a full one or to version 0.
   [[nodiscard]] Result<std::vector<Manifest>> manifests_to(std::uint64_t version,
                                                            const Deadline& deadline);
   // `ahead` sees the parts as they come, one after the other; null: nobody does.
-  [[nodiscard]] Status fetch_parts(Candidate candidate, std::shared_ptr<StageAhead> ahead,
+  [[nodiscard]] Status fetch_parts(FoundManifest candidate, std::shared_ptr<StageAhead> ahead,
                                    FetchedChain& chain, const FetchNeeds& needs,
                                    const Deadline& deadline);
   // Of the frames of which not every block is needed, those that are: version.frames. The others
@@ -99,6 +143,8 @@ class VersionFetcher {
   [[nodiscard]] Status fetch_blocks(const PublicationId& id, FetchedVersion& version,
                                     FetchedChain& chain, const FetchNeeds& needs,
                                     const Deadline& deadline);
+  // Every part into memory of its own, if it is a mapping, and then against its hash: nobody who
+  // writes into the file later changes what was compared.
   [[nodiscard]] Status take_parts(FetchedVersion& version, const Deadline& deadline) const;
   [[nodiscard]] static Status take_part(FetchedVersion& version, std::size_t file,
                                         const Deadline& deadline);

@@ -135,9 +135,12 @@ MappedParts parts_of(const MappedWeights& weights, const WeightLayout& kept) {
   return parts;
 }
 
-class MemoryTarget final : public MappedTarget {
+}  // namespace
+
+// What it holds, behind the public methods. `weights()` from any thread.
+class MappedTarget::Held {
  public:
-  explicit MemoryTarget(std::shared_ptr<MappedWeights> weights, MappedOptions options)
+  explicit Held(std::shared_ptr<MappedWeights> weights, MappedOptions options)
       : memory_(weights->memory),
         threads_(weights->threads),
         options_(std::move(options)),
@@ -146,7 +149,7 @@ class MemoryTarget final : public MappedTarget {
     if (options_.initial && options_.initial->version > 0) note_all_taken();
   }
   // In memory of its own, once it has a layout.
-  MemoryTarget(std::shared_ptr<WeightMemory> memory, unsigned threads)
+  Held(std::shared_ptr<WeightMemory> memory, unsigned threads)
       : memory_(std::move(memory)), threads_(threads) {}
 
   Status load(const Checkpoint& base) {
@@ -156,165 +159,9 @@ class MemoryTarget final : public MappedTarget {
     return take(map_contiguous(base.layout(), data, options_, memory_));
   }
 
-  [[nodiscard]] const WeightLayout* layout() const override {
-    const auto weights = this->weights();
-    return weights ? &weights->layout : nullptr;
-  }
-  Status adopt_layout(const WeightLayout& layout) override {
-    if (weights()) return keep_only(layout);
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, allocate(layout));
-    options_ = contiguous_options(std::nullopt, threads_);
-    return take(map_contiguous(layout, data, options_, memory_));
-  }
-  Status admit(const Hash128& run, const WeightLayout& layout) override {
-    const auto weights = this->weights();
-    if (!weights) return adopt_layout(layout);
-    if (left_.contains(run)) {
-      return error(StatusCode::kWrongRun, "run ", to_hex(run),
-                   " was left for another one before, and is taken once; restart the engine");
-    }
-    DRIFTLESS_RETURN_IF_ERROR(check_covers(*weights, layout));
-    if (weights->layout.signature() != layout.signature()) {
-      DRIFTLESS_RETURN_IF_ERROR(change_layout(*weights, layout));
-    }
-    left_.insert(weights->state.id.run);
-    admitted_ = run;
-    return {};
-  }
-  [[nodiscard]] std::vector<std::string> left_alone() const override {
-    std::vector<std::string> names;
-    for (const LeftTensor& each : left_alone_) names.push_back(each.name);
-    return names;
-  }
-  [[nodiscard]] std::vector<LeftTensor> left_tensors() const override { return left_alone_; }
-  [[nodiscard]] std::shared_ptr<const TargetNeeds> needs() const override {
-    const auto weights = this->weights();
-    return weights ? needs_of(weights) : nullptr;
-  }
-  [[nodiscard]] std::uint64_t readable_units(std::uint32_t tensor) const override {
-    const auto weights = this->weights();
-    const MappedWeights::Tensor& own = weights->tensors[tensor];
-    if (own.complete) return weights->layout[tensor].units();
-    if (own.external || own.converted || own.maps == 0) return 0;
-    return weights->no_shares.tensors[own.share].units;
-  }
-  [[nodiscard]] TargetState state() const override {
-    const auto weights = this->weights();
-    if (!weights) return {};
-    TargetState state = weights->state;
-    if (state.partial && weights->summed && weights->sums) {
-      state.tensors = {weights->sums, &weights->sums->shares.tensors};
-    }
-    return state;
-  }
-  [[nodiscard]] bool proven() const override {
-    const auto weights = this->weights();
-    return weights && weights->proven;
-  }
-  [[nodiscard]] bool proven_in_share() const override { return in_share(weights().get()); }
-  Status recover() override { return {}; }  // what could not be undone stays so
-  void set_proof(const ProofRule& rule) override { proof_ = rule; }
-
-  Result<Shares> sweep() override { return sweep(weights().get()); }
-  [[nodiscard]] const Shares& tracked() const override {
-    static const Shares nothing;
-    const auto weights = this->weights();
-    if (!weights) return nothing;
-    return weights->sums ? weights->sums->shares : weights->no_shares;
-  }
-  [[nodiscard]] StagingMemory staging_memory() const override {
-    const auto weights = this->weights();
-    return (weights ? weights->memory : memory_)->staging_memory();
-  }
-  [[nodiscard]] Result<LookedShares> look() const override {
-    const auto weights = this->weights();
-    DRIFTLESS_RETURN_IF_ERROR(check_tensor(weights.get(), 0));
-    return look_at(*weights);
-  }
-  [[nodiscard]] Result<BlockSums> blocks(std::uint32_t tensor,
-                                         std::uint64_t block_units) const override {
-    const auto weights = this->weights();
-    DRIFTLESS_RETURN_IF_ERROR(check_tensor(weights.get(), tensor));
-    return sum_blocks(*weights, tensor, block_units);
-  }
-  [[nodiscard]] Result<std::vector<HeldCopy>> copies(std::uint32_t tensor, std::uint64_t first,
-                                                     std::uint64_t count) const override {
-    const auto weights = this->weights();
-    DRIFTLESS_RETURN_IF_ERROR(check_tensor(weights.get(), tensor));
-    return read_copies(*weights, tensor, first, count);
-  }
-
-  // An engine may move its tensors at any time, and the fetch may be long: theirs are not read.
-  std::shared_ptr<StageAhead> begin_stage(const Manifest& first, const Manifest& last) override {
-    const std::shared_ptr<MappedWeights> weights = this->weights();
-    if (!environment().has_threads() || !in_share(weights.get()) || weights->writer ||
-        weights->memory->kind() != MemoryKind::kHost || first.encoding == Encoding::kFull) {
-      return nullptr;
-    }
-    return std::make_shared<StageAhead>(weights, sweep_is_due(*weights, first, last));
-  }
-
-  Result<std::unique_ptr<StagedChange>> stage(std::vector<FetchedVersion> chain) override {
-    const std::shared_ptr<MappedWeights> weights = this->weights();
-    if (!weights) {
-      return error(StatusCode::kInvalidArgument, "the weights have no layout yet; adopt the run's");
-    }
-    DRIFTLESS_RETURN_IF_ERROR(check_chain(weights->state, weights->layout, chain, admitted_));
-    if (weights->writer) DRIFTLESS_RETURN_IF_ERROR(weights->writer->check(false));
-    weights->proof = proof_;
-    const std::shared_ptr<StageAhead> ahead = std::move(chain.front().ahead);
-    if (ahead) ahead->finish();
-    if (sweep_is_due(*weights, chain.front().manifest, chain.back().manifest)) {
-      if (ahead && ahead->swept(*weights)) {
-        swept_ = weights->state.id.version;
-      } else {
-        DRIFTLESS_RETURN_IF_ERROR(sweep_unmoved(*weights));
-      }
-    }
-    const bool in_place = applies_in_place(*weights, chain);
-    FrameHeads heads;
-    HeadReader head;
-    if (weights->memory->kind() == MemoryKind::kDevice) {
-      DRIFTLESS_ASSIGN_OR_RETURN(heads, fetch_heads(*weights->memory, in_place, chain));
-      head = [&heads](const MappedFile& part) {
-        return std::span<const std::byte>(heads.at(part.bytes().data()));
-      };
-    }
-    // Nothing is spooled: without a directory, what is compressed is inflated in memory.
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
-                               open_chain(posix_file_system(), std::move(chain), weights->layout,
-                                          {}, weights->threads, head));
-    for (const std::uint32_t tensor : changed_tensors(versions)) {
-      taken_.insert(weights->layout[tensor].name);
-    }
-    return stage_update(weights, std::move(versions), in_place, ahead.get());
-  }
-
-  Status read(std::size_t tensor, std::uint64_t byte_offset,
-              std::span<std::byte> out) const override {
-    const auto weights = this->weights();
-    const std::span<const std::byte> bytes = contiguous(weights.get(), tensor);
-    if (byte_offset > bytes.size() || out.size() > bytes.size() - byte_offset) {
-      return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
-                   " on, ", out.size(), " of them, but ", bytes.size(), " are here");
-    }
-    return out.empty() ? Status() : weights->memory->fetch(out, bytes.data() + byte_offset);
-  }
-  [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const override {
-    const auto weights = this->weights();
-    if (!weights || weights->memory->kind() != MemoryKind::kHost) return {};
-    return contiguous(weights.get(), index);
-  }
-  Status replace(MappedParts parts, const MappedOptions& options) override {
-    DRIFTLESS_RETURN_IF_ERROR(take(map_weights(std::move(parts), options)));
-    options_ = options;
-    if (options.initial && options.initial->version > 0) note_all_taken();
-    left_alone_.clear();
-    whole_.reset();  // it leads to where they were
-    return {};
-  }
-
  private:
+  friend class MappedTarget;
+
   void note_all_taken() {
     for (const TensorSpec& tensor : weights_->layout.tensors()) taken_.insert(tensor.name);
   }
@@ -509,13 +356,172 @@ class MemoryTarget final : public MappedTarget {
   std::shared_ptr<MappedWeights> weights_;  // null until there is a layout
 };
 
-}  // namespace
+MappedTarget::MappedTarget(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+MappedTarget::~MappedTarget() = default;
+
+const WeightLayout* MappedTarget::layout() const {
+  const auto weights = held_->weights();
+  return weights ? &weights->layout : nullptr;
+}
+Status MappedTarget::adopt_layout(const WeightLayout& layout) {
+  if (held_->weights()) return held_->keep_only(layout);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::byte*> data, held_->allocate(layout));
+  held_->options_ = contiguous_options(std::nullopt, held_->threads_);
+  return held_->take(map_contiguous(layout, data, held_->options_, held_->memory_));
+}
+Status MappedTarget::admit(const Hash128& run, const WeightLayout& layout) {
+  const auto weights = held_->weights();
+  if (!weights) return adopt_layout(layout);
+  if (held_->left_.contains(run)) {
+    return error(StatusCode::kWrongRun, "run ", to_hex(run),
+                 " was left for another one before, and is taken once; restart the engine");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(held_->check_covers(*weights, layout));
+  if (weights->layout.signature() != layout.signature()) {
+    DRIFTLESS_RETURN_IF_ERROR(held_->change_layout(*weights, layout));
+  }
+  held_->left_.insert(weights->state.id.run);
+  held_->admitted_ = run;
+  return {};
+}
+std::vector<std::string> MappedTarget::left_alone() const {
+  std::vector<std::string> names;
+  for (const LeftTensor& each : held_->left_alone_) names.push_back(each.name);
+  return names;
+}
+std::vector<LeftTensor> MappedTarget::left_tensors() const { return held_->left_alone_; }
+std::shared_ptr<const TargetNeeds> MappedTarget::needs() const {
+  const auto weights = held_->weights();
+  return weights ? needs_of(weights) : nullptr;
+}
+std::uint64_t MappedTarget::readable_units(std::uint32_t tensor) const {
+  const auto weights = held_->weights();
+  const MappedWeights::Tensor& own = weights->tensors[tensor];
+  if (own.complete) return weights->layout[tensor].units();
+  if (own.external || own.converted || own.maps == 0) return 0;
+  return weights->no_shares.tensors[own.share].units;
+}
+TargetState MappedTarget::state() const {
+  const auto weights = held_->weights();
+  if (!weights) return {};
+  TargetState state = weights->state;
+  if (state.partial && weights->summed && weights->sums) {
+    state.tensors = {weights->sums, &weights->sums->shares.tensors};
+  }
+  return state;
+}
+bool MappedTarget::proven() const {
+  const auto weights = held_->weights();
+  return weights && weights->proven;
+}
+bool MappedTarget::proven_in_share() const { return Held::in_share(held_->weights().get()); }
+Status MappedTarget::recover() { return {}; }  // what could not be undone stays so
+void MappedTarget::set_proof(const ProofRule& rule) { held_->proof_ = rule; }
+
+Result<Shares> MappedTarget::sweep() { return held_->sweep(held_->weights().get()); }
+const Shares& MappedTarget::tracked() const {
+  static const Shares nothing;
+  const auto weights = held_->weights();
+  if (!weights) return nothing;
+  return weights->sums ? weights->sums->shares : weights->no_shares;
+}
+StagingMemory MappedTarget::staging_memory() const {
+  const auto weights = held_->weights();
+  return (weights ? weights->memory : held_->memory_)->staging_memory();
+}
+Result<LookedShares> MappedTarget::look() const {
+  const auto weights = held_->weights();
+  DRIFTLESS_RETURN_IF_ERROR(Held::check_tensor(weights.get(), 0));
+  return look_at(*weights);
+}
+Result<BlockSums> MappedTarget::blocks(std::uint32_t tensor, std::uint64_t block_units) const {
+  const auto weights = held_->weights();
+  DRIFTLESS_RETURN_IF_ERROR(Held::check_tensor(weights.get(), tensor));
+  return sum_blocks(*weights, tensor, block_units);
+}
+Result<std::vector<HeldCopy>> MappedTarget::copies(std::uint32_t tensor, std::uint64_t first,
+                                                   std::uint64_t count) const {
+  const auto weights = held_->weights();
+  DRIFTLESS_RETURN_IF_ERROR(Held::check_tensor(weights.get(), tensor));
+  return read_copies(*weights, tensor, first, count);
+}
+
+// An engine may move its tensors at any time, and the fetch may be long: theirs are not read.
+std::shared_ptr<StageAhead> MappedTarget::begin_stage(const Manifest& first, const Manifest& last) {
+  const std::shared_ptr<MappedWeights> weights = held_->weights();
+  if (!environment().has_threads() || !Held::in_share(weights.get()) || weights->writer ||
+      weights->memory->kind() != MemoryKind::kHost || first.encoding == Encoding::kFull) {
+    return nullptr;
+  }
+  return std::make_shared<StageAhead>(weights, held_->sweep_is_due(*weights, first, last));
+}
+
+Result<std::unique_ptr<StagedChange>> MappedTarget::stage(std::vector<FetchedVersion> chain) {
+  const std::shared_ptr<MappedWeights> weights = held_->weights();
+  if (!weights) {
+    return error(StatusCode::kInvalidArgument, "the weights have no layout yet; adopt the run's");
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_chain(weights->state, weights->layout, chain, held_->admitted_));
+  if (weights->writer) DRIFTLESS_RETURN_IF_ERROR(weights->writer->check(false));
+  weights->proof = held_->proof_;
+  const std::shared_ptr<StageAhead> ahead = std::move(chain.front().ahead);
+  if (ahead) ahead->finish();
+  if (held_->sweep_is_due(*weights, chain.front().manifest, chain.back().manifest)) {
+    if (ahead && ahead->swept(*weights)) {
+      held_->swept_ = weights->state.id.version;
+    } else {
+      DRIFTLESS_RETURN_IF_ERROR(held_->sweep_unmoved(*weights));
+    }
+  }
+  const bool in_place = Held::applies_in_place(*weights, chain);
+  FrameHeads heads;
+  HeadReader head;
+  if (weights->memory->kind() == MemoryKind::kDevice) {
+    DRIFTLESS_ASSIGN_OR_RETURN(heads, fetch_heads(*weights->memory, in_place, chain));
+    head = [&heads](const MappedFile& part) {
+      return std::span<const std::byte>(heads.at(part.bytes().data()));
+    };
+  }
+  // Nothing is spooled: without a directory, what is compressed is inflated in memory.
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
+                             open_chain(posix_file_system(), std::move(chain), weights->layout, {},
+                                        weights->threads, head));
+  for (const std::uint32_t tensor : changed_tensors(versions)) {
+    held_->taken_.insert(weights->layout[tensor].name);
+  }
+  return stage_update(weights, std::move(versions), in_place, ahead.get());
+}
+
+Status MappedTarget::read(std::size_t tensor, std::uint64_t byte_offset,
+                          std::span<std::byte> out) const {
+  const auto weights = held_->weights();
+  const std::span<const std::byte> bytes = Held::contiguous(weights.get(), tensor);
+  if (byte_offset > bytes.size() || out.size() > bytes.size() - byte_offset) {
+    return error(StatusCode::kInvalidArgument, "tensor ", tensor, ": bytes from ", byte_offset,
+                 " on, ", out.size(), " of them, but ", bytes.size(), " are here");
+  }
+  return out.empty() ? Status() : weights->memory->fetch(out, bytes.data() + byte_offset);
+}
+std::span<const std::byte> MappedTarget::tensor(std::size_t index) const {
+  const auto weights = held_->weights();
+  if (!weights || weights->memory->kind() != MemoryKind::kHost) return {};
+  return Held::contiguous(weights.get(), index);
+}
+Status MappedTarget::replace(MappedParts parts, const MappedOptions& options) {
+  DRIFTLESS_RETURN_IF_ERROR(held_->take(map_weights(std::move(parts), options)));
+  held_->options_ = options;
+  if (options.initial && options.initial->version > 0) held_->note_all_taken();
+  held_->left_alone_.clear();
+  held_->whole_.reset();  // it leads to where they were
+  return {};
+}
 
 Result<std::unique_ptr<MappedTarget>> make_mapped_target(MappedParts parts,
                                                          const MappedOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<MappedWeights> weights,
                              map_weights(std::move(parts), options));
-  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights), options));
+  return std::make_unique<MappedTarget>(
+      std::make_unique<MappedTarget::Held>(std::move(weights), options));
 }
 
 Result<std::unique_ptr<MappedTarget>> make_memory_target(const WeightLayout& layout,
@@ -527,20 +533,21 @@ Result<std::unique_ptr<MappedTarget>> make_memory_target(const WeightLayout& lay
   DRIFTLESS_ASSIGN_OR_RETURN(
       std::shared_ptr<MappedWeights> weights,
       map_contiguous(layout, data, options, memory ? std::move(memory) : make_host_memory()));
-  return std::unique_ptr<MappedTarget>(std::make_unique<MemoryTarget>(std::move(weights), options));
+  return std::make_unique<MappedTarget>(
+      std::make_unique<MappedTarget::Held>(std::move(weights), options));
 }
 
 Result<std::unique_ptr<MappedTarget>> make_owned_target(FileSystem& fs,
                                                         const std::optional<std::string>& base,
                                                         unsigned threads,
                                                         std::shared_ptr<WeightMemory> memory) {
-  auto target = std::make_unique<MemoryTarget>(memory ? std::move(memory) : make_host_memory(),
-                                               threads == 0 ? default_threads() : threads);
+  auto held = std::make_unique<MappedTarget::Held>(memory ? std::move(memory) : make_host_memory(),
+                                                   threads == 0 ? default_threads() : threads);
   if (base) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(fs, *base));
-    DRIFTLESS_RETURN_IF_ERROR(target->load(checkpoint));
+    DRIFTLESS_RETURN_IF_ERROR(held->load(checkpoint));
   }
-  return std::unique_ptr<MappedTarget>(std::move(target));
+  return std::make_unique<MappedTarget>(std::move(held));
 }
 
 }  // namespace driftless

@@ -198,39 +198,61 @@ struct MappedParts;  // mapped_target.h
 struct MappedOptions;
 
 // Weights in memory, the host's or a GPU's (mapped_target.h).
-class MappedTarget : public WeightTarget {
+class MappedTarget final : public WeightTarget {
  public:
+  class Held;
+  explicit MappedTarget(std::unique_ptr<Held> held);  // make_mapped_target() and others, below
+  MappedTarget(const MappedTarget&) = delete;
+  MappedTarget& operator=(const MappedTarget&) = delete;
+  ~MappedTarget() override;
+
+  [[nodiscard]] const WeightLayout* layout() const override;
+  [[nodiscard]] Status adopt_layout(const WeightLayout& layout) override;
+  [[nodiscard]] Status admit(const Hash128& run, const WeightLayout& layout) override;
+  [[nodiscard]] TargetState state() const override;
+  [[nodiscard]] std::vector<std::string> left_alone() const override;
+  [[nodiscard]] std::vector<LeftTensor> left_tensors() const override;
+  [[nodiscard]] Status recover() override;
+  [[nodiscard]] std::shared_ptr<const TargetNeeds> needs() const override;
+  [[nodiscard]] std::uint64_t readable_units(std::uint32_t tensor) const override;
+  void set_proof(const ProofRule& rule) override;
+  [[nodiscard]] std::shared_ptr<StageAhead> begin_stage(const Manifest& first,
+                                                        const Manifest& last) override;
+  [[nodiscard]] Result<std::unique_ptr<StagedChange>> stage(
+      std::vector<FetchedVersion> chain) override;
+
   // Whether the state's digest is proven from the weights' own bits, of all tensors.
-  [[nodiscard]] virtual bool proven() const = 0;
+  [[nodiscard]] bool proven() const;
   // Whether the weights were read, of every tensor that tracked() has, and are the version that the
   // state says as far as this target can tell: what it was opened with, and every change since.
-  [[nodiscard]] virtual bool proven_in_share() const = 0;
+  [[nodiscard]] bool proven_in_share() const;
   // Reads the weights, at every place where they can be read back: O(weights). kMismatch, naming
   // tensor, parameter and rank, if they are not what tracked() says: then the state is not valid
   // any more. kWrongBase if it is not valid before.
-  [[nodiscard]] virtual Result<Shares> sweep() = 0;
+  [[nodiscard]] Result<Shares> sweep();
   // What the weights add up to, without reading them: kept up to date by commits and undos. Valid
   // until the next one. Digests are zero while no version is held.
-  [[nodiscard]] virtual const Shares& tracked() const = 0;
+  [[nodiscard]] const Shares& tracked() const;
   [[nodiscard]] std::size_t unproven_tensors() const override { return tracked().unproven.size(); }
   // What lies there now, whatever the state is: to find out where weights are not what they should
   // be. Reads the weights; blocks() the tensor, copies() some of it (held_copies.h).
-  [[nodiscard]] virtual Result<LookedShares> look() const = 0;
-  [[nodiscard]] virtual Result<BlockSums> blocks(std::uint32_t tensor,
-                                                 std::uint64_t block_units) const = 0;
-  [[nodiscard]] virtual Result<std::vector<HeldCopy>> copies(std::uint32_t tensor,
-                                                             std::uint64_t first,
-                                                             std::uint64_t count) const = 0;
-  [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
+  [[nodiscard]] Result<LookedShares> look() const;
+  [[nodiscard]] Result<BlockSums> blocks(std::uint32_t tensor, std::uint64_t block_units) const;
+  [[nodiscard]] Result<std::vector<HeldCopy>> copies(std::uint32_t tensor, std::uint64_t first,
+                                                     std::uint64_t count) const;
+  [[nodiscard]] StagingMemory staging_memory() const;
   // Copies bytes of a tensor that lies contiguous here.
-  [[nodiscard]] virtual Status read(std::size_t tensor, std::uint64_t byte_offset,
-                                    std::span<std::byte> out) const = 0;
+  [[nodiscard]] Status read(std::size_t tensor, std::uint64_t byte_offset,
+                            std::span<std::byte> out) const;
   // A tensor that lies contiguous in host memory; else nothing.
-  [[nodiscard]] virtual std::span<const std::byte> tensor(std::size_t index) const = 0;
+  [[nodiscard]] std::span<const std::byte> tensor(std::size_t index) const;
   // Other weights in the place of these, as make_mapped_target() takes them: an engine has put its
   // tensors elsewhere. What was staged or committed before can neither be committed nor be taken
   // back then (kBusy). Any thread, but not during a commit: the engine must not use the tensors.
-  [[nodiscard]] virtual Status replace(MappedParts parts, const MappedOptions& options) = 0;
+  [[nodiscard]] Status replace(MappedParts parts, const MappedOptions& options);
+
+ private:
+  std::unique_ptr<Held> held_;
 };
 
 class WeightMemory;  // weight_memory.h

@@ -3,7 +3,8 @@
 """Holds the tree to its arrows:
 
     core <- {formats, kernels, collectives} <- plugin <- {tools, megatron_bridge}
-    in plugin: targets <- {checkpoint, receive} <- {publish, device} <- engines <- job <- {agent, c_abi}
+    in plugin: targets <- {interchange, receive} <- checkpoint <- publish <- device <- engines <- job
+    <- {agent, c_abi}
 
     check_arrows.py ROOT               exit status 1 and a line per offence
     check_arrows.py --self-test ROOT   plants offences in copies of ROOT and expects to find each
@@ -28,14 +29,15 @@ MAY_SEE = {
     "tools": {"core", "formats", "kernels", "collectives", "plugin"},
     "megatron_bridge": {"core", "formats", "kernels", "collectives", "plugin"},
 }
-_BELOW_JOB = {"targets", "checkpoint", "publish", "receive", "device", "engines"}
+_BELOW_JOB = {"targets", "interchange", "checkpoint", "publish", "receive", "device", "engines"}
 # The rooms of plugin/, and which of them each may see.
 ROOM_MAY_SEE = {
     "targets": set(),
-    "checkpoint": {"targets"},
-    "publish": {"targets", "checkpoint", "receive"},
+    "interchange": {"targets"},
+    "checkpoint": {"targets", "interchange"},
+    "publish": {"targets", "interchange", "checkpoint", "receive"},
     "receive": {"targets"},
-    "device": {"targets", "publish"},
+    "device": {"targets", "interchange", "publish"},
     "engines": {"targets", "checkpoint"},
     "job": _BELOW_JOB,
     "agent": _BELOW_JOB | {"job"},
@@ -126,6 +128,7 @@ PLANTED = [
     ("plugin/attic/planted.h", "int a;\n"),
     ("plugin/targets/planted.h", '#include "plugin/receive/receiver.h"\n'),
     ("plugin/receive/planted.cpp", '#include "plugin/publish/publisher.h"\n'),
+    ("plugin/interchange/planted.h", '#include "plugin/checkpoint/verify.h"\n'),
     ("plugin/engines/planted.cpp", '#include "plugin/job/config.h"\n'),
     ("plugin/job/on_demand/planted.h", '#include "plugin/agent/delivery.h"\n'),
     ("formats/planted.h", '#include "../kernels/host_kernels.h"\n'),

@@ -39,7 +39,8 @@ class Agent(Process):
         engine itself says a version earlier, while it is still paused."""
         text = self.metrics.read_text() if self.metrics.exists() else ""
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
-        return [line["version"] for line in lines if line.get("engine") == url]
+        return [line["version"] for line in lines
+                if line.get("engine") == url and line["status"] == "ok"]  # fmt: skip
 
     def wait_for(self, engine, version, timeout_s=120):
         deadline = time.monotonic() + timeout_s

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "formats/flush_file.h"
-#include "plugin/job/trl_directory.h"
+#include "plugin/interchange/trl_directory.h"
 #include "support/golden_case.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -15,6 +15,7 @@ from driftless import errors  # noqa: E402
 from driftless import _native  # noqa: E402
 from driftless.engines import drive, sglang_disk, vllm  # noqa: E402
 from driftless.engines.rank_receiver import RankReceiver, process_id  # noqa: E402
+from driftless.engines.target import HeldTarget  # noqa: E402
 
 RUN = "a" * 32
 
@@ -56,7 +57,7 @@ def followed(work, rng):
     with driftless.Job(config, "trainer", launched=False) as job:
         publisher = driftless.Publisher(job, binding.Source(driftless, binding.weights(rng)))
         publisher.publish_anchor()
-        rank = RankReceiver(0, lambda chunk_bytes: driftless.OwnedTarget())
+        rank = RankReceiver(0, lambda chunk_bytes: HeldTarget(driftless.OwnedTarget()))
         assert rank.open(f"road: {{kind: shared_fs, shared_fs: {{ dir: {work}/road }}}}")["ok"]
         yield rank
         rank.close()

@@ -19,6 +19,7 @@ from test_agent import Engine
 driftless = binding.driftless()
 from driftless.engines import vllm  # noqa: E402
 from driftless.engines.rank_receiver import RankReceiver  # noqa: E402
+from driftless.engines.target import HeldTarget  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +87,7 @@ def run_of(work, base):
 
 @pytest.fixture
 def rank(work, base):
-    made = RankReceiver(0, lambda chunk_bytes: driftless.OwnedTarget(str(work / "base")))
+    made = RankReceiver(0, lambda chunk_bytes: HeldTarget(driftless.OwnedTarget(str(work / "base"))))
     yield made
     made.close()
 
@@ -109,7 +110,7 @@ def target_holds(target, run):
 
 
 def holds(rank, run):
-    return target_holds(rank._target, run)
+    return target_holds(rank._target.native, run)
 
 
 def test_a_rank_is_taken_over_by_a_full_version_and_can_go_back(rank, run_of):
@@ -194,7 +195,7 @@ class Worker(vllm.WorkerExtension):
 
     def __init__(self, rank, base):
         self.rank, self.weight_transfer_engine = rank, None
-        made = RankReceiver(rank, lambda chunk_bytes: driftless.OwnedTarget(str(base)))
+        made = RankReceiver(rank, lambda chunk_bytes: HeldTarget(driftless.OwnedTarget(str(base))))
         self.__dict__["_driftless_made"] = made
 
 
@@ -218,7 +219,7 @@ class Server(http.server.HTTPServer):
             }
 
     def holds(self, run):
-        targets = [worker._driftless_made._target for worker in self.workers]
+        targets = [worker._driftless_made._target.native for worker in self.workers]
         return all(target_holds(target, run) for target in targets)
 
     def identities(self):

@@ -35,7 +35,7 @@ class CheckedSession final : public EngineSession {
                  std::unique_ptr<EngineSession> session)
       : world_(world), engine_(engine), run_(std::move(run)), session_(std::move(session)) {}
 
-  Result<std::uint64_t> update(std::uint64_t goal, EngineTimes& times) override {
+  Result<std::uint64_t> update(std::uint64_t goal, CommitTimes& times) override {
     Result<std::uint64_t> done = error(StatusCode::kInternal, "not called");
     world_.simulation.within(kUpdateLimit, "an update",
                              [&] { done = session_->update(goal, times); });

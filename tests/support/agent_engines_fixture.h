@@ -48,7 +48,7 @@ class AgentEnginesTest : public ::testing::Test {
   }
 
   std::atomic<bool> stop_{false};
-  EngineTimes times_;
+  CommitTimes times_;
 };
 
 }  // namespace driftless::testing

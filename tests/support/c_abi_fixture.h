@@ -16,8 +16,8 @@
 
 #include "collectives/group.h"
 #include "collectives/shared_fs/shared_fs_road.h"
-#include "plugin/job/run_end.h"
 #include "plugin/publish/publisher.h"
+#include "plugin/receive/run_end.h"
 #include "support/published_run.h"
 #include "support/weight_source.h"
 

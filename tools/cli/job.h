@@ -10,7 +10,7 @@
 
 #include "plugin/job/config.h"
 #include "plugin/job/job_process.h"
-#include "plugin/job/run_end.h"
+#include "plugin/receive/run_end.h"
 #include "tools/cli/console.h"
 
 namespace driftless::cli {

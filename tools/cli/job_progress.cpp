@@ -10,7 +10,7 @@
 #include "formats/receiver_proof.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/job/report_proof.h"
+#include "plugin/receive/report_proof.h"
 #include "tools/bench/measure.h"
 #include "tools/cli/console.h"
 
@@ -112,7 +112,7 @@ void JobProgress::print(bool all) {
 void JobProgress::print_line(const Version& version) {
   const PublishReport& report = version.report;
   if (json_) {
-    nlohmann::ordered_json json = metrics_of(report, 0);
+    nlohmann::ordered_json json = to_json(record_of(report, 0));
     json["event"] = "version";
     json["ratio"] = ratio(report.full_bytes, report.wire_bytes);
     if (version.staged) json["stage_ms"] = version.stage_ms;

@@ -5,7 +5,8 @@
 
 #include "core/setting_values.h"
 #include "core/stopwatch.h"
-#include "plugin/job/receiver_session.h"
+#include "plugin/job/joined_road.h"
+#include "plugin/job/metrics.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"
 #include "tools/cli/rollout_weights.h"
@@ -16,22 +17,11 @@ namespace {
 constexpr auto kLookForVersion =
     std::chrono::milliseconds(200);  // for a new version; then for the end
 
-SessionOptions warning_to(std::function<void(const Status&)> warn) {
-  SessionOptions options;
-  options.warn = std::move(warn);
-  return options;
-}
-
 class Rollout {
  public:
   Rollout(const Common& common, const RolloutArguments& arguments, const Config& config,
           std::shared_ptr<JobProcess> process)
-      : common_(common),
-        arguments_(arguments),
-        config_(config),
-        process_(*process),
-        session_(config, std::move(process), warning_to([this](const Status& why) { tell(why); })) {
-  }
+      : common_(common), arguments_(arguments), config_(config), process_(std::move(process)) {}
 
   [[nodiscard]] Result<int> run() {
     DRIFTLESS_RETURN_IF_ERROR(open());
@@ -40,7 +30,7 @@ class Rollout {
     DRIFTLESS_RETURN_IF_ERROR(check_end());
     if (!arguments_.save.empty()) {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> left_out,
-                                 save_weights(weights_, arguments_.save, process_.rank()));
+                                 save_weights(weights_, arguments_.save, process_->rank()));
       for (const std::string& file : left_out) note(concat("--save: left out: ", file));
     }
     print_end();
@@ -52,11 +42,17 @@ class Rollout {
   [[nodiscard]] Status open() {
     const Deadline deadline = Deadline::after(config_.connect_deadline);
     // Before the meeting of all processes: a wrong base is told at once.
-    DRIFTLESS_ASSIGN_OR_RETURN(weights_, open_weights(config_, process_.rank(), arguments_.base));
+    DRIFTLESS_ASSIGN_OR_RETURN(weights_, open_weights(config_, process_->rank(), arguments_.base));
     // Trainers that mpirun started beside us may first make up a run; if they fail, the job ends.
-    DRIFTLESS_RETURN_IF_ERROR(session_.join(
-        Deadline::after(process_.together() ? std::chrono::hours(24) : config_.connect_deadline)));
-    DRIFTLESS_RETURN_IF_ERROR(session_.open(*weights_.target, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        JoinedRoad joined,
+        join_road(config_, process_, std::nullopt,
+                  Deadline::after(process_->together() ? std::chrono::hours(24)
+                                                       : config_.connect_deadline)));
+    id_ = joined.options.id;
+    joined.options.warn = [this](const Status& why) { tell(why); };
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        receiver_, Receiver::open(joined.options, *joined.road, *weights_.target, deadline));
     tell_left_alone();
     return {};
   }
@@ -71,7 +67,7 @@ class Rollout {
     note(text);
   }
   void note(const std::string& text) const {
-    std::cerr << concat("driftless: ", session_.id(), ": note: ", text, "\n");
+    std::cerr << concat("driftless: ", id_, ": note: ", text, "\n");
   }
 
   [[nodiscard]] bool at_least(std::uint64_t version) const {
@@ -88,15 +84,15 @@ class Rollout {
     if (arguments_.timeout) timeout = Deadline::after(*arguments_.timeout);
     while (StopSignals::received() == 0 && !reached()) {
       DRIFTLESS_ASSIGN_OR_RETURN(const bool staged,
-                                 session_.stage_patiently(Deadline::after(kLookForVersion)));
+                                 receiver_->stage_patiently(Deadline::after(kLookForVersion)));
       if (staged) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
-        tell(session_.report());  // with the times of the commit
+        tell(receiver_->report());  // with the times of the commit
         after_end_.reset();
       }
-      DRIFTLESS_RETURN_IF_ERROR(session_.check_contact());
+      DRIFTLESS_RETURN_IF_ERROR(receiver_->check_contact());
       if (!end_) {
-        DRIFTLESS_ASSIGN_OR_RETURN(end_, session_.listen_for_end());
+        DRIFTLESS_ASSIGN_OR_RETURN(end_, receiver_->listen_for_end());
       }
       if (end_ && at_least(end_->version)) return {};
       if (end_ && !after_end_) after_end_ = Deadline::after(config_.receiver.fetch_deadline);
@@ -111,17 +107,16 @@ class Rollout {
 
   [[nodiscard]] Status commit() {
     Stopwatch watch;
-    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport report, session_.commit());
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport report, receiver_->commit());
     const double commit_ms = watch.lap_ms();
     for (const std::string& note : report.notes) tell(Status(StatusCode::kIo, note));
     if (!arguments_.verbose) return {};
     if (common_.json) {
-      print_json(metrics_of(report, process_.rank()));
+      print_json(to_json(record_of(report, process_->rank())));
       return {};
     }
-    std::cout << concat(session_.id(), ": version ", report.version,
-                        report.anchor ? " (anchor)" : "", ", stage ",
-                        fixed(report.fetch_ms + report.stage_ms, 1), " ms, commit ",
+    std::cout << concat(id_, ": version ", report.version, report.anchor ? " (anchor)" : "",
+                        ", stage ", fixed(report.fetch_ms + report.stage_ms, 1), " ms, commit ",
                         fixed(commit_ms, 1), " ms\n")
               << std::flush;
     return {};
@@ -130,25 +125,27 @@ class Rollout {
   // A trainer that cannot be heard is check_contact()'s.
   void tell(const Status& status) const {
     if (status.ok() || status.code() == StatusCode::kDeadlineExceeded) return;
-    std::cerr << concat("driftless: ", session_.id(), ": ", status.to_string(), "\n");
+    std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
   }
 
   [[nodiscard]] Status close() {
     // One that only went to --target-version stays known: it will come back, and whoever counts the
     // rollouts must still find it.
-    if (!reached() || end_) tell(session_.leave());
+    if (!reached() || end_) tell(receiver_->leave());
     const bool stopped = StopSignals::received() != 0 && !end_;
-    return session_.close(Deadline::after(stopped ? kStopWait : config_.connect_deadline));
+    counts_ = receiver_->counts();
+    trouble_ = receiver_->trouble();
+    receiver_.reset();
+    return process_->close(Deadline::after(stopped ? kStopWait : config_.connect_deadline));
   }
 
   [[nodiscard]] Status check_end() const {
     if (!end_) return {};
     const TargetState state = weights_.target->state();
     if (!state.valid || state.id.version != end_->version) {
-      const Status& trouble = session_.trouble();
       return error(StatusCode::kIncomplete, "the run ended at version ", end_->version,
-                   ", and this rollout at ", state.id.version, trouble.ok() ? "" : "; ",
-                   trouble.message());
+                   ", and this rollout at ", state.id.version, trouble_.ok() ? "" : "; ",
+                   trouble_.message());
     }
     if (state.digest == end_->digest) return {};
     return error(StatusCode::kMismatch, "version ", end_->version, " has digest ",
@@ -157,21 +154,20 @@ class Rollout {
 
   void print_end() const {
     const TargetState state = weights_.target->state();
-    const SessionCounts& counts = session_.counts();
     if (common_.json) {
       nlohmann::ordered_json json;
       json["event"] = "rollout";
-      json["id"] = session_.id();
-      json["rank"] = process_.rank();
+      json["id"] = id_;
+      json["rank"] = process_->rank();
       json["version"] = state.id.version;
       json["digest"] = to_hex(state.digest);
-      json["commits"] = counts.commits;
-      json["versions"] = counts.versions;
-      json["anchors"] = counts.anchors;
+      json["commits"] = counts_.commits;
+      json["versions"] = counts_.versions;
+      json["anchors"] = counts_.anchors;
       print_json(json);
-    } else if (arguments_.verbose || !process_.together()) {
-      std::cout << concat(session_.id(), ": ended at version ", state.id.version, " after ",
-                          counts.commits, " commits, digest ", to_hex(state.digest), "\n")
+    } else if (arguments_.verbose || !process_->together()) {
+      std::cout << concat(id_, ": ended at version ", state.id.version, " after ", counts_.commits,
+                          " commits, digest ", to_hex(state.digest), "\n")
                 << std::flush;
     }
   }
@@ -179,9 +175,12 @@ class Rollout {
   const Common& common_;
   const RolloutArguments& arguments_;
   const Config& config_;
-  JobProcess& process_;
+  std::shared_ptr<JobProcess> process_;
   RolloutWeights weights_;
-  ReceiverSession session_;
+  std::string id_;
+  std::unique_ptr<Receiver> receiver_;
+  ReceiverCounts counts_;  // at the end
+  Status trouble_;
   std::optional<EndOfRun> end_;
   std::optional<Deadline> after_end_;  // until when what is missing is waited for
 };

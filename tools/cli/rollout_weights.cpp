@@ -4,10 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <filesystem>
-#include <system_error>
 
-#include "core/new_directory.h"
 #include "formats/checkpoint.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/checkpoint/verify.h"
@@ -18,7 +15,6 @@
 namespace driftless::cli {
 namespace {
 
-namespace stdfs = std::filesystem;
 constexpr std::uint64_t kShardBytes = std::uint64_t{2} << 30;
 
 constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
@@ -109,25 +105,6 @@ RolloutWeights in_checkpoint(const std::string& path, std::unique_ptr<WeightTarg
   return {std::move(target), tensors, path};
 }
 
-// Copies into a hidden sibling, then renames: a copy that was cut is not taken for a checkpoint.
-Status copy_base(const std::string& base, const std::string& path) {
-  FileSystem& fs = posix_file_system();
-  if (base.empty()) {
-    return error(StatusCode::kNotFound, "receiver.checkpoint_dir: ", path,
-                 " is not there; --base CKPT would be copied there");
-  }
-  const stdfs::path target = stdfs::path(path).lexically_normal();
-  const std::string hidden =
-      (target.parent_path() / concat(".", target.filename().string())).string();
-  DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
-  // As the directory itself, which the copy makes: never in a place that is not there.
-  DRIFTLESS_RETURN_IF_ERROR(make_last_directory(fs, hidden).status());
-  std::error_code failed;
-  stdfs::copy(base, hidden, stdfs::copy_options::recursive, failed);
-  if (failed) return errno_status(failed.value(), concat("copying ", base, " to ", path));
-  return fs.rename_new(hidden, target.string());
-}
-
 // Configuration and tokenizer. Returns what was left out.
 Result<std::vector<std::string>> copy_companions(const std::string& from, const std::string& to) {
   FileSystem& fs = posix_file_system();
@@ -162,7 +139,7 @@ Result<RolloutWeights> open_weights(const Config& config, unsigned rank, const s
     return in_memory(std::move(target), base, config.receiver.threads);
   }
   const std::string path = filled_in(config.checkpoint_dir, "rollout", rank);
-  if (!exists(fs, path)) DRIFTLESS_RETURN_IF_ERROR(copy_base(base, path));
+  DRIFTLESS_RETURN_IF_ERROR(copy_base(base, path));
   DRIFTLESS_ASSIGN_OR_RETURN(auto target,
                              make_checkpoint_target(fs, path, config.receiver.threads));
   return in_checkpoint(path, std::move(target));

@@ -81,6 +81,7 @@ class ModuleTarget(_native.MappedTarget):
         self._refreshes = find_refreshes(self._modules) if refreshes is None else refreshes
         self._placement, self._allow, self._base_version = placement, allow, version
         self._chunk_bytes, self._threads, self._rank = chunk_bytes, threads, rank
+        self._followed = False
         made = self._trace()
         self._prove(made)
         # Of each tensor: a run may publish fewer than the checkpoint has.
@@ -137,7 +138,7 @@ class ModuleTarget(_native.MappedTarget):
             and each.name not in made.writer.derived.names
         ]
         # Once a run is followed: those that it publishes.
-        layout = (self.layout if hasattr(self, "_followed") else None) or self._layout
+        layout = (self.layout if self._followed else None) or self._layout
         self._followed = True
         published = {spec.name for spec in layout.tensors}
         maps = [
@@ -168,10 +169,21 @@ class ModuleTarget(_native.MappedTarget):
             "rank": self._rank,
         }
 
+    # --- as a rank's target (target.py) ----------------------------------------------------------
+
+    @property
+    def native(self) -> Any:
+        return self
+
+    def written(self) -> None:
+        """The engine computes with what was written."""
+
+    def shares(self, sweep: bool) -> Any:
+        return self.sweep() if sweep else self.tracked()
+
     # --- what moves ------------------------------------------------------------------------------
 
     def note_sleep(self, level: int) -> None:
-        """The engine gives up the memory of its weights; level 2: and their values."""
         self._moves.sleeps(level)
 
     def note_wake(self) -> None:

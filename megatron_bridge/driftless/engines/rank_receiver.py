@@ -41,6 +41,7 @@ from typing import Any
 import driftless
 
 from . import allowed
+from .target import EngineTarget
 
 Reply = dict[str, Any]
 
@@ -54,19 +55,18 @@ OPEN_TIMEOUT_S = 10.0
 
 
 class RankReceiver:
-    """`make_target(chunk_bytes)` makes the target on the first open(), on the thread that calls it: of
-    a receiver, or an object with one in `native` and a function `written()` that is called when it
-    has changed. `settings`: the operator's (allowed.py)."""
+    """`make_target(chunk_bytes)` makes the target on the first open(), on the thread that calls it.
+    `settings`: the operator's (allowed.py)."""
 
     def __init__(
         self,
         rank: int,
-        make_target: Callable[[int], Any],
+        make_target: Callable[[int], EngineTarget],
         settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.rank, self.settings = rank, settings
         self._make_target = make_target
-        self._target: Any = None
+        self._target: EngineTarget | None = None
         self._job: driftless.Job | None = None
         self._receiver: driftless.Receiver | None = None
         self._opened: tuple[str, tuple[str, ...]] | None = None
@@ -139,11 +139,11 @@ class RankReceiver:
         told: dict[str, Any] = {}
 
         def look() -> None:
-            receiver = self._ready()
+            receiver, target = self._ready()
             if sweep:
-                self._follow_moves(receiver)  # what the engine computes with is read
+                self._follow_moves(receiver, target)  # what the engine computes with is read
             try:
-                told.update(shares_of(self._target, receiver, sweep))
+                told.update(shares_of(target, receiver, sweep))
             finally:
                 self._look(receiver)  # weights that are not what they must be are no version
 
@@ -155,8 +155,9 @@ class RankReceiver:
         told: dict[str, Any] = {}
 
         def look() -> None:
-            self._follow_moves(self._ready())
-            told.update(read_of(self._native_target(), tensor, first, units))
+            receiver, target = self._ready()
+            self._follow_moves(receiver, target)
+            told.update(read_of(target.native, tensor, first, units))
 
         return {**self._answer(nonce, look), **told}
 
@@ -197,7 +198,7 @@ class RankReceiver:
         job = driftless.Job(settings, "rollout", launched=False)
         try:
             receiver = driftless.Receiver(
-                job, self._native_target(), timeout_s=OPEN_TIMEOUT_S, take_over=take_over
+                job, self._target.native, timeout_s=OPEN_TIMEOUT_S, take_over=take_over
             )
         except BaseException:
             job.leave()
@@ -206,16 +207,12 @@ class RankReceiver:
         self._state, self._error = "idle", None
         self._look(receiver)
 
-    def _native_target(self) -> Any:
-        return getattr(self._target, "native", self._target)
-
     def _stage(self, timeout_s: float, nonce: str, ticket: str) -> None:
-        receiver = self._ready()
-        self._follow_moves(receiver)
+        receiver, target = self._ready()
+        self._follow_moves(receiver, target)
         self._state, self._error, self._staged = "staging", None, None
         self._ticket = ticket
-        if hasattr(self._target, "reads"):
-            self._target.reads = False
+        target.reads = False
         arguments = (receiver, timeout_s, nonce)
         self._thread = threading.Thread(
             target=self._stage_on_thread, args=arguments, name="driftless-stage", daemon=True
@@ -226,28 +223,25 @@ class RankReceiver:
             self._thread, self._state = None, "failed"
             raise
 
-    def _follow_moves(self, receiver: driftless.Receiver) -> None:
+    def _follow_moves(self, receiver: driftless.Receiver, target: EngineTarget) -> None:
         """What the engine did to its tensors since the last time. Here it does not use them."""
-        follow = getattr(self._target, "follow", None)
-        if follow is None:
-            return
         try:
             with no_grad():
-                self._moved = follow(receiver.tensor_digests)
+                self._moved = target.follow(receiver.tensor_digests)
         finally:
             self._look(receiver)
 
     def note_sleep(self, level: int) -> None:
         """The engine gives up the memory of its weights (ModuleTarget.note_sleep), once the staging
         that reads them has ended."""
-        if not hasattr(self._target, "note_sleep"):
+        if self._target is None:
             return
         self._target.note_sleep(level)
         if self._thread is not None and self._target.reads:
             self._thread.join()
 
     def note_wake(self) -> None:
-        if hasattr(self._target, "note_wake"):
+        if self._target is not None:
             self._target.note_wake()
 
     def _stage_on_thread(self, receiver: driftless.Receiver, timeout_s: float, nonce: str) -> None:
@@ -282,7 +276,7 @@ class RankReceiver:
         self._waits = why
 
     def _commit(self, version: int | None, ticket: str) -> None:
-        receiver = self._ready()
+        receiver, target = self._ready()
         if ticket != self._ticket:
             raise driftless.errors.InvalidArgumentError(
                 f"rank {self.rank} has nothing staged for this commit: stage again"
@@ -302,7 +296,7 @@ class RankReceiver:
         try:
             with no_grad():
                 report = receiver.commit()
-                self._written(receiver)
+                self._written(target, receiver)
         finally:
             # A commit that holds may fail afterwards: the version tells.
             self._staged = None
@@ -317,20 +311,17 @@ class RankReceiver:
         """What the weights are. The number alone does not say whether they are a version."""
         return self._version, self._run, self._digest
 
-    def _written(self, receiver: driftless.Receiver | None) -> None:
+    def _written(self, target: EngineTarget, receiver: driftless.Receiver | None = None) -> None:
         """For targets that are not the engine's own memory: the engine takes what they hold. What
         it does not take is rolled back in the target, and the engine gets the old weights again."""
-        written = getattr(self._target, "written", None)
-        if written is None:
-            return
         self._holds_none = True  # until one load has gone through
         try:
-            written()
+            target.written()
         except Exception:
             if receiver is None:
                 raise
             receiver.rollback()
-            written()
+            target.written()
             self._holds_none = False
             raise
         self._holds_none = False
@@ -344,7 +335,7 @@ class RankReceiver:
             raise
 
     def _rollback(self, version: int) -> None:
-        receiver = self._ready()
+        receiver, target = self._ready()
         if self._staged is not None and version == self._version:
             receiver.rollback()
             self._state, self._staged, self._error = "idle", None, None
@@ -362,20 +353,20 @@ class RankReceiver:
         try:
             with no_grad():
                 receiver.rollback()
-                self._written(None)
+                self._written(target)
         finally:
             self._look(receiver)
         self._state, self._before, self._error = "idle", None, None
 
-    def _ready(self) -> driftless.Receiver:
-        if self._receiver is None:
+    def _ready(self) -> tuple[driftless.Receiver, EngineTarget]:
+        if self._receiver is None or self._target is None:
             raise driftless.errors.InvalidArgumentError(
                 f"rank {self.rank} follows no run: call open() first"
                 + (f" ({self._error})" if self._error else "")
             )
         if self._state == "staging":
             raise driftless.errors.BusyError(f"rank {self.rank} is still staging: ask again")
-        return self._receiver
+        return self._receiver, self._target
 
     def _look(self, receiver: driftless.Receiver) -> None:
         """What the weights are. A commit that could not be undone leaves no version."""
@@ -413,15 +404,8 @@ def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply
     return {"nonce": nonce, "rank": rank, "ok": error is None, "error": error, **nothing, **said}
 
 
-def shares_of(target: Any, receiver: driftless.Receiver, sweep: bool) -> dict[str, Any]:
-    """Of a target that knows its shares; of another, nothing is told."""
-    if hasattr(target, "native"):  # the engine has made something else of what lies there
-        unproven = [(name, way.reason) for name, way in target.ways.items()]
-        return rows_of(target.native, ([], unproven), {})
-    if not hasattr(target, "sweep"):
-        return {}
-    shares = target.sweep() if sweep else target.tracked()
-    return rows_of(target, shares, receiver.tensor_digests or {})
+def shares_of(target: EngineTarget, receiver: driftless.Receiver, sweep: bool) -> dict[str, Any]:
+    return rows_of(target.native, target.shares(sweep), receiver.tensor_digests or {})
 
 
 def rows_of(target: Any, shares: Any, manifest: Mapping[str, str]) -> dict[str, Any]:
@@ -444,9 +428,6 @@ BLOCK_UNITS = 1 << 16
 
 
 def read_of(target: Any, tensor: str, first: int, units: int) -> dict[str, Any]:
-    """Of a target that lies in memory; of another, nothing is told."""
-    if not hasattr(target, "look"):
-        return {}
     if not tensor:
         shares, suspects = target.look()
         return {**rows_of(target, shares, {}), "suspects": suspects}
@@ -486,8 +467,8 @@ def text_of(problem: BaseException) -> str:
     return text if text.startswith(name) else f"{name}: {text}"
 
 
-def ways_of(target: Any) -> dict[str, int]:
-    return dict(Counter(way.way for way in getattr(target, "ways", {}).values()))
+def ways_of(target: EngineTarget | None) -> dict[str, int]:
+    return {} if target is None else dict(Counter(way.way for way in target.ways.values()))
 
 
 @contextlib.contextmanager

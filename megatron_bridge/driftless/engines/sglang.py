@@ -31,6 +31,7 @@ from weakref import WeakSet
 from .. import _native
 from . import allowed, drive
 from .rank_receiver import RankReceiver, Reply, checkpoint_directory, text_of
+from .target import EngineTarget
 
 LOADER = "driftless.engines.sglang.load"
 # SGLang's name for the memory of its weights.
@@ -86,7 +87,7 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
 
         given = allowed.settings()
 
-        def make_target(chunk_bytes: int) -> Any:
+        def make_target(chunk_bytes: int) -> EngineTarget:
             from . import ModuleTarget
 
             return ModuleTarget(model, base=given.get("base") or base_of_server(),

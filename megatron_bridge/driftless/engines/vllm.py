@@ -30,6 +30,7 @@ from typing import Any
 from .. import _native, errors
 from . import allowed, drive
 from .rank_receiver import RankReceiver, Reply, checkpoint_directory, reply, text_of
+from .target import EngineTarget
 
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
@@ -186,13 +187,13 @@ class TargetMaker:
     rank: int | None = None
     runner: Any = None
 
-    def __call__(self, chunk_bytes: int) -> Any:
+    def __call__(self, chunk_bytes: int) -> EngineTarget:
         return make_target(self.vllm_config, self.model, chunk_bytes, self.runner, self.rank)
 
 
 def make_target(
     vllm_config: Any, module: Any, chunk_bytes: int, runner: Any = None, rank: int | None = None
-) -> Any:
+) -> EngineTarget:
     """In place where that is possible for all weights; else, where the engine was not told
     otherwise ({"reload": false}), by vLLM's own reload."""
     from . import ModuleTarget, vllm_parts, vllm_reload

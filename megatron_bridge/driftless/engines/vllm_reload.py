@@ -14,34 +14,38 @@ from typing import Any
 
 import driftless
 
+from .target import HeldTarget
 from .ways import Way
 
 
-class ReloadTarget:
+class ReloadTarget(HeldTarget):
     """A receiver writes into `native`; then written() loads the engine from it."""
 
     def __init__(
         self, model: Any, vllm_config: Any, base: str | os.PathLike[str], why: str
     ) -> None:
         require_reload(why)
-        self.native = driftless.OwnedTarget(base)
+        native = driftless.OwnedTarget(base)
         self._model, self._vllm_config = model, vllm_config
-        layout = self.native.layout
-        assert layout is not None  # it has a base
-        self._names = [tensor.name for tensor in layout.tensors]
-        self.ways = {name: Way("whole", f"vLLM's own reload: {why}", "") for name in self._names}
+        assert native.layout is not None  # it has a base
+        way = Way("whole", f"vLLM's own reload: {why}", "")
+        super().__init__(native, {tensor.name: way for tensor in native.layout.tensors})
 
     def written(self) -> None:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader import reload
 
-        weights = ((name, self.native.ref(name).torch()) for name in self._names)
+        weights = ((name, self.native.ref(name).torch()) for name in self.ways)
         with set_current_vllm_config(self._vllm_config):
             reload.initialize_layerwise_reload(self._model)
             try:
                 self._model.load_weights(weights)
             finally:  # also what was half loaded can be loaded again after this
                 reload.finalize_layerwise_reload(self._model, self._vllm_config.model_config)
+
+    def shares(self, sweep: bool) -> Any:
+        """The engine has made something else of what lies there."""
+        return [], [(name, way.reason) for name, way in self.ways.items()]
 
 
 def require_reload(why: str) -> None:

@@ -11,6 +11,8 @@ import toy_run
 from checks_moving import ANCHORS, FollowedEngine, in_worker, rebound, take
 from driftless.engines import ModuleTarget
 from driftless.engines.rank_receiver import RankReceiver, shares_of
+from driftless.engines.target import HeldTarget
+from driftless.engines.vllm_reload import ReloadTarget
 from driftless.engines.ways import Way
 from toy_checks import run_checks
 from toy_engine import HIDDEN, ToyEngine
@@ -214,15 +216,12 @@ def memory_is_not_given_up_while_it_is_read():
 
 
 def what_an_engine_reloads_from_is_not_the_engine():
-    """As vllm_reload.ReloadTarget: the receiver writes into host memory, and the engine's own loader
-    packs it."""
+    """The receiver writes into host memory, and the engine's own loader packs it."""
     with FollowedEngine(ToyEngine) as it:
-
-        class Reloaded:
-            native = it.target
-            ways = {spec.name: Way("whole", "packed", "") for spec in it.target.layout.tensors}
-
-        said = shares_of(Reloaded(), it.receiver, sweep=True)
+        ways = {spec.name: Way("whole", "packed", "") for spec in it.target.layout.tensors}
+        reloaded = ReloadTarget.__new__(ReloadTarget)  # without vLLM
+        HeldTarget.__init__(reloaded, it.target, ways)
+        said = shares_of(reloaded, it.receiver, sweep=True)
         assert said["shares"] == [] and said["absent"] == [], said
         assert ["norm.weight", "packed"] in said["unproven"]
 

@@ -383,7 +383,7 @@ class ScriptedSession final : public EngineSession {
  public:
   explicit ScriptedSession(std::function<Result<std::uint64_t>(std::uint64_t)> act)
       : act_(std::move(act)) {}
-  Result<std::uint64_t> update(std::uint64_t goal, EngineTimes&) override { return act_(goal); }
+  Result<std::uint64_t> update(std::uint64_t goal, CommitTimes&) override { return act_(goal); }
   Status check(std::uint64_t version) override { return still ? still(version) : Status(); }
   Status close() override {
     ++closed;

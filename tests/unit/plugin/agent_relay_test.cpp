@@ -147,42 +147,18 @@ TEST_F(AgentRelayTest, NothingCompressedReachesTheWorkers) {
   }
 }
 
-// Workers that do not read `compact` get `deltas`, decoded once with the agent's mirror, which
-// follows versions of every kind.
-TEST_F(AgentRelayTest, AMirrorDecodesForWorkersThatCannot) {
-  const TempDir base;
-  write_checkpoint(base.path(), run_.weights[0]);
+// The publisher then sends `deltas`.
+TEST_F(AgentRelayTest, WorkersThatCannotDecodeCompactAreAnnounced) {
+  options_.workers = 1;
   encodings_ = {Encoding::kDeltas, Encoding::kFull};
   open();
-  ReceiverOptions options;
-  options.id = "mirror";
-  options.threads = 2;
-  auto mirror =
-      WeightMirror::open(base.path(), std::move(*make_host_shm_receiver(shm_)), options, soon());
-  ASSERT_TRUE(mirror.ok()) << mirror.status().to_string();
-  relay_->set_mirror(std::move(*mirror));
   const auto first = worker("first");
   ASSERT_TRUE(relay_->help().ok());
   const auto announced = parse_needs(relay_->needs(), "the agent");
   ASSERT_TRUE(announced.ok()) << announced.status().to_string();
-  EXPECT_TRUE(announced->old_values);
-  EXPECT_NE(std::ranges::find(announced->encodings, Encoding::kCompact),
+  EXPECT_FALSE(announced->old_values);
+  EXPECT_EQ(std::ranges::find(announced->encodings, Encoding::kCompact),
             announced->encodings.end());
-  std::uint64_t version = 0;
-  for (const Encoding encoding : {Encoding::kCompact, Encoding::kDeltasZstd, Encoding::kCompact}) {
-    send(*trainer_, run_.step(++version, DirectoryLayout::kFrames, encoding));
-    const auto report = relay_->follow(soon());
-    ASSERT_TRUE(report.ok() && *report) << report.status().to_string();
-    EXPECT_EQ((*report)->mirror_bytes, run_.layout.total_bytes());
-    EXPECT_TRUE((*report)->update.notes.empty());
-    const PublicationId id{version, PublicationKind::kVersion};
-    const auto text = (*make_host_shm_receiver(shm_))->fetch_manifest(id, soon());
-    EXPECT_EQ(parse_manifest(*text, "manifest")->encoding, Encoding::kDeltas);
-    const Status followed = first->follow();
-    ASSERT_TRUE(followed.ok()) << followed.to_string();
-    EXPECT_TRUE(same(first->weights, run_.weights[version]));
-  }
-  EXPECT_EQ(relay_->receivers().size(), 1U) << "the mirror is no worker";
 }
 
 TEST_F(AgentRelayTest, ADamagedVersionIsNotHandedOn) {

@@ -160,7 +160,7 @@ TEST_F(ReceiverTest, AnAgentOffersNoCheckpointThatOthersWroteInto) {
     const std::atomic<bool> stop{false};
     auto session = (*delivery)->session(EngineKind::kSglang, {engine.url(), "", 10s, &stop});
     ASSERT_TRUE(session.ok());
-    EngineTimes times;
+    CommitTimes times;
     ASSERT_TRUE((*session)->update(1, times).ok());
     engine.started = 2.5;  // it is started anew, and meanwhile:
     engine.version = "default";

@@ -171,8 +171,6 @@ TEST(Config, TheAgentHasAListOfItsOwn) {
   EXPECT_SAYS(refusal("agent: { engines: [{ url: nowhere }] }\n"), "agent.engines[0].url");
   EXPECT_SAYS(refusal("agent: { hand_over: checkpoint }\n"), "agent.checkpoint_dir is missing");
   EXPECT_SAYS(refusal("agent: { checkpoint_dir: /m }\n"), "has no use");
-  EXPECT_SAYS(refusal("agent: { hand_over: checkpoint, checkpoint_dir: /m, mirror: /b }\n"),
-              "agent.mirror has no use");
   EXPECT_SAYS(refusal("road: { host_shm: { name: ../up } }\n"), "road.host_shm.name");
   EXPECT_SAYS(refusal("mode: delta\n", {"agent.engines.url=x"}), "say which item");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A directory of others that is replaced while it is read: what comes out is one of its versions.
-#include "plugin/job/foreign_directory.h"
+#include "plugin/interchange/foreign_directory.h"
 
 #include <gtest/gtest.h>
 

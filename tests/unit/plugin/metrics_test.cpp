@@ -10,6 +10,7 @@
 #include <future>
 #include <nlohmann/json.hpp>
 
+#include "core/host_name.h"
 #include "support/temp_dir.h"
 
 namespace driftless {
@@ -43,13 +44,16 @@ TEST(Metrics, ALinePerVersionIsAppendedAndReadableAtOnce) {
   for (const std::uint64_t version : {1, 2}) {
     auto writer = MetricsWriter::open(path, "trainer", 3);
     ASSERT_TRUE(writer.ok()) << writer.status().to_string();
-    ASSERT_TRUE((*writer)->write(metrics_of(published(version), 3)).ok());
+    ASSERT_TRUE((*writer)->write(to_json(record_of(published(version), 3))).ok());
     EXPECT_EQ(lines_of(dir.file("trainer_3.jsonl")).size(), version);  // while it is still open
   }
   const auto line = lines_of(dir.file("trainer_3.jsonl")).back();
   EXPECT_EQ(line["role"], "trainer");
   EXPECT_EQ(line["rank"], 3);
   EXPECT_EQ(line["version"], 2);
+  EXPECT_EQ(line["run"], std::string(32, '0'));
+  EXPECT_EQ(line["host"], host_name());
+  EXPECT_EQ(line["time"].get<std::string>().size(), std::string("2026-01-31T12:00:00.250Z").size());
   EXPECT_EQ(line["density"], 0.25);
   EXPECT_EQ(line["wire_bytes"], 70);
   EXPECT_EQ(line["manifest_publish_ms"], 0.5);
@@ -66,7 +70,7 @@ TEST(Metrics, ARolloutsLineHasEveryTime) {
   report.pause_ms = 3;
   report.apply_ms = 4;
   report.resume_ms = 5;
-  const auto line = nlohmann::json::parse(json_line(metrics_of(report, 1)));
+  const auto line = nlohmann::json::parse(json_line(to_json(record_of(report, 1))));
   EXPECT_EQ(line["role"], "rollout");
   EXPECT_GT(line["monotonic_ms"], 0.0);
   EXPECT_EQ(line["base_version"], 4);
@@ -82,10 +86,10 @@ TEST(Metrics, AFullDiskIsToldOnceAndStopsNothing) {
   if (::access("/dev/full", W_OK) != 0) GTEST_SKIP() << "there is no /dev/full";
   auto writer = MetricsWriter::open("/dev/full", "trainer", 0);
   ASSERT_TRUE(writer.ok());
-  const Status first = (*writer)->write(metrics_of(published(1), 0));
+  const Status first = (*writer)->write(to_json(record_of(published(1), 0)));
   EXPECT_EQ(first.code(), StatusCode::kNoSpace);
   EXPECT_NE(first.message().find("the job goes on"), std::string_view::npos);
-  EXPECT_TRUE((*writer)->write(metrics_of(published(2), 0)).ok());
+  EXPECT_TRUE((*writer)->write(to_json(record_of(published(2), 0))).ok());
 }
 
 TEST(Metrics, NobodyWaitsForTheReaderOfAPipe) {
@@ -103,7 +107,7 @@ TEST(Metrics, NobodyWaitsForTheReaderOfAPipe) {
   ASSERT_TRUE(writer.ok()) << writer.status().to_string();
   Status lost;
   for (std::uint64_t version = 1; version < 10000 && lost.ok(); ++version) {
-    lost = (*writer)->write(metrics_of(published(version), 0));
+    lost = (*writer)->write(to_json(record_of(published(version), 0)));
   }
   EXPECT_NE(lost.message().find("the job goes on"), std::string_view::npos) << lost.to_string();
 }

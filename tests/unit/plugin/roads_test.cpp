@@ -9,9 +9,9 @@
 #include <array>
 
 #include "collectives/loopback/loopback_road.h"
+#include "plugin/job/joined_road.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/job/receiver_session.h"
-#include "plugin/job/report_proof.h"
+#include "plugin/receive/report_proof.h"
 #include "support/toy_kind.h"
 #include "support/toy_road.h"
 #include "support/weight_source.h"
@@ -94,13 +94,13 @@ class Roads : public ::testing::Test {
     publisher_ = std::move(*publisher);
     auto rollout = join_job(roads, config, JobRole::kRollout, false);
     ASSERT_TRUE(rollout.ok()) << rollout.status().to_string();
-    SessionOptions options;
-    options.id = "rollout";
-    session_ = std::make_unique<ReceiverSession>(config, std::move(*rollout), options);
-    ASSERT_TRUE(session_->join(Deadline::after(1s)).ok());
+    rollout_ = std::move(*rollout);
+    const auto joined = join_road(config, rollout_, "rollout", Deadline::after(1s));
+    ASSERT_TRUE(joined.ok()) << joined.status().to_string();
     target_ = std::move(*make_owned_target(posix_file_system(), std::nullopt, 1));
-    const Status opened = session_->open(*target_, Deadline::after(1s));
-    ASSERT_TRUE(opened.ok()) << opened.to_string();
+    auto opened = Receiver::open(joined->options, *joined->road, *target_, Deadline::after(1s));
+    ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+    receiver_ = std::move(*opened);
   }
   void publish(const Weights& weights) {
     MemorySource source(weights);
@@ -108,17 +108,18 @@ class Roads : public ::testing::Test {
     ASSERT_TRUE(report.ok()) << report.status().to_string();
   }
   void take() {
-    const auto staged = session_->stage(Deadline::after(1s));
+    const auto staged = receiver_->stage(Deadline::after(1s));
     ASSERT_TRUE(staged.ok()) << staged.status().to_string();
     ASSERT_TRUE(*staged);
-    const auto report = session_->commit();
+    const auto report = receiver_->commit();
     ASSERT_TRUE(report.ok()) << report.status().to_string();
   }
 
   std::unique_ptr<JobProcess> trainer_;
   std::unique_ptr<PublisherSession> publisher_;
   std::unique_ptr<MappedTarget> target_;
-  std::unique_ptr<ReceiverSession> session_;
+  std::shared_ptr<JobProcess> rollout_;
+  std::unique_ptr<Receiver> receiver_;
 };
 
 TEST_F(Roads, ARowIsAllThatAJobNeedsToUseANewRoad) {
@@ -129,18 +130,19 @@ TEST_F(Roads, ARowIsAllThatAJobNeedsToUseANewRoad) {
     weights = changed_weights(weights, version, 0.02);
     ASSERT_NO_FATAL_FAILURE(publish(weights));
     ASSERT_NO_FATAL_FAILURE(take());
-    EXPECT_EQ(session_->state().id.version, version);
-    EXPECT_EQ(session_->state().digest, publisher_->newest().digest);
+    EXPECT_EQ(receiver_->state().id.version, version);
+    EXPECT_EQ(receiver_->state().digest, publisher_->newest().digest);
   }
-  EXPECT_EQ(session_->counts().commits, 4U);
-  EXPECT_FALSE(session_->listen_for_end()->has_value());
+  EXPECT_EQ(receiver_->counts().commits, 4U);
+  EXPECT_FALSE(receiver_->listen_for_end()->has_value());
   ASSERT_TRUE(publisher_->declare_end().ok());
-  const auto end = session_->listen_for_end();
+  const auto end = receiver_->listen_for_end();
   ASSERT_TRUE(end.ok() && end->has_value());
   EXPECT_EQ((*end)->version, 3U);
-  EXPECT_EQ((*end)->digest, session_->state().digest);
-  EXPECT_TRUE(session_->leave().ok());
-  EXPECT_TRUE(session_->close(Deadline::after(1s)).ok());
+  EXPECT_EQ((*end)->digest, receiver_->state().digest);
+  EXPECT_TRUE(receiver_->leave().ok());
+  receiver_.reset();
+  EXPECT_TRUE(rollout_->close(Deadline::after(1s)).ok());
 }
 
 // What an author adds for a road with settings that is in a library of its own: its kind, and a row
@@ -176,7 +178,7 @@ TEST_F(Roads, ARoadBringsItsKeysAndIsLoadedWhenItIsAskedFor) {
   weights = changed_weights(weights, 1, 0.02);
   ASSERT_NO_FATAL_FAILURE(publish(weights));
   ASSERT_NO_FATAL_FAILURE(take());
-  EXPECT_EQ(session_->state().digest, publisher_->newest().digest);
+  EXPECT_EQ(receiver_->state().digest, publisher_->newest().digest);
   // The setting reaches the opener: on another map there is no run.
   config->of_road<testing::ToyOptions>().map = "b";
   auto lonely = join_job(roads, *config, JobRole::kRollout, false);
@@ -202,11 +204,11 @@ TEST(ReportProof, IsReadAsItWasWritten) {
 }
 
 // Between two versions the trainer hears of its rollout, though its caller only waits.
-TEST_F(Roads, ASessionThatWaitsGivesSignsOfLife) {
+TEST_F(Roads, AReceiverThatWaitsGivesSignsOfLife) {
   ASSERT_NO_FATAL_FAILURE(start(random_weights(2)));
   ASSERT_NO_FATAL_FAILURE(take());  // the anchor of version 0
   toy()->receivers.clear();
-  EXPECT_FALSE(*session_->stage(Deadline::after(1200ms)));
+  EXPECT_FALSE(*receiver_->stage(Deadline::after(1200ms)));
   ASSERT_EQ(publisher_->listen()->size(), 1U);
   EXPECT_EQ((*publisher_->listen())[0].id, "rollout");
   EXPECT_NE((*publisher_->listen())[0].proof.find("stage_ms="), std::string::npos);
@@ -216,11 +218,11 @@ TEST_F(Roads, ASessionThatWaitsGivesSignsOfLife) {
 TEST_F(Roads, ALastWordThatIsHalfThereIsLookedAtAgain) {
   ASSERT_NO_FATAL_FAILURE(start(random_weights(3)));
   toy()->end = "{\"run\": \"";
-  const auto early = session_->listen_for_end();
+  const auto early = receiver_->listen_for_end();
   ASSERT_TRUE(early.ok()) << early.status().to_string();
   EXPECT_FALSE(early->has_value());
   std::this_thread::sleep_for(350ms);
-  EXPECT_EQ(session_->listen_for_end().status().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(receiver_->listen_for_end().status().code(), StatusCode::kCorrupt);
 }
 
 // Trainers that something else than MPI joined (Python, under torchrun) are the group's ranks on

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/records.h"
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "core/host_name.h"
+
+namespace driftless {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+OrderedJson begin(const RecordOrigin& origin, const Hash128& run) {
+  return {{"role", origin.role}, {"rank", origin.rank}, {"host", origin.host},
+          {"time", origin.time}, {"run", to_hex(run)},  {"monotonic_ms", origin.monotonic_ms}};
+}
+
+void add(OrderedJson& json, const CommitTimes& commit) {
+  json["stage_ms"] = commit.stage_ms;
+  json["pause_ms"] = commit.pause_ms;
+  json["apply_ms"] = commit.apply_ms;
+  json["resume_ms"] = commit.resume_ms;
+}
+
+void add(OrderedJson& json, const VersionRecord::Published& published) {
+  json["encoding"] = info(published.encoding).name;
+  json["density"] = published.density;
+  json["process_ms"] = published.process_ms;
+  json["manifest_publish_ms"] = published.manifest_publish_ms;
+  json["total_ms"] = published.total_ms;
+}
+
+void add(OrderedJson& json, const VersionRecord::Captured& captured) {
+  json["captured_bytes"] = captured.captured_bytes;
+  json["resent_tensors"] = captured.resent_tensors;
+  json["capture_ms"] = captured.capture_ms;
+  json["sweep_ms"] = captured.sweep_ms;
+  json["step_ms"] = captured.step_ms;
+}
+
+void add(OrderedJson& json, const VersionRecord::Received& received) {
+  json["needed_bytes"] = received.needed_bytes;
+  json["fetch_ms"] = received.fetch_ms;
+  add(json, received.commit);
+}
+
+void add(OrderedJson& json, const VersionRecord::Delivered& delivered) {
+  json["needed_bytes"] = delivered.needed_bytes;
+  json["fetch_ms"] = delivered.fetch_ms;
+  json["apply_ms"] = delivered.apply_ms;
+  json["process_ms"] = delivered.process_ms;
+  json["plain_bytes"] = delivered.plain_bytes;
+}
+
+std::string utc_with_milliseconds() {
+  using namespace std::chrono;
+  const auto now = system_clock::now();
+  const auto whole = floor<seconds>(now);
+  const std::time_t second = system_clock::to_time_t(whole);
+  std::tm parts{};
+  ::gmtime_r(&second, &parts);
+  std::array<char, 64> text{};
+  const std::size_t size = std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%S", &parts);
+  std::snprintf(text.data() + size, text.size() - size, ".%03dZ",
+                static_cast<int>(duration_cast<milliseconds>(now - whole).count()));
+  return text.data();
+}
+
+}  // namespace
+
+RecordOrigin record_origin(std::string_view role, unsigned rank) {
+  const std::chrono::duration<double, std::milli> now =
+      std::chrono::steady_clock::now().time_since_epoch();
+  return {role, rank, host_name(), utc_with_milliseconds(), now.count()};
+}
+
+OrderedJson to_json(const VersionRecord& record) {
+  OrderedJson json = begin(record.origin, record.run);
+  json["version"] = record.version;
+  json["base_version"] = record.base_version;
+  json["versions"] = record.versions;
+  json["anchor"] = record.anchor;
+  json["digest"] = to_hex(record.digest);
+  json["changed_units"] = record.changed_units;
+  json["full_bytes"] = record.full_bytes;
+  json["delta_bytes"] = record.delta_bytes;
+  json["wire_bytes"] = record.wire_bytes;
+  if (record.published) add(json, *record.published);
+  if (record.captured) add(json, *record.captured);
+  if (record.received) add(json, *record.received);
+  if (record.delivered) add(json, *record.delivered);
+  return json;
+}
+
+OrderedJson to_json(const EngineRecord& record) {
+  OrderedJson json = begin(record.origin, record.run);
+  json["engine"] = record.engine;
+  json["version"] = record.version;
+  json["goal"] = record.goal;
+  json["digest"] = record.digest;
+  json["status"] = to_string(record.status.code());
+  if (!record.status.ok()) json["error"] = record.status.message();
+  json["attempts"] = record.attempts;
+  add(json, record.commit);
+  return json;
+}
+
+}  // namespace driftless

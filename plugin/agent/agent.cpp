@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/agent/agent.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "formats/receiver_needs.h"
+#include "plugin/checkpoint/checkpoint_writer.h"
+#include "plugin/engines/engine_http.h"
+#include "plugin/job/notified_engines.h"
+#include "plugin/receive/report_proof.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::string_view kRole = "agent";
+constexpr auto kLookForDelivery = std::chrono::milliseconds(100);
+
+// What is worth another try. All else is a matter of the configuration or of another run.
+bool may_pass(StatusCode code) {
+  switch (code) {
+    case StatusCode::kNotFound:
+    case StatusCode::kIncomplete:
+    case StatusCode::kCorrupt:
+    case StatusCode::kBusy:
+    case StatusCode::kIo:
+    case StatusCode::kDeadlineExceeded: return true;
+    default: return false;
+  }
+}
+
+VersionRecord delivery_record(const DeliveryReport& delivery, unsigned rank) {
+  const UpdateReport& update = delivery.update;
+  VersionRecord record = record_of(update, rank);
+  record.origin.role = kRole;
+  record.received.reset();
+  record.delivered = {update.needed_bytes, delivery.plain_bytes, update.fetch_ms,
+                      delivery.process_ms, update.apply_ms};
+  return record;
+}
+
+}  // namespace
+
+Agent::Agent(Config config, JobProcess& process, AgentRunOptions options)
+    : config_(std::move(config)),
+      process_(process),
+      options_(std::move(options)),
+      id_(receiver_id(config_, process_, process_.rank())),
+      contact_(config_.connect_deadline),
+      listener_(config_.receiver.fetch_deadline) {}
+
+void Agent::tell(const Status& status) const {
+  if (!status.ok() && options_.failed) options_.failed(status);
+}
+
+void Agent::write(const nlohmann::ordered_json& line) {
+  if (metrics_) tell(metrics_->write(line));
+}
+
+Status Agent::open() {
+  DRIFTLESS_ASSIGN_OR_RETURN(metrics_,
+                             MetricsWriter::open(config_.metrics_file, kRole, process_.rank()));
+  const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
+  if (files) DRIFTLESS_RETURN_IF_ERROR(open_checkpoint());
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      road_, process_.receiver(Deadline::after(process_.together() ? std::chrono::hours(24)
+                                                                   : config_.connect_deadline)));
+  const Deadline deadline = Deadline::after(config_.connect_deadline);
+  if (files) {
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        delivery_, make_checkpoint_delivery(config_, checkpoint_, *target_, *road_, deadline));
+  } else {
+    DRIFTLESS_ASSIGN_OR_RETURN(delivery_,
+                               make_shm_delivery(config_, *road_, process_.threads(), deadline));
+  }
+  once_ = Deadline::after(config_.connect_deadline);
+  return open_engines();
+}
+
+Status Agent::open_checkpoint() {
+  if (config_.frames_on_device()) {
+    return error(StatusCode::kInvalidArgument,
+                 "road.nccl.arrival: device needs receiver.target: device: other weights are "
+                 "patched from host memory");
+  }
+  FileSystem& fs = posix_file_system();
+  checkpoint_ = filled_in(config_.agent.checkpoint_dir, "agent", process_.rank());
+  DRIFTLESS_ASSIGN_OR_RETURN(lock_, lock_checkpoint_for_agent(checkpoint_));
+  DRIFTLESS_RETURN_IF_ERROR(copy_base(options_.base, checkpoint_));
+  DRIFTLESS_ASSIGN_OR_RETURN(target_,
+                             make_checkpoint_target(fs, checkpoint_, config_.receiver.threads));
+  return {};
+}
+
+Status Agent::open_engines() {
+  const std::vector<AgentEngine>& engines = config_.agent.engines;
+  if (!engines.empty()) DRIFTLESS_RETURN_IF_ERROR(check_http());
+  std::vector<std::string> urls;
+  for (const AgentEngine& engine : engines) urls.push_back(engine.url);
+  fleet_ = std::make_unique<EngineFleet>(
+      FleetOptions{config_.agent.retries, config_.agent.retry_wait}, std::move(urls));
+  std::vector<std::unique_ptr<EngineSession>> sessions;
+  for (const AgentEngine& engine : engines) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_token(engine.token_file));
+    EngineLink link(engine.url, std::move(token), config_.agent.call_timeout, &fleet_->stopping());
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineSession> session,
+                               delivery_->session(engine.kind, std::move(link)));
+    sessions.push_back(std::move(session));
+  }
+  fleet_->start(std::move(sessions));
+  fleet_->set_goal(delivery_->version());
+  return {};
+}
+
+Result<bool> Agent::step() {
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool delivered, deliver());
+  const bool taken = take_updates();
+  if (delivered && !met_) once_ = Deadline::after(config_.connect_deadline);
+  if (delivered || taken || contact_.due()) DRIFTLESS_RETURN_IF_ERROR(report());
+  if (!end_) {
+    DRIFTLESS_ASSIGN_OR_RETURN(end_, listener_.listen(process_.hear_end(), delivery_->run()));
+    if (end_) grace_ = Deadline::after(config_.connect_deadline);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, is_over());
+  if (over) DRIFTLESS_RETURN_IF_ERROR(report());
+  return over;
+}
+
+Result<bool> Agent::deliver() {
+  const Result<std::optional<DeliveryReport>> report =
+      delivery_->step(Deadline::after(kLookForDelivery));
+  if (!report.ok()) {
+    if (!may_pass(report.status().code())) return report.status();
+    tell(report.status());
+    constexpr auto kWait = TrainerContact::kSignOfLife;
+    static_cast<void>(Backoff(kWait, kWait).sleep(Deadline::after(kWait)));
+    return false;
+  }
+  if (!*report) return false;
+  const DeliveryReport& made = **report;
+  stage_ms_ = made.process_ms;
+  commit_ms_ = made.update.apply_ms;
+  VersionRecord record = delivery_record(made, process_.rank());
+  record.run = delivery_->run();
+  write(to_json(record));
+  if (options_.delivered) options_.delivered(record);
+  for (const std::string& note : made.update.notes) tell(Status(StatusCode::kIo, note));
+  fleet_->set_goal(delivery_->version());
+  return true;
+}
+
+EngineRecord Agent::engine_record(const EngineUpdate& update) const {
+  const std::optional<Digest> digest = delivery_->digest(update.version);
+  return {.origin = record_origin(kRole, process_.rank()),
+          .run = delivery_->run(),
+          .engine = update.url,
+          .version = update.version,
+          .goal = update.goal,
+          .digest = digest ? to_hex(*digest) : "",
+          .status = update.status,
+          .attempts = update.attempts,
+          .commit = update.times};
+}
+
+bool Agent::take_updates() {
+  const std::vector<EngineUpdate> updates = fleet_->take_updates();
+  for (const EngineUpdate& update : updates) {
+    const EngineRecord record = engine_record(update);
+    write(to_json(record));
+    if (!update.status.ok()) {
+      tell(update.status.with_context(concat("engine ", update.url, " did not take version ",
+                                             update.goal, " after ", update.attempts, " tries")));
+      continue;
+    }
+    stage_ms_ = update.times.stage_ms;
+    commit_ms_ = update.times.pause_ms + update.times.apply_ms + update.times.resume_ms;
+    if (options_.updated) options_.updated(record);
+  }
+  return !updates.empty();
+}
+
+// The version that everybody on this host has: it is what the publisher is told. An engine that
+// fails counts with the version that it confirmed last; nothing if it never confirmed one.
+std::optional<std::uint64_t> Agent::confirmed() const {
+  std::uint64_t least = delivery_->version();
+  const std::vector<Worker> workers = delivery_->workers();
+  if (workers.size() < config_.agent.workers && reached_.size() < config_.agent.workers) {
+    return std::nullopt;
+  }
+  // Shared memory that nobody has read is no version that somebody holds.
+  const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
+  if (!files && workers.empty() && config_.agent.engines.empty()) return std::nullopt;
+  for (const Worker& worker : workers) {
+    if (!worker.version) return std::nullopt;
+    least = std::min(least, *worker.version);
+  }
+  for (const EngineState& engine : fleet_->states()) {
+    if (engine.version == 0) return std::nullopt;
+    least = std::min(least, engine.version);
+  }
+  return least;
+}
+
+// The version that every engine confirmed once; 0 if one never did.
+std::uint64_t Agent::confirmed_before() const {
+  const std::vector<EngineState> engines = fleet_->states();
+  const auto least = std::ranges::min_element(engines, {}, &EngineState::confirmed);
+  return least == engines.end() ? 0 : least->confirmed;
+}
+
+// A version without a proof is the last one that was confirmed: an engine whose load failed may
+// hold parts of two.
+Status Agent::report() {
+  ReceiverReport report;
+  report.id = id_;
+  const std::optional<std::uint64_t> version = confirmed();
+  report.version = version ? *version : confirmed_before();
+  const std::optional<Digest> digest = version ? delivery_->digest(*version) : std::nullopt;
+  if (digest) {
+    report.proof = proof_with_times(concat(to_hex(*digest), kProofRun, to_hex(delivery_->run())),
+                                    stage_ms_, commit_ms_);
+  }
+  if (delivery_->wants_anchor()) {
+    report.version = delivery_->version();
+    report.proof = kAnchorWanted;
+  }
+  report.needs = delivery_->needs();
+  if (report.needs.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(report.needs,
+                               needs_to_text(unknown_needs(delivery_->run()), kMaxNeedsBytes));
+  }
+  const Status told = road_->report(report, Deadline::after(config_.receiver.report_deadline));
+  contact_.note(told);
+  if (!contact_.silent()) tell(told);
+  return contact_.check(delivery_->version());
+}
+
+Result<bool> Agent::is_over() {
+  if (end_) return grace_->expired() || all_took(end_->version);
+  if (!options_.once) return false;
+  if (once_.expired()) return true;  // end() says who is behind
+  if (delivery_->version() == 0) return false;
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool behind, delivery_->behind());
+  met_ = met_ || !behind;
+  return !behind && all_took(delivery_->version());
+}
+
+// Whether nobody is left to be waited for. An engine that was given up is not.
+bool Agent::all_took(std::uint64_t version) {
+  if (delivery_->version() < version) return false;
+  bool all = true;
+  for (const Worker& worker : delivery_->workers()) {
+    const bool there = worker.version && *worker.version >= version;
+    if (there) reached_.insert(worker.id);
+    all = all && there;
+  }
+  const std::vector<EngineState> engines = fleet_->states();
+  return all && reached_.size() >= config_.agent.workers &&
+         std::ranges::all_of(engines, [&](const EngineState& engine) {
+           return !engine.status.ok() || engine.version >= version;
+         });
+}
+
+AgentEnd Agent::end(bool confirm) {
+  AgentEnd made;
+  made.version = end_ ? end_->version : delivery_->version();
+  made.digest = delivery_->digest(made.version);
+  const bool there = all_took(made.version);
+  if (end_) tell(delivery_->tell_end(end_to_json(*end_)));
+  fleet_->stop(confirm);
+  made.all_have_it = there && fleet_->all_at(made.version) && (made.version > 0 || !options_.once);
+  static_cast<void>(take_updates());
+  if (end_ && made.digest && *made.digest != end_->digest) {
+    made.digests =
+        error(StatusCode::kMismatch, "version ", made.version, " has digest ", to_hex(*made.digest),
+              " here and ", to_hex(end_->digest), " at the trainer");
+  }
+  made.engines = fleet_->states();
+  made.workers = reached_.size();
+  made.behind = who_is_behind(made.version);
+  tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
+  fleet_.reset();
+  delivery_.reset();
+  road_.reset();
+  return made;
+}
+
+// For the last message.
+std::string Agent::who_is_behind(std::uint64_t last) const {
+  std::string text = last > 0 ? "" : ": nothing was handed over";
+  for (const Worker& worker : delivery_->workers()) {
+    if (worker.version && *worker.version >= last) continue;
+    text += concat("; worker ", worker.id, " ",
+                   worker.version ? concat("is at version ", *worker.version) : worker.waits);
+  }
+  for (const EngineState& engine : fleet_->states()) {
+    if (engine.status.ok() && engine.version == last) continue;
+    text += concat("; engine ", engine.url, " is at version ", engine.version);
+  }
+  if (reached_.size() < config_.agent.workers) {
+    text +=
+        concat("; ", reached_.size(), " workers had it, agent.workers is ", config_.agent.workers);
+  }
+  return text;
+}
+
+}  // namespace driftless

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Agent: one process per host. It takes each version from the road once, hands it over to the
+// receivers of the host or into a checkpoint (Delivery), brings the host's engines to it
+// (EngineFleet), and reports to the trainer what all of them have confirmed.
+//
+//   Agent agent(config, process, options);
+//   agent.open();
+//   while (!stopped && !over) over = agent.step();
+//   agent.end(!stopped);
+//   process.close(deadline);
+//
+// One thread at a time. The process outlives it. However it ends, engines are resumed and shared
+// memory is given back.
+#pragma once
+
+#include <set>
+
+#include "plugin/agent/delivery.h"
+#include "plugin/engines/engine_fleet.h"
+#include "plugin/job/job_process.h"
+#include "plugin/job/metrics.h"
+#include "plugin/receive/run_end.h"
+
+namespace driftless {
+
+struct AgentRunOptions {
+  std::string base;   // hand-over checkpoint: copied if the directory is missing
+  bool once = false;  // it is over when all have what is there now
+  // Called on the way; any may be empty. `failed`: with what is tried again, or harms nothing.
+  std::function<void(const VersionRecord&)> delivered;
+  std::function<void(const EngineRecord&)> updated;
+  std::function<void(const Status&)> failed;
+};
+
+struct AgentEnd {
+  std::uint64_t version = 0;  // that all should have
+  std::optional<Digest> digest;
+  std::vector<EngineState> engines;
+  std::size_t workers = 0;  // that had it
+  bool all_have_it = false;
+  std::string behind;  // else: who has not
+  Status digests;      // kMismatch: the trainer's last version has another digest than this one
+};
+
+class Agent {
+ public:
+  Agent(Config config, JobProcess& process, AgentRunOptions options);
+
+  // Collective (JobProcess::receiver()). Waits for the run's announcement, and starts the engines'
+  // sessions.
+  [[nodiscard]] Status open();
+  // Hands over what comes within a moment, and reports. True: the run has ended, or once, and all
+  // have the last version; or they had deadlines.connect to take it. Failures that time may mend
+  // are options.failed's.
+  [[nodiscard]] Result<bool> step();
+  // Leaves the road, the engines and the workers. `confirm`: each engine is asked once more what it
+  // serves.
+  [[nodiscard]] AgentEnd end(bool confirm);
+
+  [[nodiscard]] bool run_has_ended() const { return end_.has_value(); }
+
+ private:
+  [[nodiscard]] Status open_checkpoint();
+  [[nodiscard]] Status open_engines();
+  [[nodiscard]] Result<bool> deliver();
+  [[nodiscard]] bool take_updates();
+  [[nodiscard]] std::optional<std::uint64_t> confirmed() const;
+  [[nodiscard]] std::uint64_t confirmed_before() const;
+  [[nodiscard]] Status report();
+  [[nodiscard]] Result<bool> is_over();
+  [[nodiscard]] bool all_took(std::uint64_t version);
+  [[nodiscard]] std::string who_is_behind(std::uint64_t last) const;
+  [[nodiscard]] EngineRecord engine_record(const EngineUpdate& update) const;
+  void write(const nlohmann::ordered_json& line);
+  void tell(const Status& status) const;
+
+  Config config_;
+  JobProcess& process_;
+  AgentRunOptions options_;
+  std::string id_;
+  std::unique_ptr<MetricsWriter> metrics_;  // null: none
+  std::string checkpoint_;
+  std::unique_ptr<FileLock> lock_;
+  std::unique_ptr<WeightTarget> target_;  // the checkpoint, if it hands over there
+  std::unique_ptr<ReceiveRoad> road_;
+  std::unique_ptr<Delivery> delivery_;
+  std::unique_ptr<EngineFleet> fleet_;  // its sessions look at the delivery
+  TrainerContact contact_;
+  EndListener listener_;
+  std::optional<EndOfRun> end_;
+  // With once: since something was handed over, until all of what was there is.
+  Deadline once_ = Deadline::after(std::chrono::milliseconds(0));
+  bool met_ = false;                     // all was handed over, once
+  std::optional<Deadline> grace_;        // after the end, for those that are behind
+  std::set<std::string> reached_;        // workers that had the last version
+  double stage_ms_ = 0, commit_ms_ = 0;  // of an engine's last update, or the last hand-over
+};
+
+}  // namespace driftless

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "plugin/engines/driver_phases.h"
+
+namespace driftless::driving {
+namespace {
+
+constexpr int kCorrections = 2;  // of a label, in one request
+
+EngineCall go_on(DriverState& d);
+EngineCall clear(DriverState& d);
+bool label_fits(const DriverState& d, const std::string& label);
+
+}  // namespace
+
+// Nothing was written in this request. An engine that is known to be whole is resumed.
+EngineCall leave(DriverState& d, const Status& problem) {
+  d.remember(problem);
+  if (d.told_label && d.pause == PauseState::kPaused) {
+    return d.stay_paused(concat(d.problem.message(), "; its label is not that of what it holds"));
+  }
+  if (d.told_label) {
+    return d.end(error(d.problem.code(), d.problem.message(),
+                       "; its label is not that of what it holds, and it is left as it is"));
+  }
+  if (d.result.known) {  // as of the newest answer
+    const Held held = held_by(d.result.replies);
+    d.result.known = held.kind == Held::kOne && d.same_processes(d.result.replies);
+    d.result.identity = held.one;
+  }
+  if (!d.result.known && !d.paused_running && d.pause == PauseState::kPaused) {
+    return d.stay_paused(d.problem.ok() ? holdings_of_ranks(d.result.replies)
+                                        : std::string(d.problem.message()));
+  }
+  const bool theirs = d.request == Request::kOpen && d.pause == PauseState::kUnknown;
+  if (theirs || d.pause == PauseState::kRunning) return d.end(d.problem);
+  // Nothing was written, so one that ran before this request's own pause is as it was.
+  if (!d.result.known && !d.paused_running) {
+    if (d.problem.ok()) return d.end({});
+    return d.end(error(d.problem.code(), d.problem.message(),
+                       "; nobody can say what the engine holds, so it is left as it is"));
+  }
+  const bool staged = std::ranges::any_of(
+      d.result.replies, [](const RankReply& reply) { return reply.staged_version.has_value(); });
+  if (d.first && !d.brought && staged) {
+    d.result.left_paused = d.pause == PauseState::kPaused;
+    return d.end(error(d.problem.code(), d.problem.message(),
+                       "; a commit of the driver before may still come, so it is left as it is"));
+  }
+  return label_and_resume(d);
+}
+
+// The ranks hold one version: before the engine serves it, its label tells so.
+EngineCall label_and_resume(DriverState& d) {
+  if (!d.result.known || d.labelled == d.result.identity) return go_on(d);
+  return read_label(d);
+}
+
+namespace {
+
+EngineCall go_on(DriverState& d) {
+  d.told_label = false;
+  if (d.tidying) return d.make(Phase::kFirstClear, EngineOp::kClearCache);
+  return d.first || d.dirty ? clear(d) : resume(d);
+}
+
+}  // namespace
+
+Status stale_cache() {
+  return error(StatusCode::kBusy,
+               "the prefix cache was not cleared and holds what the old weights made");
+}
+
+namespace {
+
+EngineCall clear(DriverState& d) { return d.make(Phase::kClearing, EngineOp::kClearCache); }
+
+}  // namespace
+
+EngineCall resume(DriverState& d) { return d.make(Phase::kResuming, EngineOp::kResume); }
+
+EngineCall on_resumed(DriverState& d, const EngineAnswer& answer) {
+  d.first = false;
+  d.pause = answer.status.ok() ? PauseState::kRunning : PauseState::kUnknown;
+  if (!answer.status.ok()) {
+    d.result.left_paused = true;
+    return d.end(error(answer.status.code(), d.problem.message(), d.problem.ok() ? "" : "; ",
+                       "the engine was not resumed and is left paused, though its ranks hold ",
+                       to_string(d.result.identity), ": ", answer.status.message()));
+  }
+  if (d.wrote && d.dirty) d.remember(stale_cache());
+  if (!d.reached) {
+    d.remember(d.finish_problem.with_context("its update was not finished"));
+    return d.end(d.problem);
+  }
+  return read_label(d);
+}
+
+// Of an engine that serves, to end with; of any other, before it is resumed.
+EngineCall read_label(DriverState& d) { return d.make(Phase::kReadLabel, EngineOp::kReadLabel); }
+
+namespace {
+
+// A late finish of a driver before this one may have named a base after a version.
+bool label_fits(const DriverState& d, const std::string& label) {
+  if (!d.result.identity.run.empty()) return label == d.wanted_label();
+  return label.empty() || label == "0" ||
+         label.find_first_not_of("0123456789") != std::string::npos;
+}
+
+}  // namespace
+
+EngineCall on_label(DriverState& d, const EngineAnswer& answer) {
+  const bool serves = d.pause == PauseState::kRunning && !d.tidying;
+  const bool none = answer.status.code() == StatusCode::kUnsupported;  // it keeps no label
+  if (!answer.status.ok() && !none) {
+    if (serves) d.remember(d.finish_problem);
+    d.remember(answer.status);
+    d.told_label = !serves;  // nobody knows it, so that nothing is resumed
+    return serves ? d.end(d.problem) : leave(d, d.problem);
+  }
+  const std::string wanted = d.wanted_label();
+  if (none) d.remember(d.finish_problem.with_context("its update was not finished"));
+  if (none || label_fits(d, answer.label)) {
+    d.labelled = d.result.identity;
+    return serves ? d.end(d.problem) : go_on(d);
+  }
+  if (std::exchange(d.told_label, true) || d.corrections++ == kCorrections) {
+    return leave(d, error(StatusCode::kMismatch, "says that it serves version ",
+                          shown(answer.label), ", expected ", wanted));
+  }
+  return d.make(Phase::kBeforeLabel, EngineOp::kAsk);
+}
+
+// In a session, if the engine has them: a server that was started anew has none, and refuses. None
+// is begun in another process than the one that holds the version: a finish of before, on its way
+// still, would name that after it.
+EngineCall correct_label(DriverState& d, const EngineAnswer& answer) {
+  if (!d.holds_still(answer)) return label_not_proven(d, answer);
+  if (!d.options.session) {
+    EngineCall set{.op = EngineOp::kSetLabel};
+    set.label = d.wanted_label();
+    return d.make(Phase::kSetLabel, std::move(set));
+  }
+  if (d.pause == PauseState::kPaused) return d.make(Phase::kBeginning, EngineOp::kBegin);
+  return d.make(Phase::kPausing, EngineOp::kPause);
+}
+
+EngineCall label_not_proven(DriverState& d, const EngineAnswer& answer) {
+  d.result.known = d.reached = d.result.updated = false;
+  d.paused_running = false;
+  return leave(d,
+               error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
+                     answer.status.message(), "): its label is not proven"));
+}
+
+EngineCall on_label_set(DriverState& d, const EngineAnswer& answer) {
+  if (!answer.status.ok() && answer.status.code() != StatusCode::kUnsupported) {
+    d.remember(answer.status.with_context("its label was not set"));
+  }
+  return d.make(Phase::kLabelProof, EngineOp::kAsk);
+}
+
+// A server that was started anew in between has got a label that is not its own.
+EngineCall on_label_proof(DriverState& d, const EngineAnswer& answer) {
+  if (d.holds_still(answer)) return read_label(d);
+  d.result.known = d.result.updated = false;
+  d.remember(error(StatusCode::kIncomplete, "the engine was started anew, or does not answer (",
+                   answer.status.message(), "): its label is not proven"));
+  EngineCall set{.op = EngineOp::kSetLabel};
+  set.label = kUnprovenLabel;
+  return d.make(Phase::kTakeLabelBack, std::move(set));
+}
+
+}  // namespace driftless::driving

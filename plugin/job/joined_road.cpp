@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/job/joined_road.h"
+
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "plugin/job/metrics.h"
+
+namespace driftless {
+namespace {
+
+// An id that no other receiver of this process has: the second of a name is "name_2".
+class OwnId {
+ public:
+  explicit OwnId(const std::string& name) : id_(name) {
+    Taken& all = taken();
+    const std::scoped_lock lock(all.mutex);
+    for (unsigned number = 2; !all.ids.insert(id_).second; ++number) {
+      id_ = concat(name, "_", number);
+    }
+  }
+  OwnId(const OwnId&) = delete;
+  OwnId& operator=(const OwnId&) = delete;
+  ~OwnId() {
+    Taken& all = taken();
+    const std::scoped_lock lock(all.mutex);
+    all.ids.erase(id_);
+  }
+  [[nodiscard]] const std::string& text() const { return id_; }
+
+ private:
+  struct Taken {
+    std::mutex mutex;
+    std::set<std::string> ids;
+  };
+  static Taken& taken() {
+    static Taken all;
+    return all;
+  }
+  std::string id_;
+};
+
+struct Kept {
+  std::shared_ptr<JobProcess> process;     // outlives the road
+  std::optional<OwnId> id;                 // none: the caller chose it
+  std::unique_ptr<MetricsWriter> metrics;  // null: none
+  std::unique_ptr<ReceiveRoad> road;
+};
+
+}  // namespace
+
+Result<JoinedRoad> join_road(const Config& config, std::shared_ptr<JobProcess> process,
+                             const std::optional<std::string>& id, const Deadline& deadline) {
+  auto kept = std::make_shared<Kept>();
+  kept->process = std::move(process);
+  JobProcess& place = *kept->process;
+  const unsigned rank = place.rank();
+  DRIFTLESS_ASSIGN_OR_RETURN(kept->road, place.receiver(deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(kept->metrics,
+                             MetricsWriter::open(config.metrics_file, "rollout", rank));
+  if (!id) kept->id.emplace(receiver_id(config, place, rank));
+  ReceiverOptions options = config.receiver;
+  options.id = id ? *id : kept->id->text();
+  options.connect_deadline = config.connect_deadline;
+  if (kept->metrics) {
+    options.record = [metrics = kept->metrics.get(), rank](const UpdateReport& report) {
+      return metrics->write(to_json(record_of(report, rank)));
+    };
+  }
+  options.hear_end = [&place] { return place.hear_end(); };
+  options.keeps = kept;
+  return JoinedRoad{std::move(options), kept->road.get()};
+}
+
+}  // namespace driftless

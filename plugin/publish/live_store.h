@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// LiveStore: the weights of a publisher rank that keeps no snapshot. They are read where the
+// trainer has them; the changes come from capture(), which compares new values with the weights
+// just before those are written. A sweep proves that the weights are what the captured changes make
+// of the last version.
+//
+// Changes are kept until the version that carries them is committed. Those captured meanwhile are
+// kept apart, because the outcome of a version may become known later.
+#pragma once
+
+#include <future>
+#include <set>
+
+#include "plugin/publish/change_capture.h"
+#include "plugin/publish/publisher.h"
+
+namespace driftless {
+
+class LiveStore final : public WeightStore {
+ public:
+  struct Options {
+    std::uint64_t capture_bytes = 0, sweep_every = 1;  // PublisherOptions
+    unsigned threads = 1;
+    unsigned rank = 0;  // for the notes
+  };
+  LiveStore(const WeightLayout& layout, std::vector<OwnedTensor> owned, PublisherDevice* device,
+            const Options& options);
+
+  // One place for each number. What is watched is copied.
+  [[nodiscard]] Status open(std::vector<LivePlace> places);
+  [[nodiscard]] Status check(const PairedTensor& offered) const {
+    return capture_.check(offered.number, offered.new_data);
+  }
+  // `stream`: what weights on a GPU are written on (PublisherDevice::capture()).
+  [[nodiscard]] Status capture(std::span<const NewValues> blocks, void* stream);
+  // The weights are as they will be once this is done. Captures what is watched: until the next
+  // call the store has it as it is now. `behind`: the version is made while the trainer goes on,
+  // and must be the weights of now. Captured changes say what these are; tensors of which they do
+  // not are summed here.
+  [[nodiscard]] Status observe(void* stream, bool behind);
+  [[nodiscard]] bool behind() const { return behind_; }
+  void end_behind() { behind_ = false; }
+
+  // What was captured until now is what the next version carries, beside what no version did.
+  // Works out what that adds to the digest of each tensor, and proves it by a sweep if one is due.
+  // `tracked`: the digests at the last version, by tensor. The notes name tensors that are not what
+  // the changes make of them: they go out whole, unless they are as they were. While the trainer
+  // goes on such a tensor is a kMismatch, unless observe() summed it: it may have been written
+  // since. kIncomplete: more changed than was kept, and observe() did not know.
+  struct Version {
+    bool full = false;
+    bool reads_weights = false;  // PublicationFormat::reads_weights()
+    bool background = true;      // a sweep on a GPU may begin beside other work
+  };
+  [[nodiscard]] Status prepare(const Version& version, std::span<const Digest> tracked,
+                               std::vector<std::string>& notes);
+  [[nodiscard]] std::size_t whole_tensors() const;  // that this version carries
+  // Not ok if a tensor, as far as it was read, is not what the version says: somebody wrote it
+  // while the version was made from it. `said`: the digests after the version.
+  [[nodiscard]] Status prove_read(const Version& version, std::span<const Digest> tracked,
+                                  std::span<const TensorDigest> said);
+
+  // Changes may be missing: a capture failed, or the weights are not those of the last version.
+  [[nodiscard]] bool doubtful() const { return doubtful_; }
+  void doubt(bool doubtful) { doubtful_ = doubtful; }
+  [[nodiscard]] LiveCosts& costs() { return costs_; }  // since the last version
+
+  [[nodiscard]] Result<std::vector<Digest>> digests() const override { return sweep(nullptr); }
+  [[nodiscard]] bool captured() const override { return true; }
+  [[nodiscard]] Status each_change(std::span<const PairedTensor> batch,
+                                   std::uint64_t dense_above_units, FoundChanges& found,
+                                   const UseChange& use) override;
+  [[nodiscard]] bool sent_whole(std::uint32_t number) const override { return sent_.whole(number); }
+  void commit() override;
+  void roll_back() override {}  // nothing was written over
+  void abandon() override {}
+
+ private:
+  [[nodiscard]] bool on_gpu() const { return memory_kind() == MemoryKind::kDevice; }
+  [[nodiscard]] bool sweep_due() const {  // with the next version
+    return options_.sweep_every > 0 && since_sweep_ + 1 >= options_.sweep_every;
+  }
+  [[nodiscard]] Status freeze(bool sweeps);
+  // Returns the tensors that are not what the changes make of them. Compares all tensors, or those
+  // alone that go out whole anyway.
+  [[nodiscard]] Result<std::vector<std::uint32_t>> prove(std::span<const Digest> tracked, bool all);
+  // By tensor, of the weights as they are, or of some; tensors of other ranks have none.
+  [[nodiscard]] Result<std::vector<Digest>> sweep(const std::set<std::uint32_t>* tensors) const;
+  // The changes of a block in order. Of one that goes out whole all units.
+  [[nodiscard]] Status each_piece(std::uint32_t number, const UseChange& use) const;
+  void add_whole(const ChangeStore& store, std::set<std::uint32_t>& tensors) const;
+  void remember(const std::vector<Digest>& now, const std::set<std::uint32_t>* tensors);
+  [[nodiscard]] Status sum_changes();
+  [[nodiscard]] Digest expected(std::span<const Digest> tracked, std::uint32_t tensor) const;
+  [[nodiscard]] Status written_since(std::uint32_t tensor);  // and doubts
+  // As observe(), or a sweep of prove(), saw them; those that are as they were are left out.
+  void send_whole(const std::set<std::uint32_t>& whole, std::span<const Digest> tracked);
+
+  Options options_;
+  ChangeCapture capture_;
+  std::shared_ptr<std::byte> copies_;  // of what is watched
+  std::vector<WeightMap> maps_;        // of what is not empty: its place in the tensor
+  ChangeStore sent_;
+  bool doubtful_ = false;
+  bool captured_ = false;   // since the last version
+  bool had_whole_ = false;  // tensors of the last version, also if that failed
+  bool behind_ = false;
+  std::uint64_t since_sweep_ = 0;  // versions
+  LiveCosts costs_;
+  std::map<std::uint32_t, Digest> seen_;            // by tensor: what the weights had in the call
+  std::map<std::uint32_t, Digest> changes_;         // by tensor
+  std::future<Result<std::vector<Digest>>> swept_;  // last: it reads the rest
+};
+
+}  // namespace driftless

@@ -1,0 +1,491 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/publish/publisher_leader.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "formats/receiver_proof.h"
+
+namespace driftless {
+namespace {
+
+// What the ranks offer of one tensor.
+struct Offers {
+  const TensorSpec* spec = nullptr;
+  std::vector<TensorBox> boxes;
+  std::vector<std::uint32_t> ranks;    // of each
+  std::vector<std::uint32_t> numbers;  // likewise, among the rank's offers
+};
+
+// The same box, if another rank, or this one before, has it; then this one is dropped.
+Result<std::optional<RankOffer>> add_offer(const TensorSpec& tensor, const TensorBox& box,
+                                           const RankOffer& offer, Offers& offers) {
+  const auto& [rank, number] = offer;
+  if (offers.spec == nullptr) offers.spec = &tensor;
+  if (*offers.spec != tensor) {
+    return error(StatusCode::kWrongLayout, "tensor '", tensor.name, "' is ",
+                 info(tensor.dtype).name, " ", tensor.shape_string(), " on publisher rank ", rank,
+                 ", but ", info(offers.spec->dtype).name, " ", offers.spec->shape_string(),
+                 " on rank ", offers.ranks.front());
+  }
+  for (std::size_t i = 0; i < offers.boxes.size(); ++i) {
+    if (offers.boxes[i] == box) return std::optional(RankOffer(offers.ranks[i], offers.numbers[i]));
+  }
+  offers.boxes.push_back(box);
+  offers.ranks.push_back(rank);
+  offers.numbers.push_back(number);
+  return std::optional<RankOffer>();
+}
+
+// Runs of offers, as AssemblyMessage::dropped has them.
+void add_to_runs(const RankOffer& offer, std::vector<std::array<std::uint32_t, 3>>& runs) {
+  if (!runs.empty() && runs.back()[0] == offer.first &&
+      runs.back()[1] + runs.back()[2] == offer.second) {
+    ++runs.back()[2];
+  } else {
+    runs.push_back({offer.first, offer.second, 1});
+  }
+}
+
+// "'a', 'b', 'c' and 4 more"
+std::string some_of(std::span<const UnpublishedTensor> tensors) {
+  constexpr std::size_t kNamed = 8;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(tensors.size(), kNamed); ++i) {
+    text += concat(i > 0 ? ", '" : "'", tensors[i].spec.name, "'");
+  }
+  return tensors.size() <= kNamed ? text : concat(text, " and ", tensors.size() - kNamed, " more");
+}
+
+Status check_offers(const Offers& offers) {
+  if (offers.boxes.size() == 1 && offers.boxes.front().whole()) return {};
+  if (offers.boxes.size() > kMaxBlocksOfTensor) {
+    return error(StatusCode::kWrongLayout, "tensor '", offers.spec->name, "' is offered in ",
+                 offers.boxes.size(), " blocks, at most ", kMaxBlocksOfTensor, " are allowed");
+  }
+  const Status covered = check_covers(*offers.spec, offers.boxes);
+  if (covered.ok()) return {};
+  return error(StatusCode::kWrongLayout, covered.message(),
+               ", as the publisher ranks offer them; each element must be offered by one rank");
+}
+
+// What one rank leaves to others is what another one offers.
+Status check_left(const std::vector<OfferMessage>& ranks,
+                  const std::map<std::string_view, Offers>& offered) {
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const std::string& name : ranks[rank].left) {
+      if (offered.contains(name)) continue;
+      return error(StatusCode::kWrongLayout, "tensor '", name, "' is held by publisher rank ", rank,
+                   ", which leaves it to others, and no rank publishes it: one that holds it must ",
+                   "own it");
+    }
+  }
+  return {};
+}
+
+// Of a version that is there, or of its anchor.
+Result<Digest> digest_of(ReceiveRoad& history, std::uint64_t version, const Deadline& deadline) {
+  Result<std::string> text = history.fetch_manifest({version, PublicationKind::kVersion}, deadline);
+  if (text.status().code() == StatusCode::kNotFound) {
+    text = history.fetch_manifest({version, PublicationKind::kAnchor}, deadline);
+  }
+  if (!text.ok()) return text.status();
+  DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest,
+                             parse_manifest(*text, concat("manifest of version ", version)));
+  return manifest.digest;
+}
+
+std::string percent(double share) {
+  const auto tenths = static_cast<std::uint64_t>(std::llround(share * 1000));
+  return concat(tenths / 10, ".", tenths % 10, " %");
+}
+
+std::string step_name(std::uint64_t step) {
+  return step == kNoStep ? std::string("no step") : concat("step ", step);
+}
+
+// A version has the weights of one step.
+Status check_steps(const std::vector<ReadyMessage>& ranks) {
+  for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
+    if (ranks[rank].step == ranks[0].step) continue;
+    return error(StatusCode::kInvalidArgument, "publisher rank ", rank, " publishes ",
+                 step_name(ranks[rank].step), ", publisher rank 0 ", step_name(ranks[0].step),
+                 ": no version is made of different steps");
+  }
+  return {};
+}
+
+}  // namespace
+
+PublisherLeader::PublisherLeader(const PublisherOptions& options, unsigned ranks, SendRoad& road,
+                                 ReceiveRoad* history, const RunState& run, unsigned threads)
+    : options_(options),
+      format_(publication_format(options.layout)),
+      ranks_(ranks),
+      road_(road),
+      history_(history),
+      run_(run),
+      threads_(threads),
+      planner_(options, run, threads) {}
+
+// Every element of a tensor has one owner: the lowest rank that offers its block.
+AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks) {
+  AssemblyMessage message;
+  std::vector<std::vector<TensorBox>> boxes;
+  std::map<std::string_view, Offers> all;
+  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    const OfferMessage& from = ranks[rank];
+    for (std::uint32_t i = 0; i < from.tensors.size(); ++i) {
+      const TensorBox box = i < from.boxes.size() ? from.boxes[i] : TensorBox();
+      const Result<std::optional<RankOffer>> same =
+          add_offer(from.tensors[i], box, {rank, i}, all[from.tensors[i].name]);
+      message.status = same.status();
+      if (!same.ok()) return message;
+      if (!*same) continue;
+      add_to_runs({rank, i}, message.dropped);
+      kept_for_.emplace(RankOffer(rank, i), **same);
+      copied_names_.emplace(**same, from.tensors[i].name);
+    }
+  }
+  for (const auto& [kept, name] : copied_names_) message.copied.push_back(kept);
+  if (!copied_names_.empty()) {
+    const auto& [kept, name] = *copied_names_.begin();
+    message.notes.push_back(concat(copied_names_.size(), " tensors or blocks, '", name,
+                                   "' among them, are held by several publisher ranks: the lowest ",
+                                   "publishes each, rank ", kept.first, " that one"));
+  }
+  message.status = check_left(ranks, all);
+  if (!message.status.ok()) return message;
+  for (auto& [name, offers] : all) {
+    message.status = check_offers(offers);
+    if (!message.status.ok()) return message;
+    message.tensors.push_back(*offers.spec);
+    message.owners.push_back(std::move(offers.ranks));
+    boxes.push_back(std::move(offers.boxes));
+  }
+  Result<std::vector<BlockCut>> cuts = planner_.open(message.tensors, std::move(boxes));
+  message.status = cuts.status();
+  if (cuts.ok()) message.cuts = std::move(*cuts);
+  return message;
+}
+
+DigestMessage PublisherLeader::add_up(const std::vector<BaseMessage>& ranks) {
+  DigestMessage sum;
+  std::vector<TensorDigests> copies;
+  base_tensor_digests_.assign(run_.layout.size(), Digest());
+  for (const BaseMessage& rank : ranks) {
+    sum.digest += rank.digest;
+    copies.push_back(rank.copies);
+    for (const auto& [tensor, digest] : rank.tensor_digests) {
+      if (tensor < run_.layout.size()) base_tensor_digests_[tensor] += digest;
+    }
+  }
+  sum.status = check_copies(copies, false);
+  return sum;
+}
+
+Status PublisherLeader::check_copies(const std::vector<TensorDigests>& ranks, bool behind) const {
+  std::map<RankOffer, Digest> digests;
+  for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    for (const auto& [offer, digest] : ranks[rank]) digests[{rank, offer}] = digest;
+  }
+  for (const auto& [dropped, kept] : kept_for_) {
+    const auto one = digests.find(dropped), other = digests.find(kept);
+    if (one == digests.end() || other == digests.end()) {
+      return error(StatusCode::kInternal, "tensor '", copied_names_.at(kept),
+                   "': a publisher rank did not tell the digest of its copy");
+    }
+    if (one->second == other->second) continue;
+    return error(
+        StatusCode::kMismatch, "tensor '", copied_names_.at(kept),
+        "' has other bits on publisher rank ", dropped.first, " than on rank ", kept.first,
+        ": if they are different tensors, publish them under different names; if they are ",
+        "copies, bring them in step",
+        behind ? "; or they were written since publish(wait=False) was called" : "");
+  }
+  return {};
+}
+
+Status PublisherLeader::find_unpublished(std::vector<std::string>& notes) {
+  const std::string& path = options_.base_checkpoint;
+  if (path.empty()) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(posix_file_system(), path));
+  DRIFTLESS_RETURN_IF_ERROR(
+      base.keep_only(run_.layout).with_context("the base checkpoint and what is published"));
+  for (const OtherTensor& other : base.others()) {
+    const DigestTensorKey key = digest_tensor_key(other.spec.name);
+    const TensorBytes bytes{{0, base.view(other).bytes()}, &key};
+    unpublished_.push_back({other.spec, digest_on_host(std::span(&bytes, 1), threads_)});
+  }
+  if (unpublished_.empty()) return {};
+  const std::string text = concat(path, ": no publisher rank holds ", unpublished_.size(),
+                                  " of its tensors: ", some_of(unpublished_));
+  if (options_.complete) {
+    return error(StatusCode::kWrongLayout, text, "; all must be published (complete)");
+  }
+  notes.push_back(concat(text, ": receivers keep them as they are in the base, and prove it"));
+  return {};
+}
+
+// Does not wait: the announcement exists now or not at all.
+Result<std::string> PublisherLeader::announced(const Deadline& deadline) {
+  if (history_ == nullptr) return error(StatusCode::kNotFound, "no history");
+  return history_->run_info(deadline.sooner(std::chrono::milliseconds(0)));
+}
+
+StartMessage PublisherLeader::find_start(const Deadline& deadline) {
+  StartMessage start;
+  start.run = random_hash128();
+  start.digest = run_.digest;
+  const Result<std::string> text = announced(deadline);
+  const StatusCode code = text.status().code();
+  if (code == StatusCode::kNotFound || code == StatusCode::kDeadlineExceeded) {
+    if (options_.resume == ResumeMode::kRequire) {
+      start.status = error(StatusCode::kNotFound,
+                           "there is no run to resume on this road; set resume: auto to start one");
+    }
+    return start;
+  }
+  start.status = text.ok() ? resume(*text, start, deadline) : text.status();
+  return start;
+}
+
+Status PublisherLeader::resume(const std::string& announcement, StartMessage& start,
+                               const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const RunInfo found,
+      parse_run_info(announcement, "the announcement of the run on this road"));
+  DRIFTLESS_RETURN_IF_ERROR(check_run(found));
+  if (found.tensor_digests.empty()) base_tensor_digests_.clear();  // it is announced again as it is
+  unpublished_ = found.unpublished;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> there, history_->list(deadline));
+  for (const PublicationId& id : there) {
+    if (id.kind == PublicationKind::kVersion) start.version = id.version;
+    if (id.kind == PublicationKind::kAnchor) newest_anchor_ = id.version;
+  }
+  start.version = std::max(start.version, newest_anchor_.value_or(0));
+  DRIFTLESS_ASSIGN_OR_RETURN(highest_number_, road_.highest_number());
+  start.run = found.run;
+  start.resume = true;
+  if (start.version > 0) {
+    DRIFTLESS_ASSIGN_OR_RETURN(start.digest, digest_of(*history_, start.version, deadline));
+  }
+  return {};
+}
+
+Status PublisherLeader::check_run(const RunInfo& found) const {
+  constexpr std::string_view kElsewhere =
+      "; publish somewhere else, or remove what is there once nobody needs it";
+  if (options_.resume == ResumeMode::kNever) {
+    return error(StatusCode::kAlreadyExists, "the road holds run ", to_hex(found.run),
+                 " already, and resume is never", kElsewhere);
+  }
+  const Status same = run_.layout.check_same(found.layout, "this trainer", "the run on the road");
+  if (!same.ok()) return error(same.code(), same.message(), kElsewhere);
+  if (found.base_digest != run_.base_digest) {
+    return error(StatusCode::kWrongBase, "the run on the road started from weights with digest ",
+                 to_hex(found.base_digest), ", the base given here has ", to_hex(run_.base_digest),
+                 kElsewhere);
+  }
+  if (!options_.base_checkpoint.empty() && !found.unpublished.empty() &&
+      found.unpublished != unpublished_) {
+    return error(StatusCode::kWrongBase, "the run on the road started from a checkpoint ",
+                 "whose other tensors are ", some_of(found.unpublished), "; ",
+                 options_.base_checkpoint, " has others, or other bits", kElsewhere);
+  }
+  return {};
+}
+
+void PublisherLeader::start(const Digest& held, bool live, StartMessage& start,
+                            const Deadline& deadline) {
+  start.otherwise = live && held != start.digest;
+  if (!live && held != start.digest) {
+    start.status = error(StatusCode::kMismatch, "version ", start.version,
+                         " as read back from the road has digest ", to_hex(held), ", expected ",
+                         to_hex(start.digest), "; start a new run on an empty road");
+    return;
+  }
+  const RunInfo announcement{start.run, run_.layout,          run_.base_digest,
+                             ranks_,    base_tensor_digests_, unpublished_};
+  start.status = road_.announce(run_info_to_json(announcement), deadline);
+  // A run that goes on, with anchors among its versions, has a whole one, or will have.
+  const bool among = format_.anchors_among_versions && start.version > 0;
+  start.anchor = start.status.ok() && options_.first_anchor && !newest_anchor_ && !among;
+  if (start.otherwise && start.anchor) {  // these weights are not the version
+    start.anchor = false;
+    anchor_requested_ = true;
+  }
+  if (start.anchor) {
+    start.status = road_.begin({start.version, PublicationKind::kAnchor}, deadline);
+  }
+}
+
+Result<bool> PublisherLeader::published(const PublicationId& id, const Hash128& manifest,
+                                        const Deadline& deadline) {
+  if (!fenced_.ok()) return fenced_;
+  const Result<std::optional<Hash128>> there = road_.published(id, deadline);
+  if (!there.ok()) return note_fence(there.status());
+  if (!there->has_value()) return false;
+  if (**there == manifest) return true;
+  return note_fence(error(StatusCode::kWrongRun, to_string(id),
+                          " is there with a manifest of hash ", to_hex(**there),
+                          ", this publisher's has ", to_hex(manifest)));
+}
+
+Status PublisherLeader::note_fence(Status said) {
+  if (said.code() != StatusCode::kWrongRun) return said;
+  const Result<std::string> text = announced(Deadline::after(std::chrono::milliseconds(0)));
+  const Result<RunInfo> now = text.ok() ? parse_run_info(*text, "the announcement on the road")
+                                        : Result<RunInfo>(text.status());
+  const std::string carries =
+      now.ok() ? concat("the road carries run ", to_hex(now->run), " now",
+                        now->run == run_.id.run ? ", the same, by another publisher" : "")
+               : std::string("nobody can say which run the road carries now");
+  fenced_ =
+      error(StatusCode::kWrongRun, "run ", to_hex(run_.id.run), " of this trainer is fenced at ",
+            "version ", run_.id.version, ": another publisher has taken its road over, and ",
+            carries, ". Stop one of the two trainers, then start this one again: ", said.message());
+  return fenced_;
+}
+
+PlanMessage PublisherLeader::plan(const std::vector<ReadyMessage>& ranks, bool needs_full,
+                                  const Deadline& deadline) {
+  PlanMessage plan;
+  plan.status = fenced_;
+  for (std::size_t rank = 1; plan.status.ok() && rank < ranks.size(); ++rank) {
+    const bool ahead = ranks[rank].doubtful == run_.id.version && ranks[rank].doubtful != 0;
+    if (ahead || ranks[rank].version == run_.id.version) continue;
+    plan.status = error(StatusCode::kInternal, "publisher rank ", rank, " is at version ",
+                        ranks[rank].version, ", the leader at ", run_.id.version,
+                        ": restart all publisher ranks together");
+  }
+  if (plan.status.ok()) plan.status = check_steps(ranks);
+  if (!plan.status.ok()) return plan;
+  plan.base_version = run_.id.version;
+  plan.version = std::max(run_.id.version, highest_number_) + 1;
+  plan.full = options_.mode == UpdateMode::kFull || needs_full ||
+              highest_number_ > run_.id.version ||
+              std::ranges::any_of(ranks, &ReadyMessage::needs_full) ||
+              (format_.anchors_among_versions && anchor_due(plan.version));
+  plan.digest = run_.digest;
+  plan.shape = planner_.plan(road_.receivers(), plan.notes);
+  plan.status = begin({plan.version, PublicationKind::kVersion}, deadline);
+  return plan;
+}
+
+Status PublisherLeader::begin(const PublicationId& id, const Deadline& deadline) {
+  return fenced_.ok() ? note_fence(road_.begin(id, deadline)) : fenced_;
+}
+
+OutcomeMessage PublisherLeader::conclude(const PlanMessage& plan,
+                                         Result<std::vector<PayloadMessage>> ranks, bool behind,
+                                         const Deadline& deadline) {
+  const PublicationId id{plan.version, PublicationKind::kVersion};
+  OutcomeMessage outcome;
+  outcome.verdict = Verdict::kAbort;
+  if (!ranks.ok()) {
+    outcome.status =
+        note_fence(ranks.status()).with_context(concat(to_string(id), " was not published"));
+    return outcome;
+  }
+  bool dense = false, needs_full = false;
+  std::vector<TensorDigests> copies;
+  for (const PayloadMessage& rank : *ranks) {
+    outcome.changed_units += rank.findings.changed_units;
+    dense = dense || rank.findings.dense;
+    needs_full = needs_full || rank.needs_full;
+    copies.push_back(rank.copies);
+    outcome.notes.insert(outcome.notes.end(), rank.notes.begin(), rank.notes.end());
+  }
+  const double density = run_.layout.total_units() == 0
+                             ? 0
+                             : static_cast<double>(outcome.changed_units) /
+                                   static_cast<double>(run_.layout.total_units());
+  if (!plan.full && (needs_full || dense || density > options_.full_above_density)) {
+    outcome.verdict = Verdict::kRedoFull;
+    outcome.notes.push_back(
+        needs_full ? concat(to_string(id), ": layout ", to_string(options_.layout),
+                            " cannot carry a whole tensor among changes: sent in full")
+                   : concat(to_string(id), ": ", dense ? "more than " : "", percent(density),
+                            " of the units changed, above full_above_density (",
+                            percent(options_.full_above_density), "): sent in full"));
+    const Status dropped = road_.abort();
+    outcome.status = begin(id, deadline);
+    return outcome;
+  }
+  outcome.status =
+      check_copies(copies, behind).with_context(concat(to_string(id), " was not published"));
+  if (outcome.status.ok()) seal_version(plan, *ranks, outcome, deadline);
+  return outcome;
+}
+
+void PublisherLeader::seal_version(const PlanMessage& plan, std::vector<PayloadMessage>& ranks,
+                                   OutcomeMessage& outcome, const Deadline& deadline) {
+  const PublicationId id{plan.version, PublicationKind::kVersion};
+  bool doubt = false;
+  outcome.status = seal({id, plan.base_version, plan.full}, ranks, deadline, outcome, doubt);
+  if (!outcome.status.ok()) {
+    outcome.verdict = doubt ? Verdict::kDoubt : Verdict::kAbort;
+    outcome.status = outcome.status.with_context(
+        concat(to_string(id), doubt ? ": nobody can say whether it is published; the next publish "
+                                      "finds out"
+                                    : " was not published"));
+    return;
+  }
+  outcome.verdict = Verdict::kCommit;
+  chain_bytes_ += outcome.wire_bytes;
+  choose_anchor(plan, outcome, deadline);
+}
+
+bool PublisherLeader::anchor_wanted() {
+  const Result<std::vector<ReceiverReport>> receivers = road_.receivers();
+  return receivers.ok() && std::ranges::any_of(*receivers, [&](const ReceiverReport& report) {
+           // One past its version serves it; who asked may be gone without a further word.
+           const bool served = newest_anchor_ && *newest_anchor_ > report.version;
+           if (report.proof != kAnchorWanted || served) return false;
+           const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
+           return !needs.ok() || needs->run.is_zero() || needs->run == run_.id.run;
+         });
+}
+
+bool PublisherLeader::anchor_due(std::uint64_t version) {
+  return anchor_requested_ || (options_.anchor_every > 0 && version % options_.anchor_every == 0) ||
+         (options_.anchor_by_size && chain_bytes_ > run_.layout.total_bytes()) || anchor_wanted();
+}
+
+void PublisherLeader::choose_anchor(const PlanMessage& plan, OutcomeMessage& outcome,
+                                    const Deadline& deadline) {
+  const std::uint64_t version = plan.version;
+  if (format_.anchors_among_versions) {
+    if (!plan.full) return;
+    anchored(version);
+    return;
+  }
+  if (!anchor_due(version)) return;
+  const Status begun = begin({version, PublicationKind::kAnchor}, deadline);
+  outcome.anchor = begun.ok();
+  if (begun.ok()) return;
+  anchor_requested_ = true;  // at the next version, then
+  outcome.notes.push_back(
+      concat("the anchor of version ", version, " was put off: ", begun.message()));
+}
+
+void PublisherLeader::anchored(std::uint64_t version) {
+  newest_anchor_ = version;
+  chain_bytes_ = 0;
+  anchor_requested_ = false;
+}
+
+void PublisherLeader::prune(std::vector<std::string>& notes) {
+  if (options_.keep_versions == 0 || !newest_anchor_ || run_.id.version <= options_.keep_versions) {
+    return;
+  }
+  std::uint64_t limit = std::min(*newest_anchor_, run_.id.version - options_.keep_versions);
+  // What stands for the anchor is a version, and stays.
+  if (format_.anchors_among_versions && limit == *newest_anchor_ && limit > 0) --limit;
+  if (limit == 0) return;
+  const Result<std::vector<PublicationId>> removed = road_.prune(limit);
+  if (!removed.ok()) notes.push_back(concat("pruning: ", removed.status().message()));
+}
+
+}  // namespace driftless

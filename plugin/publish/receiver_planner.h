@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// ReceiverPlanner: what the receivers announced, and how versions are cut and encoded for it, so
+// that all of them can read a version and fetch their slices without the rest. The leader's.
+#pragma once
+
+#include "collectives/road.h"
+#include "formats/receiver_needs.h"
+#include "plugin/interchange/layouts.h"
+#include "plugin/publish/encoding_chooser.h"
+#include "plugin/publish/publisher.h"
+
+namespace driftless {
+
+// `compact` is coded with the store's units, where they are compared.
+[[nodiscard]] inline bool codes_compact(const PublisherOptions& options) {
+  return options.device == nullptr || options.device->on_device();
+}
+
+// The options and the run outlive it.
+class ReceiverPlanner {
+ public:
+  ReceiverPlanner(const PublisherOptions& options, const RunState& run, unsigned threads)
+      : options_(options), run_(run), chooser_(options.encoding, threads) {}
+
+  // What the options want of these tensors, which the ranks offer in these boxes; or why that
+  // cannot be.
+  [[nodiscard]] Result<std::vector<BlockCut>> open(std::span<const TensorSpec> tensors,
+                                                   std::vector<std::vector<TensorBox>> boxes);
+  // For the next version, after what the receivers announce now.
+  [[nodiscard]] VersionShape plan(const Result<std::vector<ReceiverReport>>& reports,
+                                  std::vector<std::string>& notes);
+  // All ranks know the plan.
+  void adopted() { heard_ = hearing_; }
+  // A delta that was published.
+  void note(const EncodingChooser::Version& version) { chooser_.note(version); }
+
+ private:
+  [[nodiscard]] bool takes_blocks() const {
+    return publication_format(options_.layout).takes_blocks;
+  }
+  void read_needs(const std::map<std::string, std::string>& heard, std::vector<std::string>& notes);
+  [[nodiscard]] std::string who_cannot(Encoding encoding) const;  // names; empty: all can
+  [[nodiscard]] Encoding choose_encoding(const std::vector<ReceiverReport>& reports,
+                                         std::vector<std::string>& notes);
+  [[nodiscard]] Encoding encoding_for(Encoding wanted, std::vector<std::string>& notes) const;
+  // Tensors of which a receiver holds a part that the version is not cut to.
+  [[nodiscard]] std::vector<std::uint32_t> plain_for(std::span<const BlockCut> cuts) const;
+  [[nodiscard]] std::vector<BlockCut> cuts_for(std::vector<std::string>& notes) const;
+
+  const PublisherOptions& options_;
+  const RunState& run_;
+  std::vector<std::vector<TensorBox>> boxes_;  // of each tensor, of all ranks
+  std::vector<BlockCut> own_cuts_;             // by the options
+  // What each receiver announced: when the version was planned, and if that plan was adopted.
+  std::map<std::string, std::string> hearing_, heard_;
+  std::map<std::string, ReceiverNeeds> receivers_;  // what was heard last, read
+  EncodingChooser chooser_;
+};
+
+}  // namespace driftless

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// SnapshotStore: a copy of the last version, as far as this publisher rank owns it, with an undo
+// log that takes back a version that was not committed.
+#pragma once
+
+#include <deque>
+#include <mutex>
+
+#include "plugin/publish/weight_store.h"
+
+namespace driftless {
+
+// The old values of what a version changed in a snapshot. O(changed), and no more than the snapshot
+// itself has. apply() may be called from several threads for disjoint places. Memory is kept for
+// the next version, unless it is much more than this one needed.
+class UndoLog {
+ public:
+  // Keeps the old values of `delta` in `data`, then writes the new ones over them. Returns what
+  // this changes in the digest of the tensor that `key` stands for, of which `data` is the block at
+  // `place`. Its number in the snapshot is the delta's tensor. `old_values` are those of the
+  // delta's units. kNoSpace: no memory, and nothing was changed.
+  [[nodiscard]] Result<Digest> apply(const HostKernels& kernels, const DigestTensorKey& key,
+                                     const BlockPlace& place, std::byte* data,
+                                     const DeltaView& delta, const std::byte* old_values);
+  void roll_back(const HostKernels& kernels, const WeightStore& snapshot);
+  void clear();
+
+ private:
+  struct Piece {
+    std::uint32_t number = 0;  // in the snapshot
+    unsigned unit_bytes = 1;
+    std::uint64_t origin = 0;
+    std::uint64_t count = 0;
+    bool dense = false;
+    ByteBuffer memory;  // `count` offsets, then as many old values; dense: `count` adjoining units
+  };
+  [[nodiscard]] Piece& next_piece();
+  // Keeps what `delta` changes in `units`, which lie at its origin. False: no memory, and the piece
+  // is empty.
+  [[nodiscard]] static bool keep(Piece& piece, const DeltaView& delta, const std::byte* units,
+                                 const std::byte* old_values);
+
+  std::mutex mutex_;          // for the next two
+  std::deque<Piece> pieces_;  // the first `used_` count
+  std::size_t used_ = 0;
+};
+
+// In one stretch of memory; blocks begin at multiples of 64 bytes.
+class SnapshotStore final : public WeightStore {
+ public:
+  // Zeroed. kNoSpace if there is no memory. It lies where `device` says; null: in host memory.
+  [[nodiscard]] static Result<std::unique_ptr<SnapshotStore>> create(
+      const WeightLayout& layout, std::vector<OwnedTensor> owned, unsigned threads,
+      PublisherDevice* device = nullptr);
+
+  [[nodiscard]] Result<std::vector<Digest>> digests() const override;
+  [[nodiscard]] bool captured() const override { return false; }
+  // Compares with what is offered, in host memory, and takes what changed.
+  [[nodiscard]] Status each_change(std::span<const PairedTensor> batch,
+                                   std::uint64_t dense_above_units, FoundChanges& found,
+                                   const UseChange& use) override;
+  void commit() override { undo_.clear(); }
+  void roll_back() override;
+  void abandon() override { undo_.clear(); }
+
+ private:
+  using WeightStore::WeightStore;
+  [[nodiscard]] Status absorb(const DiffPiece& piece, std::uint64_t dense_above_units,
+                              FoundChanges& found);
+
+  std::shared_ptr<std::byte> slab_;  // of all blocks
+  UndoLog undo_;
+  std::mutex mutex_;  // for the findings while pieces are compared
+};
+
+}  // namespace driftless

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/records.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+
+#include "core/host_name.h"
+#include "support/checkout_paths.h"
+
+namespace driftless {
+namespace {
+
+VersionRecord full_record() {
+  VersionRecord record;
+  record.origin = record_origin("trainer", 3);
+  record.published.emplace();
+  record.captured.emplace();
+  record.received.emplace();
+  record.delivered.emplace();
+  return record;
+}
+
+EngineRecord failed_update() {
+  EngineRecord record;
+  record.origin = record_origin("agent", 0);
+  record.engine = "http://host:1";
+  record.status = Status(StatusCode::kIo, "gone");
+  return record;
+}
+
+TEST(Records, NameProcessHostAndTime) {
+  const auto json = to_json(full_record());
+  EXPECT_EQ(json["role"], "trainer");
+  EXPECT_EQ(json["rank"], 3);
+  EXPECT_EQ(json["host"], host_name());
+  EXPECT_TRUE(std::regex_match(json["time"].get<std::string>(),
+                               std::regex(R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z)")))
+      << json["time"];
+  EXPECT_GT(json["monotonic_ms"], 0.0);
+}
+
+TEST(Records, HaveTheKeysOfTheirProcessOnly) {
+  VersionRecord record;
+  record.received.emplace();
+  const auto json = to_json(record);
+  EXPECT_TRUE(json.contains("pause_ms"));
+  EXPECT_FALSE(json.contains("density"));
+  EXPECT_FALSE(json.contains("captured_bytes"));
+  EXPECT_FALSE(json.contains("plain_bytes"));
+}
+
+TEST(Records, AFailedUpdateSaysWhy) {
+  const auto json = to_json(failed_update());
+  EXPECT_EQ(json["status"], "io");
+  EXPECT_EQ(json["error"], "gone");
+  EngineRecord good = failed_update();
+  good.status = {};
+  EXPECT_FALSE(to_json(good).contains("error"));
+}
+
+TEST(Records, EveryKeyIsOnThePage) {
+  std::ifstream file(std::string(testing::test_data()) + "/../docs/operate/metrics.md");
+  std::stringstream page;
+  page << file.rdbuf();
+  ASSERT_FALSE(page.str().empty());
+  for (const auto& record : {to_json(full_record()), to_json(failed_update())}) {
+    for (const auto& [key, value] : record.items()) {
+      EXPECT_NE(page.str().find("`" + key + "`"), std::string::npos) << key;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace driftless
