@@ -264,8 +264,8 @@ driftless_code driftless_poll(driftless_receiver* receiver, int64_t timeout_ms, 
                               uint64_t* newest, driftless_error** error) {
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_receiver([&](Receiver& receiver) {
-      return receiver.poll(Deadline::after(wait));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_receiver([&](Receiver& made) {
+      return made.poll(Deadline::after(wait));
     }));
     if (newer != nullptr) *newer = found.newer ? 1 : 0;
     if (newest != nullptr) *newest = found.version;
@@ -278,8 +278,8 @@ driftless_code driftless_stage(driftless_receiver* receiver, int64_t timeout_ms,
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(staged, "staged"));
     DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, held.with_receiver([&](Receiver& receiver) {
-      return receiver.stage(Deadline::after(wait));
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool news, held.with_receiver([&](Receiver& made) {
+      return made.stage(Deadline::after(wait));
     }));
     *staged = news ? 1 : 0;
     return {};
@@ -297,13 +297,13 @@ driftless_code driftless_commit(driftless_receiver* receiver, driftless_report* 
 
 driftless_code driftless_rollback(driftless_receiver* receiver, driftless_error** error) {
   return on_receiver(receiver, error, [](AbiReceiver& held) {
-    return held.with_receiver([](Receiver& receiver) { return receiver.rollback(); });
+    return held.with_receiver([](Receiver& made) { return made.rollback(); });
   });
 }
 
 driftless_code driftless_keep_alive(driftless_receiver* receiver, driftless_error** error) {
   return on_receiver(receiver, error, [](AbiReceiver& held) {
-    return held.with_receiver([](Receiver& receiver) { return receiver.report(); });
+    return held.with_receiver([](Receiver& made) { return made.report(); });
   });
 }
 
@@ -311,9 +311,8 @@ driftless_code driftless_look_for_end(driftless_receiver* receiver, driftless_en
                                       driftless_error** error) {
   return on_receiver(receiver, error, [&](AbiReceiver& held) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_struct(end, "end"));
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto found, held.with_receiver([](Receiver& receiver) {
-      return receiver.listen_for_end();
-    }));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const auto found, held.with_receiver([](Receiver& made) { return made.listen_for_end(); }));
     return write_struct(end_of(found, held.look().state), "end", end);
   });
 }
