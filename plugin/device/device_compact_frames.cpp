@@ -15,7 +15,7 @@ constexpr std::uint64_t kFrameUnits = std::uint64_t{1} << 30;  // 128 MiB of sum
 // The changes of one block: those of its slices, one after the other.
 struct FoundBlock {
   std::uint32_t number = 0;  // in the snapshot
-  std::span<const FoundChanges> found;
+  std::span<const SliceChanges> found;
   std::uint64_t changes = 0;
 };
 
@@ -46,7 +46,7 @@ class CompactFrame {
         index.tiles.push_back(tiles_[tile]);
         at += tiles_[tile++].bytes;
       }
-      for (const FoundChanges& found : blocks_[i].found) {
+      for (const SliceChanges& found : blocks_[i].found) {
         index.change += cuda::digest_from_sums(
             std::span<const std::uint64_t, cuda::kDigestSums>(found.sums, cuda::kDigestSums));
       }
@@ -85,7 +85,7 @@ class CompactFrame {
     for (std::size_t i = 0; i < blocks_.size(); ++i) {
       std::uint64_t position_at = coded_[i].entry.position_begin;
       std::uint64_t value_at = values_at_ + coded_[i].entry.value_begin * width_;
-      for (const FoundChanges& found : blocks_[i].found) {
+      for (const SliceChanges& found : blocks_[i].found) {
         const std::uint64_t own = found.entry.count * found.entry.position_bytes;
         DRIFTLESS_RETURN_IF_ERROR(
             work_.stream.copy(work_.joined.data() + position_at,
@@ -139,7 +139,7 @@ class CompactFrame {
 }  // namespace
 
 Status write_compact_frames(const PayloadContext& context, DeviceWork& work, DType dtype,
-                            std::span<const FoundChanges> found, std::uint32_t& parts,
+                            std::span<const SliceChanges> found, std::uint32_t& parts,
                             PayloadFindings& findings, std::size_t& written) {
   written = 0;
   std::vector<FoundBlock> blocks;

@@ -309,7 +309,7 @@ class DeviceDeltaPayload final : public RankPayload {
 
   // What can be coded, in `compact`; the rest as deltas.
   Status put_coded() {
-    std::map<DType, std::vector<FoundChanges>> coded;
+    std::map<DType, std::vector<SliceChanges>> coded;
     std::map<DType, std::vector<std::pair<const Kept*, std::size_t>>> entries;  // of those
     for (const Kept& kept : frames_) {
       Kept rest = kept;

@@ -34,7 +34,7 @@ struct DeviceWork {
 
 // Changes of a block, or of a slice of it, that were found on the device: absolute positions in the
 // block, and values. `sums`: what they add to the digest, in pinned memory.
-struct FoundChanges {
+struct SliceChanges {
   std::uint32_t number = 0;  // in the snapshot
   cuda::StreamEntry entry;
   const std::byte* positions_dev = nullptr;
@@ -47,7 +47,7 @@ struct FoundChanges {
 // block, 1/8 byte a unit; 12 bytes and three values a change. kNoSpace if there is not as much:
 // `written` of `found` are on the road then.
 [[nodiscard]] Status write_compact_frames(const PayloadContext& context, DeviceWork& work,
-                                          DType dtype, std::span<const FoundChanges> found,
+                                          DType dtype, std::span<const SliceChanges> found,
                                           std::uint32_t& parts, PayloadFindings& findings,
                                           std::size_t& written);
 
