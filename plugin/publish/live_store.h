@@ -72,8 +72,6 @@ class LiveStore final : public WeightStore {
                                    const UseChange& use) override;
   [[nodiscard]] bool sent_whole(std::uint32_t number) const override { return sent_.whole(number); }
   void commit() override;
-  void roll_back() override {}  // nothing was written over
-  void abandon() override {}
 
  private:
   [[nodiscard]] bool on_gpu() const { return memory_kind() == MemoryKind::kDevice; }

@@ -85,10 +85,11 @@ class WeightStore {
   [[nodiscard]] virtual bool sent_whole(std::uint32_t /*number*/) const { return false; }
   // The version is committed.
   virtual void commit() = 0;
-  // It is not: the store is what the receivers have, again.
-  virtual void roll_back() = 0;
+  // It is not: the store is what the receivers have, again. Does nothing if the store was not
+  // written over.
+  virtual void roll_back() {}
   // After a lack of memory: the next version is full, and nothing is rolled back.
-  virtual void abandon() = 0;
+  virtual void abandon() {}
 
  protected:
   // Ascending by tensor. The layout and the device (may be null) outlive it.

@@ -30,7 +30,7 @@ class DirectoryTrainer {
   DirectoryTrainer(FileSystem& fs, const std::string& dir, unsigned ranks, const Weights& base)
       : mail_({}, ranks), ranks_(ranks) {
     SharedFsOptions road;
-    road.shared_fs.dir = dir;
+    road.dir = dir;
     road.poll_first = 1ms;
     road.poll_longest = 2ms;
     road.lock_wait = 0ms;
