@@ -276,6 +276,7 @@ def state(version, valid=True, partial=False):
 def staged_rank(receiver):
     rank = RankReceiver(3, lambda chunk_bytes: None)
     rank._receiver, rank._state, rank._staged, rank._ticket = receiver, "staged", 2, "t-1"
+    rank._target = HeldTarget(None)
     rank._look(receiver)
     return rank
 

@@ -338,7 +338,8 @@ def test_what_a_rank_holds(work):
     for rank, found in enumerate(said(work)):
         shard, bucket = found["shard"], found["bucket"]
         assert shard >= 8 * bucket, f"rank {rank}: {found}"
-        assert found["opened"] <= shard + bucket, f"rank {rank}: {found}"
+        # With code that opening brings into memory, and a bucket that is freed and not given back.
+        assert found["opened"] <= shard + 3 * bucket, f"rank {rank}: {found}"
         assert found["sparse"]["peak"] <= shard + 4 * bucket, f"rank {rank}: {found}"
         assert found["dense"]["peak"] <= 3 * shard + 4 * bucket, f"rank {rank}: {found}"
         assert found["whole"] <= bucket, f"rank {rank}: {found}"
