@@ -101,7 +101,6 @@ void PublisherSession::doubt() {
 Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool in_step,
                                                     std::optional<std::uint64_t> step) {
   Result<PublishReport> report = publisher_->publish(weights, step);
-  if (report.ok()) report->run = publisher_->version().run;
   if (report.ok() && !config_.publisher.keep_snapshot) {
     report->live.step_ms = std::exchange(step_ms_, 0) + (in_step ? report->total_ms : 0);
   }

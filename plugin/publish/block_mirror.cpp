@@ -104,9 +104,7 @@ Result<std::unique_ptr<BlockMirror>> BlockMirror::open(Group& group, const RunSt
   }
   mirror->tensors_ = whole.size();
   if (!group.leads()) return mirror;
-  const Encoding encoding = run.shape.encoding;
-  mirror->whole_buffers_.emplace(run.layout,
-                                 info(encoding).positional ? encoding : Encoding::kDeltas);
+  mirror->whole_buffers_.emplace(run.layout, run.shape.encoding);
   DRIFTLESS_ASSIGN_OR_RETURN(mirror->whole_,
                              SnapshotStore::create(run.layout, std::move(whole), threads));
   return mirror;

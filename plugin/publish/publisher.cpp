@@ -127,6 +127,7 @@ Result<PublishReport> Publisher::publish_guarded(WeightSource& weights) {
       continue;
     }
     commit(plan.version, mine.tensor_digests, outcome.digest);
+    report.run = run_.id.run;
     report.version = plan.version;
     report.base_version = plan.base_version;
     report.encoding = plan.full ? Encoding::kFull : run_.shape.encoding;
@@ -198,12 +199,16 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
     doubt_->digest = told.digest;
     resolve_doubt(doubt_->version == told.base_version);
   }
+  // Whatever may throw comes first: buffers, cuts and encoding fit each other at any time.
+  VersionShape shape = told.shape;
+  std::unique_ptr<PayloadBuffers> buffers;
+  if (shape.encoding != run_.shape.encoding) {
+    buffers = std::make_unique<PayloadBuffers>(run_.layout, shape.encoding);
+  }
+  if (shape.cuts != run_.shape.cuts) DRIFTLESS_RETURN_IF_ERROR(store_->recut(shape.cuts));
+  std::swap(run_.shape, shape);
+  if (buffers) buffers_ = std::move(buffers);
   if (leader_) leader_->planner().adopted();
-  const bool recut = told.shape.cuts != run_.shape.cuts;
-  const bool recoded = told.shape.encoding != run_.shape.encoding;
-  if (recut) DRIFTLESS_RETURN_IF_ERROR(store_->recut(told.shape.cuts));
-  run_.shape = told.shape;
-  if (recoded) use_buffers();
   return told;
 }
 

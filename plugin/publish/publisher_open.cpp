@@ -143,9 +143,7 @@ Status Publisher::assemble(WeightSource& base, const Deadline& deadline) {
 }
 
 void Publisher::use_buffers() {
-  const Encoding encoding = run_.shape.encoding;
-  buffers_ = std::make_unique<PayloadBuffers>(
-      run_.layout, info(encoding).positional ? encoding : Encoding::kDeltas);
+  buffers_ = std::make_unique<PayloadBuffers>(run_.layout, run_.shape.encoding);
 }
 
 void Publisher::set_digests(std::vector<Digest> digests) {

@@ -16,8 +16,13 @@ namespace driftless {
 // Memory that is kept from version to version: touching new pages for each would cost as much as
 // the work itself.
 struct PayloadBuffers {
+  // Buckets of an encoding without positions hold deltas.
   PayloadBuffers(const WeightLayout& layout, Encoding encoding)
-      : buckets{BucketBuilder(layout, encoding), BucketBuilder(layout, encoding)} {}
+      : buckets{BucketBuilder(layout, bucket_coding(encoding)),
+                BucketBuilder(layout, bucket_coding(encoding))} {}
+  [[nodiscard]] static Encoding bucket_coding(Encoding encoding) {
+    return info(encoding).positional ? encoding : Encoding::kDeltas;
+  }
   std::array<BucketBuilder, 2> buckets;
   std::vector<std::byte> encoded;  // one bucket, as it goes onto the road
 };
