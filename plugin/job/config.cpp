@@ -30,7 +30,16 @@ bool is_group(const ConfigTable& table, std::string_view name) {
   });
 }
 
+// Keys that are gone, and what a configuration without them does.
+constexpr std::pair<std::string_view, std::string_view> kGone[] = {
+    {"agent.mirror", "remove it: workers that cannot decode compact are sent deltas"},
+    {"road.single_writer", "remove it: a store must refuse a name that is taken (If-None-Match)"},
+};
+
 std::string unknown_key(const ConfigTable& table, std::string_view name) {
+  for (const auto& [gone, instead] : kGone) {
+    if (name == gone) return concat("is gone; ", instead);
+  }
   if (const ConfigKey* const now = table.find_former(name)) {
     return concat("is now '", now->name, "': ", now->expected);
   }

@@ -201,6 +201,8 @@ TEST(Config, AnUnknownKeyIsNamedWithLineAndNearestKey) {
   EXPECT_SAYS(message, "'road.ring_size'");
   EXPECT_SAYS(refusal("dir: /x\n"), "'road.shared_fs.dir'");
   EXPECT_SAYS(refusal("anchor:\n  first: true\n"), "job.yaml:2");
+  EXPECT_SAYS(refusal("agent: { mirror: /m }\n"), "'agent.mirror': is gone; remove it");
+  EXPECT_SAYS(refusal("mode: delta\n", {"road.single_writer=true"}), "is gone; remove it");
   EXPECT_SAYS(refusal("engines:\n  - { uri: http://a }\n"), "'engines[].url'");
   EXPECT_EQ(refusal("zzzzzzzzzzzz: 1\n").find("did you mean"), std::string::npos);
 }
