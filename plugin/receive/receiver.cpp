@@ -187,7 +187,7 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   if (!claim.ok()) {  // only a full version helps, and the trainer is asked for it
     misfits_ = kMisfitsBeforeFull;
     stranded_ = true;
-    const Status told = report();
+    const Status told = say();
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_->wait(state, deadline));
   if (!news) return claim.ok() ? Result<bool>(false) : claim;
@@ -202,7 +202,7 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
               fetched.status().code() == StatusCode::kCorrupt ||  // and no anchor leads past it
               fetched.status().code() == StatusCode::kIncomplete ||
               (not_there && misfits_ >= kMisfitsBeforeFull);
-  if (stranded_) const Status told = report();
+  if (stranded_) const Status told = say();
   if (not_there) ++misfits_;
   if (!fetched.ok() && is_foreign(target_->state(), run())) {
     return fetched.status().with_context(
@@ -354,6 +354,12 @@ Status Receiver::rollback() {
 }
 
 Status Receiver::report() {
+  Status told = say();
+  contact_.note(told);
+  return told;
+}
+
+Status Receiver::say() {
   const TargetState state = own_state();
   ReceiverReport report;
   report.id = options_.id;
@@ -370,9 +376,7 @@ Status Receiver::report() {
   }
   if (stranded_) report.proof = kAnchorWanted;
   report.needs = needs_;
-  Status told = road_->report(report, Deadline::after(options_.report_deadline));
-  contact_.note(told);
-  return told;
+  return road_->report(report, Deadline::after(options_.report_deadline));
 }
 
 // A report that the road refuses stops nothing: a directory may be readable only.

@@ -170,6 +170,9 @@ class Receiver {
   // What the target holds of this run: nothing while it holds another's, which a full version is to
   // replace.
   [[nodiscard]] TargetState own_state() const;
+  // Sends a report that is no sign of life: sign_of_life() is due as before, and warns if the road
+  // refuses reports.
+  [[nodiscard]] Status say();
   void note_speed();
   void sign_of_life();
   // Not while the weights are parts of two versions.

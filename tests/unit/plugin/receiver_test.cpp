@@ -447,6 +447,21 @@ TEST_F(ReceiverTest, AReportThatFailsIsNoFailedCommit) {
   EXPECT_EQ(reported(), 1U);
 }
 
+TEST_F(ReceiverTest, AStrandedReceiverWarnsOfReportsThatTheRoadRefuses) {
+  announce();
+  unsigned warned = 0;
+  options_.fetch_deadline = std::chrono::milliseconds(2500);
+  options_.warn = [&](const Status& status) { warned += status.code() == StatusCode::kIo ? 1 : 0; };
+  ASSERT_TRUE(open().ok());
+  publish(1, 10);  // the first two are gone
+  road_.report_failures.assign(1000, error(StatusCode::kIo, "this directory is read-only"));
+  Result<bool> staged = false;
+  while (staged.ok()) staged = receiver_->stage_patiently(soon());
+  EXPECT_EQ(staged.status().code(), StatusCode::kWrongBase) << staged.status().to_string();
+  EXPECT_GE(warned, 2U);
+  EXPECT_GE(receiver_->counts().unheard, 2U);
+}
+
 TEST_F(ReceiverTest, RollbackTakesTheLastCommitBack) {
   announce();
   publish(1, 1);
