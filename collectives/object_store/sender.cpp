@@ -131,6 +131,9 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
+  // Such a store may have let another publisher write over run.json (Hugging Face buckets); from
+  // here on that one is fenced.
+  if (!claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   list_loaded_ = false;
   DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));

@@ -219,6 +219,20 @@ TEST_F(TakeoverTest, OfTwoRunsThatBeginAtOnceOneIsRefused) {
   EXPECT_EQ((*road)->announce("run", soon()).code(), StatusCode::kAlreadyExists);
 }
 
+// A bucket: puts of new objects look before they write, and two may look at the same moment.
+TEST_F(TakeoverTest, WithoutConditionsOneOfTwoRunsThatBeginAtOnceIsRefused) {
+  const auto hooked = std::make_shared<HookedStore>(store_);
+  hooked->replaces = false;
+  hooked->before_put = [&](const std::string& key) {
+    if (key != "publisher.json") return;
+    ASSERT_OK(store_->put("run.json", bytes_of("other"), false, soon()));
+    ASSERT_OK(store_->put("publisher.json", bytes_of("{}"), false, soon()));
+  };
+  const auto road = make_object_store_sender(hooked, options_, 0, 1);
+  const Status announced = (*road)->announce("run", soon());
+  EXPECT_EQ(announced.code(), StatusCode::kAlreadyExists) << announced.message();
+}
+
 TEST_F(TakeoverTest, WithoutIfMatchAnOvertakenPublisherLooksBeforeItSeals) {
   const auto hooked = std::make_shared<HookedStore>(store_);
   hooked->replaces = false;
