@@ -20,9 +20,7 @@ class CudaPublisherDevice final : public PublisherDevice {
     DRIFTLESS_ASSIGN_OR_RETURN(made->work_.stream, DeviceStream::make());
     DRIFTLESS_ASSIGN_OR_RETURN(made->mark_, DeviceEvent::make());
     DRIFTLESS_RETURN_IF_ERROR(made->work_.differ.open(made->work_.stream));
-    if (options.snapshot != SnapshotPlace::kPinned) {
-      DRIFTLESS_ASSIGN_OR_RETURN(made->work_.memory, make_device_memory(options.device));
-    }
+    DRIFTLESS_ASSIGN_OR_RETURN(made->work_.memory, make_device_memory(options.device));
     return std::shared_ptr<PublisherDevice>(std::move(made));
   }
 
@@ -49,7 +47,8 @@ class CudaPublisherDevice final : public PublisherDevice {
   Result<std::unique_ptr<RankPayload>> make_payload(const PayloadContext& context) override {
     const bool full = context.frame.encoding == Encoding::kFull;
     const bool shards = publication_format(context.directory_layout).sharded(full);
-    if (shards && work_.memory != nullptr) {
+    const bool pinned = work_.options.snapshot == SnapshotPlace::kPinned;
+    if (shards && !pinned) {
       return error(StatusCode::kUnsupported,
                    "this layout is made from tensors in host memory: set `snapshot` to pinned");
     }
@@ -58,7 +57,7 @@ class CudaPublisherDevice final : public PublisherDevice {
     DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     if (!full) abort();  // an anchor leaves alone what its version is about to commit
-    if (shards || (full && work_.memory == nullptr)) return make_host_copy_payload(context, work_);
+    if (shards || (full && pinned)) return make_host_copy_payload(context, work_);
     if (full) return make_device_full_payload(context, work_);
     if (context.store->captured()) return make_rank_payload(context);  // of what was captured
     return make_device_delta_payload(context, work_);

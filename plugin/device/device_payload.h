@@ -11,7 +11,7 @@ namespace driftless {
 struct DeviceWork {
   DeviceOptions options;
   DeviceStream stream;
-  std::shared_ptr<WeightMemory> memory;  // of the snapshot, if it lies on the device
+  std::shared_ptr<WeightMemory> memory;
   SliceDiffer differ;
   // What a version found: streams, workspaces, sums; until it is committed or dropped.
   DeviceArena found{MemoryKind::kDevice};

@@ -49,7 +49,7 @@ class PublisherDevice {
   [[nodiscard]] virtual Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) = 0;
   // From and to either side; done when it returns.
   [[nodiscard]] virtual Status copy(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
-  // The GPU's memory, if the snapshot lies there, or if there is none; else null.
+  // The GPU's memory, also if the snapshot lies in pinned memory.
   [[nodiscard]] virtual std::shared_ptr<WeightMemory> memory() const = 0;
 
   // Compares on the device. kUnsupported if the layout needs the snapshot in host memory.

@@ -69,7 +69,8 @@ Result<Digest> WeightStore::digest(const TensorSpec& tensor, const BlockPlace& p
     return Status();
   }));
   if (kind == MemoryKind::kHost) return digest_on_host(stretches, threads_);
-  return memory_->digest(stretches, threads_);
+  // Also if the store lies in pinned memory: the host cannot read what was offered.
+  return device_->memory()->digest(stretches, threads_);
 }
 
 Result<std::span<const std::byte>> WeightStore::take_whole(const PairedTensor& offered,
