@@ -43,12 +43,10 @@ Status check_part(const RoadTable& table, std::string_view name, std::string_vie
 }
 
 // " mpi_rma shared_fs": all roads, or those between processes.
-std::string names_of(const RoadTable& table, bool between) {
+std::string names_of(const RoadTable& table) {
   std::string names;
   for (const Road& row : table.roads) {
-    const bool threads = row.opener == nullptr && row.at.library.empty() && row.at.why_not.empty();
-    if (row.name.find('/') != std::string_view::npos || (between && threads)) continue;
-    names += concat(" ", row.name);
+    if (row.name.find('/') == std::string_view::npos) names += concat(" ", row.name);
   }
   return names;
 }
@@ -58,7 +56,7 @@ Result<const Road*> road_of(const RoadTable& table, const Config& config) {
       std::ranges::find(table.roads, std::string_view(config.road_row()), &Road::name);
   if (road == table.roads.end()) {
     return error(StatusCode::kInvalidArgument, "road.kind: '", config.road,
-                 "' is no road; those are:", names_of(table, false));
+                 "' is no road; those are:", names_of(table));
   }
   if (!road->at.why_not.empty()) {
     return error(StatusCode::kUnsupported, road->key, ": ", road->name,
@@ -194,10 +192,6 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
   DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, table_for(roads, config, launched));
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(*table, config));
-  if (road->opener == nullptr) {
-    return error(StatusCode::kInvalidArgument, "road.kind: ", road->name,
-                 " joins threads of one process; between processes use", names_of(*table, true));
-  }
   if (launched || needs_mpi(*table, config, role)) {
     return table->join_mpi(config, *road, role, late);
   }

@@ -41,7 +41,6 @@ bool always(JobRole) { return true; }
 bool if_trainer(JobRole role) { return role == JobRole::kTrainer; }
 
 constexpr std::array kRoads = {
-    Road{"loopback", "road inside one process: tests and measurements", kHere},
     Road{"host_shm", "road of shared memory on one host", kHere, &kHostShmOpener},
     Road{.name = "shared_fs",
          .help = "road of files: flush, hf_delta, frames",

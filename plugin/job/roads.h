@@ -29,7 +29,7 @@ struct Road {
   std::string_view name;  // road.kind; after a slash, a variant that another key chooses
   std::string_view help;
   Availability at;
-  const RoadOpener* opener = nullptr;  // null: in a library, not built, or within one process
+  const RoadOpener* opener = nullptr;  // null: in a library, or not built
   // Whether a process of this role has to be an MPI process; null: none.
   bool (*needs_mpi)(JobRole role) = nullptr;
   std::string_view key = "road.kind";  // the setting that asks for it

@@ -20,12 +20,12 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/stopwatch.h"
 #include "kernels/tensor_ops.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
+#include "support/loopback_road.h"
 #include "tools/temporary_directory.h"
 
 namespace driftless {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The roads that every build has, held to the contract.
 #include "collectives/host_shm/host_shm_road.h"
-#include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
+#include "support/loopback_road.h"
 #include "support/road_contract.h"
 #include "support/temp_dir.h"
 

@@ -10,10 +10,10 @@
 #include <filesystem>
 #include <thread>
 
-#include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
+#include "support/loopback_road.h"
 #include "support/stalling_file_system.h"
 #include "support/temp_dir.h"
 #include "support/weight_source.h"

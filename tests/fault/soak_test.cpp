@@ -12,12 +12,12 @@
 #include <random>
 #include <thread>
 
-#include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 #include "support/faulty_receive_road.h"
 #include "support/faulty_road.h"
+#include "support/loopback_road.h"
 #include "support/temp_dir.h"
 #include "support/weight_source.h"
 #include "support/weights.h"

@@ -6,13 +6,13 @@
 #include <memory>
 #include <thread>
 
-#include "collectives/loopback/loopback_road.h"
 #include "gpu/device.h"
 #include "plugin/device/device_factories.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 #include "support/faulty_road.h"
 #include "support/loopback_job.h"
+#include "support/loopback_road.h"
 
 namespace driftless {
 namespace {

@@ -8,11 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/loopback/loopback_road.h"
 #include "gpu/device.h"
 #include "plugin/device/device_factories.h"
 #include "plugin/receive/receiver.h"
 #include "support/faulty_road.h"
+#include "support/loopback_road.h"
 #include "support/published_run.h"
 #include "support/weights.h"
 

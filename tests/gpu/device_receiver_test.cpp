@@ -3,12 +3,12 @@
 // the other in memory. They must agree bit for bit, all the way.
 #include <gtest/gtest.h>
 
-#include "collectives/loopback/loopback_road.h"
 #include "gpu/arrival.h"
 #include "plugin/device/device_factories.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 #include "plugin/targets/mapped_target.h"
+#include "support/loopback_road.h"
 #include "support/published_run.h"
 #include "support/weight_source.h"
 

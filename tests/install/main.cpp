@@ -5,11 +5,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
-#include "collectives/loopback/loopback_road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 
@@ -39,17 +42,24 @@ driftless::Status run() {
       driftless::TensorSpec::make("model.norm.weight", driftless::DType::kBF16, {640}));
   OneTensor weights(spec, std::byte{7});
 
-  driftless::LoopbackHub hub({}, 1);
-  const auto group = hub.group(0);
-  const auto send_road = hub.sender(0);
-  const auto receive_road = hub.receiver();
+  char made[] = "/tmp/driftless-install-XXXXXX";
+  if (mkdtemp(made) == nullptr) return driftless::error(driftless::StatusCode::kIo, made);
+  const std::unique_ptr<char, void (*)(char*)> removed(
+      made, [](char* dir) { std::filesystem::remove_all(dir); });
+  driftless::SharedFsOptions road;
+  road.dir = made;
+  driftless::FileSystem& files = driftless::posix_file_system();
+  driftless::SoloGroup group;
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto send_road,
+                             driftless::make_shared_fs_sender(files, road, 0, 1));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto receive_road,
+                             driftless::make_shared_fs_receiver(files, road));
   driftless::PublisherOptions options;
   options.first_anchor = true;
   DRIFTLESS_ASSIGN_OR_RETURN(
       const auto publisher,
-      driftless::Publisher::open(options, *group, *send_road, nullptr, weights));
-  DRIFTLESS_ASSIGN_OR_RETURN(const auto target,
-                             driftless::make_owned_target(driftless::posix_file_system(), {}, 1));
+      driftless::Publisher::open(options, group, *send_road, nullptr, weights));
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto target, driftless::make_owned_target(files, {}, 1));
   const auto deadline = driftless::Deadline::after(std::chrono::seconds(30));
   DRIFTLESS_ASSIGN_OR_RETURN(const auto receiver,
                              driftless::Receiver::open({}, *receive_road, *target, deadline));

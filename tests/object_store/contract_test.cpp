@@ -4,9 +4,9 @@
 // there.
 #include <cstdlib>
 
-#include "collectives/loopback/loopback_road.h"
 #include "collectives/object_store/object_store_road.h"
 #include "core/hash128.h"
+#include "support/loopback_road.h"
 #include "support/road_contract.h"
 
 namespace driftless::testing {

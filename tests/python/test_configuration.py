@@ -97,7 +97,7 @@ def test_the_page_has_the_commands_table():
 def test_info_lists_every_backend():
     info = ok_json("info")
     names = {backend["name"] for backend in info["backends"]}
-    assert {"loopback", "shared_fs", "shared_fs/hdf5", "object_store", "mpi_rma", "engines", "cuda"} <= names
+    assert {"host_shm", "shared_fs", "shared_fs/hdf5", "object_store", "mpi_rma", "engines", "cuda"} <= names
     assert all(backend["built"] or backend["why_not"] for backend in info["backends"])
     assert "reference" in info["kernels"]
 

@@ -8,12 +8,12 @@
 #include <string>
 
 #include "collectives/host_shm/host_shm_road.h"
-#include "collectives/loopback/loopback_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "formats/manifest.h"
 #include "sim/sim_disk.h"
 #include "sim/simulation.h"
 #include "sim/truth.h"
+#include "support/loopback_road.h"
 #include "support/temp_dir.h"
 
 namespace driftless::testing {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "collectives/loopback/loopback_road.h"
 #include "collectives/nccl/nccl_road.h"
 #include "support/host_fabric.h"
+#include "support/loopback_road.h"
 #include "support/road_contract.h"
 #include "support/shared_receive_road.h"
 #include "support/temp_dir.h"

@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/loopback/loopback_road.h"
 #include "kernels/host_kernels.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 #include "support/faulty_road.h"
+#include "support/loopback_road.h"
 #include "support/weight_source.h"
 #include "support/weights.h"
 

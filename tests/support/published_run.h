@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/loopback/loopback_road.h"
 #include "formats/frame.h"
 #include "formats/run_info.h"
 #include "kernels/host_kernels.h"
 #include "plugin/checkpoint/compact_writer.h"
 #include "plugin/checkpoint/delta_writer.h"
 #include "plugin/targets/weight_target.h"
+#include "support/loopback_road.h"
 #include "support/temp_dir.h"
 #include "support/weights.h"
 

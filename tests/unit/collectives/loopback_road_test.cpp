@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the loopback road does beyond the contract suite (tests/contract/road_contract_test.cpp).
-#include "collectives/loopback/loopback_road.h"
+#include "support/loopback_road.h"
 
 #include <gtest/gtest.h>
 

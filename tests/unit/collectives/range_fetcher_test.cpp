@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "collectives/forwarding_receive_road.h"
-#include "collectives/loopback/loopback_road.h"
+#include "support/loopback_road.h"
 #include "support/road_contract.h"
 
 namespace driftless::testing {

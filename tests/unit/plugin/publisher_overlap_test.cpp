@@ -8,9 +8,9 @@
 #include <mutex>
 #include <tuple>
 
-#include "collectives/loopback/loopback_road.h"
 #include "plugin/publish/publisher.h"
 #include "support/forwarding_send_road.h"
+#include "support/loopback_road.h"
 #include "support/weight_source.h"
 #include "support/weights.h"
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "collectives/loopback/loopback_road.h"
 #include "plugin/publish/publisher.h"
+#include "support/loopback_road.h"
 #include "support/weight_source.h"
 #include "support/weights.h"
 

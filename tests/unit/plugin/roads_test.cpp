@@ -8,10 +8,10 @@
 
 #include <array>
 
-#include "collectives/loopback/loopback_road.h"
 #include "plugin/job/joined_road.h"
 #include "plugin/job/publisher_session.h"
 #include "plugin/receive/report_proof.h"
+#include "support/loopback_road.h"
 #include "support/toy_kind.h"
 #include "support/toy_road.h"
 #include "support/weight_source.h"
@@ -59,7 +59,6 @@ constexpr RoadOpener kToyOpener{
 // What an author adds to roads.cpp: the row of `toy`. The others stand for rows that are there.
 const std::array kRows = {
     Road{"toy", "a map in memory", {}, &kToyOpener},
-    Road{"threads", "a road that no two processes can use", {}},
     Road{"absent", "not built here", {"ABSENT", "", "no libabsent was found"}},
     Road{"loaded", "in a library", {"LOADED", "libdriftless_no_such_library.so", ""}},
 };
@@ -254,14 +253,13 @@ TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {
   EXPECT_NE(refusal("absent").message().find("no libabsent was found"), std::string::npos);
   EXPECT_NE(refusal("loaded").message().find("LOADED is needed and cannot be loaded"),
             std::string::npos);
-  EXPECT_NE(refusal("threads").message().find("joins threads of one process"), std::string::npos);
   EXPECT_NE(refusal("toy", true).message().find("MPI is not in this build: no MPI was found"),
             std::string::npos);
   const std::vector<Backend> listed = backends(table());
   ASSERT_EQ(listed.size(), kRows.size());
   EXPECT_TRUE(listed[0].built);
-  EXPECT_FALSE(listed[2].built);
-  EXPECT_EQ(listed[2].why_not, "no libabsent was found");
+  EXPECT_FALSE(listed[1].built);
+  EXPECT_EQ(listed[1].why_not, "no libabsent was found");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/loopback/loopback_road.h"
+#include "support/loopback_road.h"
 
 #include <condition_variable>
 #include <limits>
