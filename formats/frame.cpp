@@ -202,14 +202,6 @@ Hash128 frame_table_hash(std::span<const std::byte> end) {
   return FieldReader(end.last(kFrameTrailerBytes).data()).get<Hash128>();
 }
 
-std::vector<std::byte> frame_head_of(const FrameInfo& info, std::span<const std::byte> frame) {
-  const auto rest = frame.subspan(frame_places(info).table, info.table_bytes + kFrameTrailerBytes);
-  std::vector<std::byte> head(kFrameHeaderBytes + rest.size());
-  std::memcpy(head.data(), frame.data(), kFrameHeaderBytes);
-  std::memcpy(head.data() + kFrameHeaderBytes, rest.data(), rest.size());
-  return head;
-}
-
 Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout& layout,
                             std::uint64_t max_body_bytes) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(frame));

@@ -162,9 +162,6 @@ struct FrameHead {
 // What the trailer says, which the end of a frame or of a head holds: at least
 // kFrameTrailerBytes.
 [[nodiscard]] Hash128 frame_table_hash(std::span<const std::byte> end);
-// The bytes of a head that a whole frame has.
-[[nodiscard]] std::vector<std::byte> frame_head_of(const FrameInfo& info,
-                                                   std::span<const std::byte> frame);
 
 // A decoded frame, or some blocks of one. Views point into the frame's bytes, or into memory of its
 // own where a stream was compressed; the frame must outlive it.

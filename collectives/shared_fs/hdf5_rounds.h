@@ -174,7 +174,6 @@ class Hdf5Exchange {
   [[nodiscard]] static Result<std::unique_ptr<Hdf5Exchange>> create(MPI_Comm ranks);
   ~Hdf5Exchange();
 
-  [[nodiscard]] MPI_Comm comm() const { return own_.comm; }
   [[nodiscard]] unsigned rank() const { return own_.rank; }
   [[nodiscard]] unsigned size() const { return own_.size; }
 

@@ -63,7 +63,6 @@ class Relay {
   // A receiver needs an anchor that is not there.
   [[nodiscard]] bool wants_anchor() const { return wants_anchor_; }
   [[nodiscard]] const Hash128& run() const { return holds_.id.run; }
-  [[nodiscard]] const WeightLayout& layout() const { return layout_; }
 
  private:
   Relay(const RelayOptions& options, ReceiveRoad& up, SendRoad& down, const RunInfo& run);

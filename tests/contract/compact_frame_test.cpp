@@ -9,6 +9,7 @@
 
 #include "support/checkout_paths.h"
 #include "support/compact_case.h"
+#include "support/frame_head.h"
 #include "support/frame_reseal.h"
 
 namespace driftless {
@@ -16,6 +17,7 @@ namespace {
 
 using testing::Bytes;
 using testing::CompactCase;
+using testing::frame_head_of;
 
 constexpr std::uint64_t kMaxBody = 1 << 22;
 

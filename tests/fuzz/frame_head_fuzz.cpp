@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "formats/frame.h"
+#include "support/frame_head.h"
 #include "support/frame_reseal.h"
 #include "support/golden_case.h"
 
@@ -51,7 +51,7 @@ void collect(const testing::Bytes& head, const testing::Bytes& frame, const Weig
 void decode_head(const testing::Bytes& frame, const WeightLayout& layout) {
   const Result<FrameInfo> info = read_frame_header(frame);
   if (!info.ok() || info->frame_bytes != frame.size()) return;
-  const testing::Bytes bytes = frame_head_of(*info, frame);
+  const testing::Bytes bytes = testing::frame_head_of(*info, frame);
   const Result<FrameHead> head = decode_frame_head(bytes, layout);
   if (!head.ok()) return;
   check_table(*head, bytes);

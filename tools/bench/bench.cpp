@@ -117,12 +117,6 @@ BenchReport make_report(const BenchData& data, unsigned threads, const HostTimes
 
 }  // namespace
 
-const BenchFigure* BenchReport::find(std::string_view name) const {
-  const auto at = std::find_if(figures.begin(), figures.end(),
-                               [&](const BenchFigure& figure) { return figure.name == name; });
-  return at == figures.end() ? nullptr : &*at;
-}
-
 Result<BenchReport> run_bench(const BenchOptions& options) {
   constexpr std::uint64_t kMaxSide = std::uint64_t{64} << 30;  // tensors below 2^32 units
   const unsigned threads = options.threads == 0 ? default_threads() : options.threads;

@@ -38,8 +38,6 @@ struct BenchFigure {
 // absolute figures.
 struct BenchReport {
   std::vector<BenchFigure> figures;
-
-  [[nodiscard]] const BenchFigure* find(std::string_view name) const;
 };
 
 // Takes about 6 times `side_bytes` of memory while it runs, and leaves nothing behind. A Python

@@ -2,8 +2,8 @@
 // Heads of frames, frames put together elsewhere, and frames of which only some blocks are there.
 #include <gtest/gtest.h>
 
-#include "formats/frame.h"
 #include "support/frame_bytes.h"
+#include "support/frame_head.h"
 #include "support/golden_case.h"
 
 namespace driftless {
@@ -12,6 +12,7 @@ namespace {
 using testing::Bytes;
 using testing::Changes;
 using testing::decode_all;
+using testing::frame_head_of;
 using testing::golden_bucket;
 using testing::golden_context;
 using testing::golden_layout;
