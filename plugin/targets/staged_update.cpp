@@ -206,7 +206,11 @@ class StagedUpdate final : public StagedChange {
     if (!placed.ok()) return placed.status().with_context(source_);
     placed_ = std::move(*placed);
     DRIFTLESS_RETURN_IF_ERROR(sum_parts());
-    return stage_external();
+    DRIFTLESS_RETURN_IF_ERROR(stage_external());
+    const bool there = std::ranges::any_of(
+        buckets, [](const SourceBucket& bucket) { return bucket.memory == MemoryKind::kDevice; });
+    if (!there && !external_) changes_.reset();  // the memory has a copy
+    return {};
   }
 
   Status fill_full(std::vector<VersionSource> versions) {
