@@ -95,37 +95,6 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
   add_sums(sums, out);
 }
 
-// What one word's going from `before` to `after` adds.
-__device__ __forceinline__ void add_step(const DigestTensorKey& key, std::uint64_t word,
-                                         std::uint32_t before, std::uint32_t after,
-                                         std::uint64_t (&sums)[kDigestLanes]) {
-  const std::uint64_t step = digest_subtract(after, before);
-#pragma unroll
-  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
-    const std::uint64_t halves = digest_place_halves(lane, word % kDigestBlockWords);
-    const std::uint64_t place = (halves & 0xffffffffU) + ((halves >> 32) << 28);
-    const std::uint64_t block = digest_block_key(key, word / kDigestBlockWords, lane);
-    const std::uint64_t term = lazy_multiply(lazy_multiply(place, step), block);
-    sums[lane] = lazy_fold(sums[lane] + term);
-  }
-}
-
-template <unsigned W>
-__device__ __forceinline__ void add_unit(const DigestTensorKey& key, std::uint64_t at,
-                                         std::uint64_t before, std::uint64_t after,
-                                         std::uint64_t (&sums)[kDigestLanes]) {
-  if constexpr (W == 8) {
-    add_step(key, 2 * at, static_cast<std::uint32_t>(before), static_cast<std::uint32_t>(after),
-             sums);
-    add_step(key, 2 * at + 1, static_cast<std::uint32_t>(before >> 32),
-             static_cast<std::uint32_t>(after >> 32), sums);
-  } else {
-    const unsigned shift = static_cast<unsigned>(at * W % 4) * 8;
-    add_step(key, at * W / 4, static_cast<std::uint32_t>(before << shift),
-             static_cast<std::uint32_t>(after << shift), sums);
-  }
-}
-
 // Cut: positions of blocks that are cut by columns are divided, which costs registers.
 template <unsigned W, bool Gaps, bool Cut>
 __global__ void __launch_bounds__(kPatchWarps * 32)
@@ -179,11 +148,6 @@ std::uint64_t spans_of(std::span<const DigestPiece> pieces) {
   return spans;
 }
 
-Status clear_sums(std::uint64_t* sums_dev, cudaStream_t stream, std::uint64_t digests = 1) {
-  return check(cudaMemsetAsync(sums_dev, 0, digests * kDigestSums * sizeof(std::uint64_t), stream),
-               "clearing the sums of a digest");
-}
-
 }  // namespace
 
 WorkspaceSize digest_workspace_size(std::span<const DigestPiece> pieces) {
@@ -197,7 +161,7 @@ Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
     return error(StatusCode::kInvalidArgument, "a digest over ", spans,
                  " stretches of 128 KiB at once: cut it in two");
   }
-  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream)));
+  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, 1, stream));
   if (spans == 0) return {};
   DRIFTLESS_RETURN_IF_ERROR(
       place_spans<DevPiece>(pieces, spans, workspace, "a digest on the device", stream,
@@ -215,7 +179,7 @@ Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
 
 Status Patch::digest_changes(const std::byte* old_values_dev, const std::byte* new_values_dev,
                              std::uint64_t* sums_dev, Stream stream) const {
-  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, native(stream), tensors_));
+  DRIFTLESS_RETURN_IF_ERROR(clear_sums(sums_dev, tensors_, stream));
   if (chunks_ == 0) return {};
   const auto kernel = coding_ == PositionCoding::kGaps ? changes_kernel<true>(unit_bytes_, cut_)
                                                        : changes_kernel<false>(unit_bytes_, cut_);

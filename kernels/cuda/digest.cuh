@@ -87,4 +87,41 @@ __device__ __forceinline__ void add_block(const std::uint64_t (&totals)[2 * kDig
   }
 }
 
+// What one word's going from `before` to `after` adds.
+__device__ __forceinline__ void add_step(const DigestTensorKey& key, std::uint64_t word,
+                                         std::uint32_t before, std::uint32_t after,
+                                         std::uint64_t (&sums)[kDigestLanes]) {
+  const std::uint64_t step = digest_subtract(after, before);
+#pragma unroll
+  for (unsigned lane = 0; lane < kDigestLanes; ++lane) {
+    const std::uint64_t halves = digest_place_halves(lane, word % kDigestBlockWords);
+    const std::uint64_t place = (halves & 0xffffffffU) + ((halves >> 32) << 28);
+    const std::uint64_t block = digest_block_key(key, word / kDigestBlockWords, lane);
+    const std::uint64_t term = lazy_multiply(lazy_multiply(place, step), block);
+    sums[lane] = lazy_fold(sums[lane] + term);
+  }
+}
+
+template <unsigned W>
+__device__ __forceinline__ void add_unit(const DigestTensorKey& key, std::uint64_t at,
+                                         std::uint64_t before, std::uint64_t after,
+                                         std::uint64_t (&sums)[kDigestLanes]) {
+  if constexpr (W == 8) {
+    add_step(key, 2 * at, static_cast<std::uint32_t>(before), static_cast<std::uint32_t>(after),
+             sums);
+    add_step(key, 2 * at + 1, static_cast<std::uint32_t>(before >> 32),
+             static_cast<std::uint32_t>(after >> 32), sums);
+  } else {
+    const unsigned shift = static_cast<unsigned>(at * W % 4) * 8;
+    add_step(key, at * W / 4, static_cast<std::uint32_t>(before << shift),
+             static_cast<std::uint32_t>(after << shift), sums);
+  }
+}
+
+inline Status clear_sums(std::uint64_t* sums_dev, std::uint64_t digests, Stream stream) {
+  return check(
+      cudaMemsetAsync(sums_dev, 0, digests * kDigestSums * sizeof(std::uint64_t), native(stream)),
+      "clearing the sums of a digest");
+}
+
 }  // namespace driftless::cuda

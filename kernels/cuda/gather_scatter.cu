@@ -46,39 +46,40 @@ auto move_kernel(unsigned unit_bytes) {
                   move_chunks<4, Gaps, Scatter>, move_chunks<8, Gaps, Scatter>);
 }
 
-template <unsigned W>
+template <unsigned W, PositionsFrom From>
 __global__ void __launch_bounds__(kStridedWarps * 32)
-    gather(StridedTables tables, const std::uint32_t* offsets_dev, std::uint32_t begin,
-           std::uint32_t end, std::byte* old_dev) {
-  each_strided(tables, offsets_dev, begin, end,
-               [&](const StridedPatch::Part& part, std::uint32_t, const StridedChanges& changes) {
-                 const auto* const units = reinterpret_cast<const Unit<W>*>(part.data_dev);
-                 auto* const old = reinterpret_cast<Unit<W>*>(old_dev) + part.old_begin;
-                 Unit<W> there[kStridedTogether];
-                 load_there<W>(units, changes, there);
+    gather(StridedTables tables, StridedPositions from, std::uint32_t begin, std::uint32_t end,
+           std::byte* old_dev) {
+  each_strided<From>(
+      tables, from, begin, end,
+      [&](const StridedPatch::Part& part, std::uint32_t, const StridedChanges& changes) {
+        const auto* const units = reinterpret_cast<const Unit<W>*>(part.data_dev);
+        auto* const old = reinterpret_cast<Unit<W>*>(old_dev) + part.old_begin;
+        Unit<W> there[kStridedTogether];
+        load_there<W>(units, changes, there);
 #pragma unroll
-                 for (unsigned j = 0; j < kStridedTogether; ++j) {
-                   if (changes.at[j] != StridedMap::kOutside) old[changes.number[j]] = there[j];
-                 }
-               });
+        for (unsigned j = 0; j < kStridedTogether; ++j) {
+          if (changes.at[j] != StridedMap::kOutside) old[changes.number[j]] = there[j];
+        }
+      });
 }
 
-template <unsigned W>
+template <unsigned W, PositionsFrom From>
 __global__ void __launch_bounds__(kStridedWarps * 32)
-    scatter(StridedTables tables, const std::uint32_t* offsets_dev, std::uint32_t begin,
-            std::uint32_t end, const std::byte* values_dev, bool old) {
-  each_strided(tables, offsets_dev, begin, end,
-               [&](const StridedPatch::Part& part, std::uint32_t, const StridedChanges& changes) {
-                 auto* const units = reinterpret_cast<Unit<W>*>(part.data_dev);
-                 const std::byte* const values =
-                     values_dev + (old ? part.old_begin * W : part.value_begin);
-                 const ValueCast cast = old ? ValueCast::kNone : part.cast;
+    scatter(StridedTables tables, StridedPositions from, std::uint32_t begin, std::uint32_t end,
+            const std::byte* values_dev, bool old) {
+  each_strided<From>(
+      tables, from, begin, end,
+      [&](const StridedPatch::Part& part, std::uint32_t, const StridedChanges& changes) {
+        auto* const units = reinterpret_cast<Unit<W>*>(part.data_dev);
+        const std::byte* const values = values_dev + (old ? part.old_begin * W : part.value_begin);
+        const ValueCast cast = old ? ValueCast::kNone : part.cast;
 #pragma unroll
-                 for (unsigned j = 0; j < kStridedTogether; ++j) {
-                   if (changes.at[j] == StridedMap::kOutside) continue;
-                   units[changes.at[j]] = load_converted<W>(values, changes.number[j], cast);
-                 }
-               });
+        for (unsigned j = 0; j < kStridedTogether; ++j) {
+          if (changes.at[j] == StridedMap::kOutside) continue;
+          units[changes.at[j]] = load_converted<W>(values, changes.number[j], cast);
+        }
+      });
 }
 
 }  // namespace
@@ -102,19 +103,19 @@ Status Patch::scatter(const std::byte* values_dev, Stream stream) const {
 }
 
 Status StridedPatch::gather_strided(std::byte* old_values_dev, Stream stream) const {
-  const auto tables = carve_spans<StridedPart>(dev_, parts_, chunks_);
-  const auto kernel =
-      by_width(unit_bytes_, cuda::gather<1>, cuda::gather<2>, cuda::gather<4>, cuda::gather<8>);
-  return launch_strided(chunks_, kStridedSlice, "gather_strided", kernel, stream, tables,
-                        offsets_dev_, old_values_dev);
+  const auto kernel = [&]<PositionsFrom From>() {
+    return by_width(unit_bytes_, cuda::gather<1, From>, cuda::gather<2, From>,
+                    cuda::gather<4, From>, cuda::gather<8, From>);
+  };
+  return launch_strided(work(), kStridedSlice, "gather_strided", kernel, stream, old_values_dev);
 }
 
 Status StridedPatch::scatter_strided(const std::byte* values_dev, bool old, Stream stream) const {
-  const auto tables = carve_spans<StridedPart>(dev_, parts_, chunks_);
-  const auto kernel =
-      by_width(unit_bytes_, cuda::scatter<1>, cuda::scatter<2>, cuda::scatter<4>, cuda::scatter<8>);
-  return launch_strided(chunks_, kStridedSlice, "scatter_strided", kernel, stream, tables,
-                        offsets_dev_, values_dev, old);
+  const auto kernel = [&]<PositionsFrom From>() {
+    return by_width(unit_bytes_, cuda::scatter<1, From>, cuda::scatter<2, From>,
+                    cuda::scatter<4, From>, cuda::scatter<8, From>);
+  };
+  return launch_strided(work(), kStridedSlice, "scatter_strided", kernel, stream, values_dev, old);
 }
 
 }  // namespace driftless::cuda

@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "core/block_place.h"
@@ -197,8 +198,12 @@ class Patch {
   [[nodiscard]] Status digest_changes(const std::byte* old_values_dev,
                                       const std::byte* new_values_dev, std::uint64_t* sums_dev,
                                       Stream stream) const;
+  // The first and the last position of each tensor, in its block: two numbers for one after the
+  // other. Of a tensor without changes they are not defined.
+  [[nodiscard]] Status find_ends(std::uint64_t* ends_dev, Stream stream) const;
 
  private:
+  friend class StridedPatch;
   Patch() = default;
 
   unsigned unit_bytes_ = 1;
@@ -211,6 +216,8 @@ class Patch {
   std::byte* host_ = nullptr;
 };
 
+struct StridedWork;  // strided_patch.cuh
+
 // Changes of tensors that live elsewhere, each where a map says: the GPU's gather_strided and
 // scatter_strided, for many at once. All targets have units of one width.
 class StridedPatch {
@@ -218,7 +225,8 @@ class StridedPatch {
   static constexpr std::uint64_t kEveryUnit = ~std::uint64_t{0};
 
   // Changes that may lie in one map: units origin + offsets[offset_begin + k] of the tensor, for k
-  // below count; with kEveryUnit, units origin + k.
+  // below count; with kEveryUnit, units origin + k. Or, where the patch was made of streams, the
+  // positions of the tensor with the same number.
   struct Part {
     StridedMap map;
     std::byte* data_dev = nullptr;  // unit 0 of the map's target
@@ -228,13 +236,28 @@ class StridedPatch {
     std::uint64_t offset_begin = kEveryUnit;
     std::uint64_t value_begin = 0;  // bytes, in the new values; a multiple of their width
     std::uint64_t old_begin = 0;    // units, in the old values
+    DigestTensorKey key = {};       // for digest_changes()
   };
-  // 256 bytes per part, 4 per 1024 changes; on the host as much again.
-  [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Part> parts);
+  // The positions of each part as they travel: Patch::Tensor::entry.count is the part's, and
+  // data_dev is not used. What they point to stays as long as the patch is used.
+  struct Streams {
+    std::span<const Patch::Tensor> tensors;
+    PositionCoding coding = PositionCoding::kGaps;
+    const std::byte* positions_dev = nullptr;
+  };
+  // 272 bytes per part, 4 per 1024 changes; on the host as much again. With streams, also what a
+  // Patch of them needs.
+  [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Part> parts,
+                                                    std::span<const Patch::Tensor> streams = {});
   // `offsets_dev` (may be null if no part uses it) stays as long as the patch is used.
   [[nodiscard]] static Result<StridedPatch> make(std::span<const Part> parts, unsigned unit_bytes,
                                                  const std::uint32_t* offsets_dev,
                                                  const Workspace& workspace, Stream stream);
+  [[nodiscard]] static Result<StridedPatch> make(std::span<const Part> parts, unsigned unit_bytes,
+                                                 const Streams& streams, const Workspace& workspace,
+                                                 Stream stream);
+  // Of the streams' positions; null if it was not made of streams.
+  [[nodiscard]] const Patch* positions() const { return patch_ ? &*patch_ : nullptr; }
 
   // Old values, in the targets' width; those of changes outside of their map are left. In slices
   // that hold the GPU for well below a millisecond each.
@@ -247,14 +270,21 @@ class StridedPatch {
   // the old values need not have said anything, and nothing is read back.
   [[nodiscard]] Status exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                         std::uint32_t* differs_dev, Stream stream) const;
+  // What going from the old to the new values adds to the digest of what each part's map holds, in
+  // the tensor's own type: as Patch::digest_changes(), for one part after the other. Nothing of a
+  // conversion that is not reversible. Zeroed first; in slices, as gather_strided().
+  [[nodiscard]] Status digest_changes(const std::byte* old_values_dev, const std::byte* values_dev,
+                                      std::uint64_t* sums_dev, Stream stream) const;
 
  private:
   StridedPatch() = default;
+  [[nodiscard]] StridedWork work() const;
 
   unsigned unit_bytes_ = 1;
   std::uint32_t parts_ = 0;
   std::uint32_t chunks_ = 0;
   const std::uint32_t* offsets_dev_ = nullptr;
+  std::optional<Patch> patch_;
   std::byte* dev_ = nullptr;
 };
 

@@ -76,7 +76,24 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
   if (bad) atomicMin(parts.bad, parts.chunk_tensor[number]);
 }
 
-std::uint64_t chunks_of(std::span<const Patch::Tensor> tensors) {
+template <bool Gaps>
+__global__ void ends_of(PatchParts parts, const std::byte* positions, std::uint32_t tensors,
+                        std::uint32_t chunks, std::uint64_t* ends) {
+  const std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= tensors || parts.tensors[i].entry.count == 0) return;
+  const StreamEntry& entry = parts.tensors[i].entry;
+  const std::byte* const first = positions + entry.position_begin;
+  ends[2 * i] = load_position(first, entry.position_bytes);
+  if constexpr (Gaps) {
+    const std::uint32_t end = i + 1 < tensors ? parts.tensors[i + 1].first_chunk : chunks;
+    ends[2 * i + 1] = parts.before[end] - parts.before[parts.tensors[i].first_chunk] - 1;
+  } else {
+    ends[2 * i + 1] =
+        load_position(first + (entry.count - 1) * entry.position_bytes, entry.position_bytes);
+  }
+}
+
+std::uint64_t patch_chunks(std::span<const Patch::Tensor> tensors) {
   std::uint64_t chunks = 0;
   for (const Patch::Tensor& tensor : tensors) chunks += (tensor.entry.count + kChunk - 1) / kChunk;
   return chunks;
@@ -108,7 +125,7 @@ PatchParts carve_patch(std::byte* memory, std::uint32_t tensors, std::uint32_t c
 }
 
 WorkspaceSize Patch::workspace_size(std::span<const Tensor> tensors) {
-  const auto chunks = static_cast<std::uint32_t>(chunks_of(tensors));
+  const auto chunks = static_cast<std::uint32_t>(patch_chunks(tensors));
   const auto count = static_cast<std::uint32_t>(tensors.size());
   WorkspaceSize size;
   std::ignore = carve_patch(nullptr, count, chunks, MemoryKind::kDevice, &size.dev_bytes);
@@ -119,7 +136,7 @@ WorkspaceSize Patch::workspace_size(std::span<const Tensor> tensors) {
 Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
                           PositionCoding coding, const std::byte* positions_dev,
                           const Workspace& workspace, Stream stream) {
-  const std::uint64_t chunks = chunks_of(tensors);
+  const std::uint64_t chunks = patch_chunks(tensors);
   if (!valid_width(unit_bytes) || chunks >= kNoneBad || tensors.size() >= kNoneBad) {
     return error(StatusCode::kInvalidArgument, "a patch of ", tensors.size(), " tensors in ",
                  chunks, " chunks, units of ", unit_bytes, " bytes, cannot be made");
@@ -177,6 +194,14 @@ Result<Patch> Patch::make(std::span<const Tensor> tensors, unsigned unit_bytes,
       cudaMemcpyAsync(host.bad, dev.bad, sizeof(std::uint32_t), cudaMemcpyDeviceToHost, queue),
       "fetching the verdict on positions"));
   return patch;
+}
+
+Status Patch::find_ends(std::uint64_t* ends_dev, Stream stream) const {
+  if (chunks_ == 0) return {};
+  const auto kernel = coding_ == PositionCoding::kGaps ? ends_of<true> : ends_of<false>;
+  kernel<<<(tensors_ + 255) / 256, 256, 0, native(stream)>>>(
+      carve_patch(dev_, tensors_, chunks_), positions_dev_, tensors_, chunks_, ends_dev);
+  return check_launch("ends_of");
 }
 
 Status Patch::check() const {

@@ -2,8 +2,7 @@
 // The device's view of a StridedPatch. A warp works on a chunk: up to 1024 changes of one part.
 #pragma once
 
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/operations.h"
+#include "kernels/cuda/patch.cuh"
 
 namespace driftless::cuda {
 
@@ -17,6 +16,15 @@ struct StridedPart : StridedPatch::Part {
   std::uint32_t first_chunk;
 };
 using StridedTables = SpanTable<StridedPart>;
+
+// Where the positions of the changes come from. Chunks of streams are the parts' own.
+static_assert(kStridedChunk == kChunk && kStridedTogether == kTogether);
+enum class PositionsFrom : unsigned char { kOffsets, kIndices, kGaps };
+struct StridedPositions {
+  const std::uint32_t* offsets = nullptr;  // kOffsets
+  PatchParts patch;                        // else
+  const std::byte* stream = nullptr;
+};
 
 // A new value in the target's width.
 template <unsigned W>
@@ -41,6 +49,7 @@ __device__ __forceinline__ Unit<W> load_converted(const std::byte* values, std::
 struct StridedChanges {
   std::uint64_t at[kStridedTogether];
   std::uint64_t number[kStridedTogether];
+  std::uint64_t unit[kStridedTogether];  // of the tensor
 };
 
 // What is there, where they go.
@@ -53,22 +62,64 @@ __device__ __forceinline__ void load_there(const Unit<W>* units, const StridedCh
   }
 }
 
+// Whether any position of a stream's chunk may lie in the map: its first and its last say, where
+// the block is not cut by columns.
+template <bool Gaps>
+__device__ __forceinline__ bool may_meet(const StridedPositions& from, const Chunk& own,
+                                         std::uint32_t chunk, const StridedMap& map) {
+  const PatchTensor& tensor = *own.tensor;
+  if (tensor.place.dims != 0) return true;
+  const unsigned bytes = tensor.entry.position_bytes;
+  const std::uint64_t first = load_position(own.positions, bytes);
+  std::uint64_t low = own.start + first, high = 0;
+  if constexpr (Gaps) {
+    high = from.patch.before[chunk + 1] - from.patch.before[tensor.first_chunk];
+  } else {
+    low = first;
+    high = load_position(own.positions + std::uint64_t{own.count - 1} * bytes, bytes) + 1;
+  }
+  return tensor.place.first + low < map.source_end && tensor.place.first + high > map.source_offset;
+}
+
+template <bool Gaps, typename Body>
+__device__ __forceinline__ void each_streamed(const StridedPart& part, std::uint32_t number,
+                                              const StridedPositions& from, std::uint32_t chunk,
+                                              unsigned lane, const Body& body) {
+  const Chunk own = open_chunk(from.patch, from.stream, chunk, Gaps);
+  if (!may_meet<Gaps>(from, own, chunk, part.map)) return;
+  const std::uint64_t first_value = own.tensor->entry.value_begin;
+  each_change<Gaps>(own, lane, [&](const Changes& found) {
+    StridedChanges changes;
+#pragma unroll
+    for (unsigned j = 0; j < kStridedTogether; ++j) {
+      changes.number[j] = found.value[j] - first_value;
+      changes.unit[j] = found.at[j];
+      changes.at[j] = found.valid[j] ? part.map.target_of(found.at[j]) : StridedMap::kOutside;
+    }
+    body(part, number, changes);
+  });
+}
+
 // Calls body(part, part's number, changes) until every change of the warp's chunk was among them.
-template <typename Body>
+template <PositionsFrom From, typename Body>
 __device__ __forceinline__ void each_strided(const StridedTables& tables,
-                                             const std::uint32_t* offsets_dev, std::uint32_t begin,
+                                             const StridedPositions& from, std::uint32_t begin,
                                              std::uint32_t end, const Body& body) {
   const unsigned lane = threadIdx.x % 32;
   const std::uint32_t chunk = begin + blockIdx.x * kStridedWarps + threadIdx.x / 32;
   if (chunk >= end) return;
   const std::uint32_t number = tables.span_item[chunk];
   const StridedPart& part = tables.items[number];
+  if constexpr (From != PositionsFrom::kOffsets) {
+    each_streamed<From == PositionsFrom::kGaps>(part, number, from, chunk, lane, body);
+    return;
+  }
   const std::uint64_t skip = std::uint64_t{chunk - part.first_chunk} * kStridedChunk;
   const std::uint64_t left = part.count - skip;
   const auto count = static_cast<std::uint32_t>(left < kStridedChunk ? left : kStridedChunk);
   const std::uint32_t* const offsets = part.offset_begin == StridedPatch::kEveryUnit
                                            ? nullptr
-                                           : offsets_dev + part.offset_begin + skip;
+                                           : from.offsets + part.offset_begin + skip;
   for (std::uint32_t first = 0; first < count; first += 32 * kStridedTogether) {
     StridedChanges changes;
 #pragma unroll
@@ -77,22 +128,34 @@ __device__ __forceinline__ void each_strided(const StridedTables& tables,
       changes.number[j] = skip + k;
       changes.at[j] = StridedMap::kOutside;
       if (k >= count) continue;
-      const std::uint64_t unit = offsets == nullptr ? skip + k : offsets[k];
-      changes.at[j] = part.map.target_of(part.origin + unit);
+      changes.unit[j] = part.origin + (offsets == nullptr ? skip + k : offsets[k]);
+      changes.at[j] = part.map.target_of(changes.unit[j]);
     }
     body(part, number, changes);
   }
 }
 
-// Queues the kernel for all chunks, `slice` at a time.
+// What a launch of a patch works on.
+struct StridedWork {
+  StridedTables tables;
+  PositionsFrom kind = PositionsFrom::kOffsets;
+  StridedPositions from;
+  std::uint32_t chunks = 0;
+};
+
+// Queues the kernel for all chunks, `slice` at a time. `kernel`: which one, by where the positions
+// come from.
 template <typename Kernel, typename... Arguments>
-Status launch_strided(std::uint32_t chunks, std::uint32_t slice, const char* name, Kernel kernel,
-                      Stream stream, const StridedTables& tables, const std::uint32_t* offsets_dev,
-                      Arguments... arguments) {
-  for (std::uint32_t begin = 0; begin < chunks;) {
-    const std::uint32_t end = chunks - begin < slice ? chunks : begin + slice;
+Status launch_strided(const StridedWork& work, std::uint32_t slice, const char* name,
+                      const Kernel& kernel, Stream stream, Arguments... arguments) {
+  const auto chosen =
+      work.kind == PositionsFrom::kOffsets   ? kernel.template operator()<PositionsFrom::kOffsets>()
+      : work.kind == PositionsFrom::kIndices ? kernel.template operator()<PositionsFrom::kIndices>()
+                                             : kernel.template operator()<PositionsFrom::kGaps>();
+  for (std::uint32_t begin = 0; begin < work.chunks;) {
+    const std::uint32_t end = work.chunks - begin < slice ? work.chunks : begin + slice;
     const std::uint32_t blocks = (end - begin + kStridedWarps - 1) / kStridedWarps;
-    kernel<<<blocks, kStridedWarps * 32, 0, native(stream)>>>(tables, offsets_dev, begin, end,
+    chosen<<<blocks, kStridedWarps * 32, 0, native(stream)>>>(work.tables, work.from, begin, end,
                                                               arguments...);
     DRIFTLESS_RETURN_IF_ERROR(check_launch(name));
     begin = end;

@@ -11,13 +11,6 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kTensorSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
-constexpr std::uintptr_t kStreamAlignment = 8;  // frames have it, in memory that has it
-
-bool in_place(const SourceBucket& bucket) {
-  const auto address = reinterpret_cast<std::uintptr_t>(bucket.view.positions.data()) |
-                       reinterpret_cast<std::uintptr_t>(bucket.view.values.data());
-  return bucket.memory == MemoryKind::kDevice && address % kStreamAlignment == 0;
-}
 
 // One bucket, of the tensors that are held. Offsets are into the workspace.
 struct PlacedBucket {
@@ -111,7 +104,7 @@ class DeviceBuckets final : public PlacedChanges {
         each.bucket = bucket;
         add_tensors(each, tensors);
         if (each.tensors.empty()) continue;
-        if (!in_place(bucket)) {
+        if (!usable_there(bucket)) {
           each.positions_at = dev_plan_.take(bucket.view.positions.size());
           each.values_at = dev_plan_.take(bucket.view.values.size());
         }
@@ -159,7 +152,7 @@ class DeviceBuckets final : public PlacedChanges {
     each.old_dev = workspace_->dev.data() + each.old_at;
     each.positions_dev = view.positions.data();
     each.values_dev = view.values.data();
-    if (in_place(each.bucket)) return {};
+    if (usable_there(each.bucket)) return {};
     std::byte* const positions = workspace_->dev.data() + each.positions_at;
     std::byte* const values = workspace_->dev.data() + each.values_at;
     DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, view.positions, each.bucket.memory));

@@ -1,27 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
-// place_on_device(): changes that go through maps, uploaded; one launch writes all of a width.
+// place_on_device() and place_parts_on_device(): changes that go through maps, on the device:
+// decoded on the host and uploaded, or buckets as they came. One launch writes all of a group.
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "plugin/device/gpu_context.h"
 
 namespace driftless {
 namespace {
 
-constexpr std::array<unsigned, 4> kWidths{1, 2, 4, 8};
 using Verdict = std::array<std::uint32_t, 2>;
 constexpr Verdict kNoPartDiffers{~std::uint32_t{0}, ~std::uint32_t{0}};
+constexpr std::uint64_t kPartSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
+constexpr std::uint64_t kEndsBytes = 2 * sizeof(std::uint64_t);
 
-// Placed parts whose targets have one width. Offsets are into the workspace.
+// Placed parts whose targets have one width, and whose positions lie together. Offsets are into the
+// workspace.
 struct Group {
   unsigned width = 1;
   std::vector<std::size_t> numbers;  // of the parts
   std::vector<cuda::StridedPatch::Part> parts;
+  std::vector<cuda::Patch::Tensor> tensors;  // of a bucket: the parts' positions
+  std::size_t bucket = 0;
+  bool measured = true;  // what the parts change is asked for
   std::uint64_t old_units = 0;
+  const std::byte* values_dev = nullptr;
   // Of the part that was not what it was, then of the one that does not hold what was written.
   std::uint64_t old_at = 0, work_at = 0, work_host_at = 0, differs_at = 0, differs_host_at = 0;
+  // What each part changes in the digest; of a bucket, the first and last position of each.
+  std::uint64_t sums_at = 0, sums_host_at = 0, ends_at = 0, ends_host_at = 0;
   cuda::WorkspaceSize work;
   std::optional<cuda::StridedPatch> patch;
+};
+
+// The streams of a bucket.
+struct PlacedStreams {
+  std::uint64_t positions_at = 0, values_at = 0;  // in the workspace, if they are copied
+  const std::byte* positions_dev = nullptr;
+  const std::byte* values_dev = nullptr;
+};
+
+cuda::Patch::Tensor positions_of(const BucketPart& part) {
+  const BucketEntry& entry = *part.entry;
+  cuda::Patch::Tensor tensor;
+  tensor.units = part.tensor_units;
+  if (entry.block != nullptr) {
+    tensor.units = entry.block->place.units;
+    tensor.place = entry.block->place;
+  }
+  tensor.entry.count = entry.count();
+  tensor.entry.value_begin = entry.value_begin;
+  tensor.entry.position_begin = entry.position_begin;
+  tensor.entry.position_bytes = entry.position_bytes;
+  return tensor;
+}
+
+cuda::StridedPatch::Part patch_part(const BucketPart& part, std::uint64_t old_begin) {
+  cuda::StridedPatch::Part made;
+  made.map = part.map->map;
+  made.data_dev = part.map->data;
+  made.cast = part.map->cast;
+  made.count = part.entry->count();
+  made.value_begin = part.entry->value_begin * source_bytes(part.map->cast, part.map->unit_bytes);
+  made.old_begin = old_begin;
+  made.key = *part.key;
+  return made;
+}
+
+// Entries of one block come one after the other: none may begin before the one before it ends.
+class BlockOrder {
+ public:
+  // Of one entry's positions, in the block.
+  Status add(const BucketPart& part, std::uint64_t first, std::uint64_t last,
+             const std::string& source) {
+    for (auto& [block, end] : ends_[part.map->tensor]) {
+      const TensorBlock* const own = part.entry->block;
+      const bool same =
+          block == own || (block != nullptr && own != nullptr && block->box == own->box);
+      if (!same) continue;
+      if (first <= end) {
+        return error(StatusCode::kCorrupt, source, ": position ", first, " comes after position ",
+                     end, "; fetch the version again");
+      }
+      end = last;
+      return {};
+    }
+    ends_[part.map->tensor].emplace_back(part.entry->block, last);
+    return {};
+  }
+
+ private:
+  std::map<std::uint32_t, std::vector<std::pair<const TensorBlock*, std::uint64_t>>> ends_;
 };
 
 class ChangesOnDevice final : public PlacedChanges {
@@ -31,14 +101,47 @@ class ChangesOnDevice final : public PlacedChanges {
 
   Status place(std::span<const ChangePart> parts) {
     lay_out(parts);
-    DRIFTLESS_RETURN_IF_ERROR(
-        gpu_->reserve(*workspace_, dev_plan_.used(), host_plan_.used(), "staging a delta"));
+    DRIFTLESS_RETURN_IF_ERROR(reserve());
     DRIFTLESS_RETURN_IF_ERROR(
         pieces_.upload(dev(offsets_at_), dev(values_at_), gpu_->uploader, gpu_->stream));
-    for (Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(make_patch(group));
+    for (Group& group : groups_) {
+      group.values_dev = dev(values_at_);
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          group.patch,
+          cuda::StridedPatch::make(group.parts, group.width,
+                                   reinterpret_cast<const std::uint32_t*>(dev(offsets_at_)),
+                                   work_of(group), gpu_->stream.get()));
+      DRIFTLESS_RETURN_IF_ERROR(read_old(group));
+    }
     for (const Group& group : groups_) DRIFTLESS_RETURN_IF_ERROR(fetch_old(group, parts));
     pieces_.clear();
-    return gpu_->stream.wait();
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
+    take_sums(parts.size());
+    return {};
+  }
+
+  Status place(std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) {
+    lay_out(parts, buckets);
+    DRIFTLESS_RETURN_IF_ERROR(reserve());
+    DRIFTLESS_RETURN_IF_ERROR(place_streams(buckets));
+    for (Group& group : groups_) {
+      const PlacedStreams& streams = streams_[group.bucket];
+      group.values_dev = streams.values_dev;
+      const auto coding = buckets[group.bucket].view.coding == Encoding::kIndices
+                              ? cuda::PositionCoding::kIndices
+                              : cuda::PositionCoding::kGaps;
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          group.patch, cuda::StridedPatch::make(group.parts, group.width,
+                                                cuda::StridedPatch::Streams{group.tensors, coding,
+                                                                            streams.positions_dev},
+                                                work_of(group), gpu_->stream.get()));
+      DRIFTLESS_RETURN_IF_ERROR(find_ends(group));
+      DRIFTLESS_RETURN_IF_ERROR(read_old(group));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());
+    DRIFTLESS_RETURN_IF_ERROR(check_positions(parts, buckets));
+    take_sums(parts.size());
+    return {};
   }
 
   Result<std::optional<PartFault>> write() override {
@@ -48,7 +151,7 @@ class ChangesOnDevice final : public PlacedChanges {
     for (const bool written : {false, true}) {
       for (const Group& group : groups_) {
         Verdict verdict;
-        std::memcpy(&verdict, workspace_->host.data() + group.differs_host_at, sizeof(verdict));
+        std::memcpy(&verdict, host(group.differs_host_at), sizeof(verdict));
         if (verdict[written] == kNoPartDiffers[written]) continue;
         return std::optional(PartFault{group.numbers[verdict[written]], written});
       }
@@ -65,58 +168,158 @@ class ChangesOnDevice final : public PlacedChanges {
     return gpu_->stream.wait();
   }
 
+  [[nodiscard]] std::span<const Digest> part_changes() const override { return changes_; }
+
  private:
   [[nodiscard]] std::byte* dev(std::uint64_t at) const { return workspace_->dev.data() + at; }
+  [[nodiscard]] std::byte* host(std::uint64_t at) const { return workspace_->host.data() + at; }
+  [[nodiscard]] cuda::Workspace work_of(const Group& group) const {
+    return {dev(group.work_at), group.work.dev_bytes, host(group.work_host_at),
+            group.work.host_bytes};
+  }
+  Status reserve() {
+    return gpu_->reserve(*workspace_, dev_plan_.used(), host_plan_.used(), "staging a delta");
+  }
 
   // What lies where in the workspace. Pieces that go through several maps are there once.
   void lay_out(std::span<const ChangePart> parts) {
     std::map<const DeltaPiece*, std::size_t> known;
-    std::array<Group, kWidths.size()> groups;
+    std::map<unsigned, Group> groups;  // by width
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const ChangePart& part = parts[i];
       const unsigned value_bytes = source_bytes(part.map->cast, part.map->unit_bytes);
       const auto [found, fresh] = known.try_emplace(part.piece, 0);
       if (fresh) found->second = pieces_.add(*part.piece, value_bytes);
-      Group& group = groups[static_cast<std::size_t>(
-          std::find(kWidths.begin(), kWidths.end(), part.map->unit_bytes) - kWidths.begin())];
+      Group& group = groups[part.map->unit_bytes];
       group.width = part.map->unit_bytes;
+      group.measured = group.measured && part.key != nullptr;
       group.parts.push_back(pieces_.part(found->second, part, group.old_units));
       group.old_units += part.count;
       group.numbers.push_back(i);
     }
     offsets_at_ = dev_plan_.take(pieces_.offset_bytes());
     values_at_ = dev_plan_.take(pieces_.value_bytes());
-    for (Group& group : groups) {
-      if (group.parts.empty()) continue;
-      group.old_at = dev_plan_.take(group.old_units * group.width);
-      group.work = cuda::StridedPatch::workspace_size(group.parts);
-      group.work_at = dev_plan_.take(group.work.dev_bytes);
-      group.work_host_at = host_plan_.take(group.work.host_bytes);
-      group.differs_at = dev_plan_.take(sizeof(Verdict));
-      group.differs_host_at = host_plan_.take(sizeof(Verdict));
-      groups_.push_back(std::move(group));
+    for (auto& [width, group] : groups) lay_out(std::move(group));
+  }
+
+  void lay_out(std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) {
+    std::map<std::pair<std::size_t, unsigned>, Group> groups;  // by bucket and width
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const BucketPart& part = parts[i];
+      Group& group = groups[{part.bucket, part.map->unit_bytes}];
+      group.width = part.map->unit_bytes;
+      group.bucket = part.bucket;
+      group.tensors.push_back(positions_of(part));
+      group.parts.push_back(patch_part(part, group.old_units));
+      group.old_units += part.entry->count();
+      group.numbers.push_back(i);
+    }
+    streams_.resize(buckets.size());
+    std::size_t last = buckets.size();  // whose streams have their place
+    for (auto& [key, group] : groups) {
+      if (std::exchange(last, group.bucket) != group.bucket) {
+        const SourceBucket& bucket = buckets[group.bucket];
+        PlacedStreams& streams = streams_[group.bucket];
+        streams.positions_dev = bucket.view.positions.data();
+        streams.values_dev = bucket.view.values.data();
+        if (!usable_there(bucket)) {
+          streams.positions_at = dev_plan_.take(bucket.view.positions.size());
+          streams.values_at = dev_plan_.take(bucket.view.values.size());
+          copied_.push_back(group.bucket);
+        }
+      }
+      group.ends_at = dev_plan_.take(group.parts.size() * kEndsBytes);
+      group.ends_host_at = host_plan_.take(group.parts.size() * kEndsBytes);
+      lay_out(std::move(group));
     }
   }
 
-  Status make_patch(Group& group) {
-    const cuda::Workspace workspace{dev(group.work_at), group.work.dev_bytes,
-                                    workspace_->host.data() + group.work_host_at,
-                                    group.work.host_bytes};
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        group.patch,
-        cuda::StridedPatch::make(group.parts, group.width,
-                                 reinterpret_cast<const std::uint32_t*>(dev(offsets_at_)),
-                                 workspace, gpu_->stream.get()));
-    return group.patch->gather_strided(dev(group.old_at), gpu_->stream.get());
+  void lay_out(Group group) {
+    group.old_at = dev_plan_.take(group.old_units * group.width);
+    group.work = cuda::StridedPatch::workspace_size(group.parts, group.tensors);
+    group.work_at = dev_plan_.take(group.work.dev_bytes);
+    group.work_host_at = host_plan_.take(group.work.host_bytes);
+    group.differs_at = dev_plan_.take(sizeof(Verdict));
+    group.differs_host_at = host_plan_.take(sizeof(Verdict));
+    group.sums_at = dev_plan_.take(group.parts.size() * kPartSumsBytes);
+    group.sums_host_at = host_plan_.take(group.parts.size() * kPartSumsBytes);
+    groups_.push_back(std::move(group));
   }
 
-  // To the host, where digests are proven. Maps of one piece share its old values there: only what
-  // a map has may be written.
+  Status place_streams(std::span<const SourceBucket> buckets) {
+    for (const std::size_t number : copied_) {
+      const SourceBucket& bucket = buckets[number];
+      PlacedStreams& streams = streams_[number];
+      std::byte* const positions = dev(streams.positions_at);
+      std::byte* const values = dev(streams.values_at);
+      DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, bucket.view.positions, bucket.memory));
+      DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(values, bucket.view.values, bucket.memory));
+      streams.positions_dev = positions;
+      streams.values_dev = values;
+    }
+    return {};
+  }
+
+  Status find_ends(const Group& group) {
+    auto* const ends = reinterpret_cast<std::uint64_t*>(dev(group.ends_at));
+    DRIFTLESS_RETURN_IF_ERROR(group.patch->positions()->find_ends(ends, gpu_->stream.get()));
+    return gpu_->stream.copy(host(group.ends_host_at), dev(group.ends_at),
+                             group.parts.size() * kEndsBytes);
+  }
+
+  // The old values, and what the changes add to the digest.
+  Status read_old(const Group& group) {
+    std::byte* const old = dev(group.old_at);
+    DRIFTLESS_RETURN_IF_ERROR(group.patch->gather_strided(old, gpu_->stream.get()));
+    if (!group.measured) return {};
+    auto* const sums = reinterpret_cast<std::uint64_t*>(dev(group.sums_at));
+    DRIFTLESS_RETURN_IF_ERROR(
+        group.patch->digest_changes(old, group.values_dev, sums, gpu_->stream.get()));
+    return gpu_->stream.copy(host(group.sums_host_at), dev(group.sums_at),
+                             group.parts.size() * kPartSumsBytes);
+  }
+
+  void take_sums(std::size_t parts) {
+    const auto measured = [](const Group& group) { return group.measured; };
+    if (!std::all_of(groups_.begin(), groups_.end(), measured)) return;
+    changes_.resize(parts);
+    for (const Group& group : groups_) {
+      for (std::size_t i = 0; i < group.parts.size(); ++i) {
+        std::uint64_t sums[cuda::kDigestSums];
+        std::memcpy(sums, host(group.sums_host_at) + i * kPartSumsBytes, kPartSumsBytes);
+        changes_[group.numbers[i]] = cuda::digest_from_sums(sums);
+      }
+    }
+  }
+
+  Status check_positions(std::span<const BucketPart> parts,
+                         std::span<const SourceBucket> buckets) const {
+    BlockOrder order;
+    std::map<const BucketEntry*, bool> seen;  // an entry may go through several maps
+    for (const Group& group : groups_) {
+      const std::string& name = buckets[group.bucket].name;
+      DRIFTLESS_RETURN_IF_ERROR(group.patch->positions()->check().with_context(name));
+      for (std::size_t i = 0; i < group.parts.size(); ++i) {
+        const BucketPart& part = parts[group.numbers[i]];
+        if (part.entry->count() == 0 || !seen.try_emplace(part.entry, true).second) continue;
+        std::uint64_t ends[2];
+        std::memcpy(ends, host(group.ends_host_at) + i * kEndsBytes, kEndsBytes);
+        DRIFTLESS_RETURN_IF_ERROR(order.add(part, ends[0], ends[1], name));
+      }
+    }
+    return {};
+  }
+
+  // To the host, if it is asked for. Maps of one piece share its old values there: only what a map
+  // has may be written.
   Status fetch_old(const Group& group, std::span<const ChangePart> parts) {
+    const auto wanted = [&](std::size_t part) { return parts[part].old_values != nullptr; };
+    if (std::none_of(group.numbers.begin(), group.numbers.end(), wanted)) return {};
     std::vector<std::byte> old(group.old_units * group.width);
     DRIFTLESS_RETURN_IF_ERROR(gpu_->uploader.read(old, dev(group.old_at), gpu_->stream));
     for (std::size_t i = 0; i < group.parts.size(); ++i) {
       const ChangePart& part = parts[group.numbers[i]];
+      if (part.old_values == nullptr) continue;
       const std::byte* const from = old.data() + group.parts[i].old_begin * group.width;
       if (part.map->map.solid()) {
         std::memcpy(part.old_values, from, std::size_t{part.count} * group.width);
@@ -133,14 +336,14 @@ class ChangesOnDevice final : public PlacedChanges {
   }
 
   Status queue_exchange(const Group& group) {
-    std::byte* const host = workspace_->host.data() + group.differs_host_at;
-    std::memcpy(host, &kNoPartDiffers, sizeof(kNoPartDiffers));
+    std::byte* const verdict = host(group.differs_host_at);
+    std::memcpy(verdict, &kNoPartDiffers, sizeof(kNoPartDiffers));
     DRIFTLESS_RETURN_IF_ERROR(
-        gpu_->stream.copy(dev(group.differs_at), host, sizeof(kNoPartDiffers)));
+        gpu_->stream.copy(dev(group.differs_at), verdict, sizeof(kNoPartDiffers)));
     auto* const differs = reinterpret_cast<std::uint32_t*>(dev(group.differs_at));
-    DRIFTLESS_RETURN_IF_ERROR(group.patch->exchange_strided(dev(values_at_), dev(group.old_at),
+    DRIFTLESS_RETURN_IF_ERROR(group.patch->exchange_strided(group.values_dev, dev(group.old_at),
                                                             differs, gpu_->stream.get()));
-    return gpu_->stream.copy(host, dev(group.differs_at), sizeof(kNoPartDiffers));
+    return gpu_->stream.copy(verdict, dev(group.differs_at), sizeof(kNoPartDiffers));
   }
 
   std::shared_ptr<GpuContext> gpu_;
@@ -148,7 +351,10 @@ class ChangesOnDevice final : public PlacedChanges {
   PiecePlaces pieces_;
   std::vector<Group> groups_;
   std::uint64_t offsets_at_ = 0, values_at_ = 0;
-  WorkspaceLease workspace_;  // goes first: it waits for what works in it
+  std::vector<PlacedStreams> streams_;  // by bucket
+  std::vector<std::size_t> copied_;     // buckets whose streams are
+  std::vector<Digest> changes_;         // by part
+  WorkspaceLease workspace_;            // goes first: it waits for what works in it
 };
 
 }  // namespace
@@ -157,6 +363,14 @@ Result<std::unique_ptr<PlacedChanges>> place_on_device(std::shared_ptr<GpuContex
                                                        std::span<const ChangePart> parts) {
   auto placed = std::make_unique<ChangesOnDevice>(std::move(gpu));
   DRIFTLESS_RETURN_IF_ERROR(placed->place(parts));
+  return std::unique_ptr<PlacedChanges>(std::move(placed));
+}
+
+Result<std::unique_ptr<PlacedChanges>> place_parts_on_device(
+    std::shared_ptr<GpuContext> gpu, std::span<const BucketPart> parts,
+    std::span<const SourceBucket> buckets) {
+  auto placed = std::make_unique<ChangesOnDevice>(std::move(gpu));
+  DRIFTLESS_RETURN_IF_ERROR(placed->place(parts, buckets));
   return std::unique_ptr<PlacedChanges>(std::move(placed));
 }
 

@@ -11,6 +11,8 @@
 #include <optional>
 #include <type_traits>
 
+#include "core/parallel.h"
+
 namespace driftless {
 namespace {
 
@@ -377,13 +379,27 @@ std::uint64_t Uploader::pinned_bytes() const {
   return sum;
 }
 
+// One thread does not fill a slot as fast as the bus empties it.
+Status Uploader::fill(const Slot& slot, std::span<const std::byte> from) {
+  constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
+  constexpr unsigned kThreads = 4;
+  return parallel_for(
+      (from.size() + kPieceBytes - 1) / kPieceBytes, std::min(kThreads, default_threads()),
+      [&](std::size_t i, unsigned) -> Status {
+        const auto piece = from.subspan(
+            i * kPieceBytes, std::min<std::uint64_t>(kPieceBytes, from.size() - i * kPieceBytes));
+        std::memcpy(slot.buffer.data() + i * kPieceBytes, piece.data(), piece.size());
+        return {};
+      });
+}
+
 Status Uploader::copy(std::byte* to_dev, std::span<const std::byte> from,
                       const DeviceStream& stream) {
   while (!from.empty()) {
     const auto piece = from.first(std::min<std::uint64_t>(from.size(), kSlotBytes));
     const Slot& slot = next();
     DRIFTLESS_RETURN_IF_ERROR(slot.travelled.wait());
-    std::memcpy(slot.buffer.data(), piece.data(), piece.size());
+    DRIFTLESS_RETURN_IF_ERROR(fill(slot, piece));
     DRIFTLESS_RETURN_IF_ERROR(stream.copy(to_dev, slot.buffer.data(), piece.size()));
     DRIFTLESS_RETURN_IF_ERROR(slot.travelled.record(stream));
     to_dev += piece.size();

@@ -153,6 +153,7 @@ class Uploader {
     DeviceBuffer buffer;
     DeviceEvent travelled;
   };
+  [[nodiscard]] static Status fill(const Slot& slot, std::span<const std::byte> from);
   [[nodiscard]] Slot& next() { return slots_[turn_++ % slots_.size()]; }
 
   std::array<Slot, 2> slots_;

@@ -238,6 +238,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
             gpu_->staging.pinned_bytes + sweep_.host.size()};
   }
   [[nodiscard]] BucketMemory* buckets() override { return this; }
+  [[nodiscard]] bool measures_parts() const override { return true; }
 
   Result<std::unique_ptr<PlacedChanges>> place(std::span<const ChangePart> parts,
                                                unsigned /*threads*/) override {
@@ -248,6 +249,11 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
                                std::vector<VersionSource> chain) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     return place_buckets_on_device(gpu_, tensors, std::move(chain));
+  }
+  Result<std::unique_ptr<PlacedChanges>> place_parts(
+      std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
+    return place_parts_on_device(gpu_, parts, buckets);
   }
   Result<bool> decode_compact(std::span<CompactUnits> blocks) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));

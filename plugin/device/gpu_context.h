@@ -58,9 +58,22 @@ class PlacePlan {
   std::uint64_t used_ = 0;
 };
 
+// Whether the streams of a bucket are used where they lie: on the device, aligned as frames are in
+// memory that is.
+[[nodiscard]] inline bool usable_there(const SourceBucket& bucket) {
+  constexpr std::uintptr_t kStreamAlignment = 8;
+  const auto address = reinterpret_cast<std::uintptr_t>(bucket.view.positions.data()) |
+                       reinterpret_cast<std::uintptr_t>(bucket.view.values.data());
+  return bucket.memory == MemoryKind::kDevice && address % kStreamAlignment == 0;
+}
+
 // WeightMemory::place().
 [[nodiscard]] Result<std::unique_ptr<PlacedChanges>> place_on_device(
     std::shared_ptr<GpuContext> gpu, std::span<const ChangePart> parts);
+// BucketMemory::place_parts().
+[[nodiscard]] Result<std::unique_ptr<PlacedChanges>> place_parts_on_device(
+    std::shared_ptr<GpuContext> gpu, std::span<const BucketPart> parts,
+    std::span<const SourceBucket> buckets);
 // BucketMemory::place_buckets().
 [[nodiscard]] Result<BucketMemory::Placed> place_buckets_on_device(
     std::shared_ptr<GpuContext> gpu, std::span<const ContiguousTensor> tensors,

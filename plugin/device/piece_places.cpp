@@ -7,8 +7,9 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kValueAlignment = 8;
-// Of load_patch_kernels(): a unit, its old and its new value, and whether it differs.
-constexpr std::uint64_t kSlots = 4, kSlotBytes = 256;
+// Of load_patch_kernels(): a unit, its old and its new value, what is found out of it, and its
+// position.
+constexpr std::uint64_t kSlots = 5, kSlotBytes = 256;
 
 }  // namespace
 
@@ -54,29 +55,57 @@ cuda::StridedPatch::Part PiecePlaces::part(std::size_t number, const ChangePart&
   part.offset_begin = place.offset_begin + found.begin;
   part.value_begin = place.value_begin + std::uint64_t{found.begin} * place.value_bytes;
   part.old_begin = old_begin;
+  if (found.key != nullptr) part.key = *found.key;
   return part;
 }
+
+namespace {
+
+// Every operation of a patch of one unit; `slot` as below.
+Status use_patch(const cuda::StridedPatch& patch, std::byte* slots, const DeviceStream& stream) {
+  const auto slot = [&](std::size_t number) { return slots + number * kSlotBytes; };
+  DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(slot(1), stream.get()));
+  DRIFTLESS_RETURN_IF_ERROR(patch.digest_changes(
+      slot(1), slot(2), reinterpret_cast<std::uint64_t*>(slot(3)), stream.get()));
+  DRIFTLESS_RETURN_IF_ERROR(patch.exchange_strided(
+      slot(2), slot(1), reinterpret_cast<std::uint32_t*>(slot(3)), stream.get()));
+  return patch.scatter_strided(slot(1), true, stream.get());
+}
+
+}  // namespace
 
 Status load_patch_kernels(const DeviceStream& stream) {
   cuda::StridedPatch::Part part;
   part.map = StridedMap::whole(1);
   part.count = 1;
-  const cuda::WorkspaceSize size = cuda::StridedPatch::workspace_size(std::span(&part, 1));
-  DRIFTLESS_ASSIGN_OR_RETURN(const DeviceWorkspace table, DeviceWorkspace::make(size));
+  cuda::Patch::Tensor tensor;  // one change, at position 0
+  tensor.units = 1;
+  tensor.entry.count = 1;
+  tensor.entry.position_bytes = 2;
+  const std::span parts(&part, 1);
+  const std::span tensors(&tensor, 1);
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const DeviceWorkspace table,
+      DeviceWorkspace::make(cuda::StridedPatch::workspace_size(parts, tensors)));
   DRIFTLESS_ASSIGN_OR_RETURN(const DeviceBuffer units, DeviceBuffer::make(kSlots * kSlotBytes));
-  const auto slot = [&](std::size_t number) { return units.data() + number * kSlotBytes; };
-  part.data_dev = slot(0);
+  part.data_dev = units.data();
   for (const unsigned width : {1U, 2U, 4U, 8U}) {
-    DRIFTLESS_RETURN_IF_ERROR(cuda::fill_units(slot(0), 1, width, 0, stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(stream.clear(slot(1), 2 * kSlotBytes));
+    DRIFTLESS_RETURN_IF_ERROR(cuda::fill_units(units.data(), 1, width, 0, stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(stream.clear(units.data() + kSlotBytes, (kSlots - 1) * kSlotBytes));
     DRIFTLESS_ASSIGN_OR_RETURN(
-        const cuda::StridedPatch patch,
-        cuda::StridedPatch::make(std::span(&part, 1), width, nullptr, table.get(), stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(slot(1), stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(patch.exchange_strided(
-        slot(2), slot(1), reinterpret_cast<std::uint32_t*>(slot(3)), stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(patch.scatter_strided(slot(1), true, stream.get()));
-    DRIFTLESS_RETURN_IF_ERROR(stream.wait());  // the table is used again
+        cuda::StridedPatch patch,
+        cuda::StridedPatch::make(parts, width, nullptr, table.get(), stream.get()));
+    DRIFTLESS_RETURN_IF_ERROR(use_patch(patch, units.data(), stream));
+    for (const auto coding : {cuda::PositionCoding::kIndices, cuda::PositionCoding::kGaps}) {
+      DRIFTLESS_RETURN_IF_ERROR(stream.wait());  // the table is used again
+      const cuda::StridedPatch::Streams streams{tensors, coding, units.data() + 4 * kSlotBytes};
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          patch, cuda::StridedPatch::make(parts, width, streams, table.get(), stream.get()));
+      auto* const ends = reinterpret_cast<std::uint64_t*>(units.data() + 3 * kSlotBytes);
+      DRIFTLESS_RETURN_IF_ERROR(patch.positions()->find_ends(ends, stream.get()));
+      DRIFTLESS_RETURN_IF_ERROR(use_patch(patch, units.data(), stream));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(stream.wait());
   }
   return {};
 }

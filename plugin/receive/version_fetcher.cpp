@@ -33,16 +33,36 @@ bool is_newer(const TargetState& state, const PublicationId& id) {
   return !state.valid || id.version > state.id.version;
 }
 
-Result<MappedFile> copy_of(const MappedFile& part) {
-  const std::span<const std::byte> bytes = part.bytes();
-  try {
-    const auto held = std::make_shared_for_overwrite<std::byte[]>(bytes.size());
-    std::memcpy(held.get(), bytes.data(), bytes.size());
-    return MappedFile(part.path(), held, {held.get(), bytes.size()});
-  } catch (const std::bad_alloc&) {
-    return error(StatusCode::kNoSpace, "no memory for a copy of part ", part.path(), " of ",
-                 bytes.size(), " bytes; lower the receiver's fold_bytes");
+// Copies, in the place of parts that are mapped files: whoever writes there later changes nothing.
+// Memory that nobody has touched yet is slow: all threads share the copying of each part.
+Status copy_mapped(std::span<MappedFile> parts, unsigned threads) {
+  constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
+  struct Piece {
+    std::byte* to = nullptr;
+    std::span<const std::byte> from;
+  };
+  std::vector<Piece> pieces;
+  std::vector<MappedFile> files;  // until they are copied
+  for (MappedFile& part : parts) {
+    if (!part.mapped()) continue;
+    files.push_back(std::move(part));
+    std::span<const std::byte> rest = files.back().bytes();
+    try {
+      const auto held = std::make_shared_for_overwrite<std::byte[]>(rest.size());
+      part = MappedFile(files.back().path(), held, {held.get(), rest.size()});
+      for (std::byte* to = held.get(); !rest.empty(); to += pieces.back().from.size()) {
+        pieces.push_back({to, rest.first(std::min<std::uint64_t>(kPieceBytes, rest.size()))});
+        rest = rest.subspan(pieces.back().from.size());
+      }
+    } catch (const std::bad_alloc&) {
+      return error(StatusCode::kNoSpace, "no memory for a copy of part ", files.back().path(),
+                   " of ", rest.size(), " bytes; lower the receiver's fold_bytes");
+    }
   }
+  return parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned) -> Status {
+    std::memcpy(pieces[i].to, pieces[i].from.data(), pieces[i].from.size());
+    return {};
+  });
 }
 
 // Of a part that an agent fetched in part.
@@ -420,6 +440,7 @@ Status VersionFetcher::fetch_parts(FoundManifest candidate, std::shared_ptr<Stag
 }
 
 Status VersionFetcher::take_parts(FetchedVersion& version, const Deadline& deadline) const {
+  DRIFTLESS_RETURN_IF_ERROR(copy_mapped(version.parts, options_.threads));
   return parallel_for(version.parts.size(), options_.threads,
                       [&](std::size_t i, unsigned) { return take_part(version, i, deadline); });
 }
@@ -428,9 +449,7 @@ Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i, const D
   const ManifestFile& file = version.manifest.files[i];
   MappedFile& part = version.parts[i];
   if (version.frames[i] != nullptr) return {};
-  if (part.mapped()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(part, copy_of(part));
-  }
+  DRIFTLESS_RETURN_IF_ERROR(copy_mapped(std::span(&part, 1), 1));  // if it was not before
   return check_part(part, file, deadline).with_context(version.source);
 }
 

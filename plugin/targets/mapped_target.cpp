@@ -328,11 +328,21 @@ class MappedTarget::Held {
     }
     return {weights->map_of(number).at(0), weights->layout[tensor].size_bytes};
   }
+  // The same through maps. What a writer needs is decoded on the host.
+  static bool decodes_mapped(const MappedWeights& weights,
+                             const std::vector<FetchedVersion>& chain) {
+    if (chain.size() != 1 || !info(chain.front().manifest.encoding).positional) return false;
+    const bool external = std::ranges::any_of(weights.tensors, &MappedWeights::Tensor::external);
+    return !external || std::ranges::all_of(chain.front().parts, [](const MappedFile& part) {
+      return part.memory_kind() == MemoryKind::kHost;
+    });
+  }
   // Whether the memory uses the versions where they lie. It proves them by the digest: of several
   // versions only a digest that is known beforehand tells what somebody else wrote.
   static bool applies_in_place(const MappedWeights& weights,
                                const std::vector<FetchedVersion>& chain) {
-    if (!weights.contiguous || weights.memory->buckets() == nullptr) return false;
+    if (weights.memory->buckets() == nullptr) return false;
+    if (!weights.contiguous) return decodes_mapped(weights, chain);
     const bool known = weights.summed && !weights.state.partial;
     return (known || chain.size() == 1) &&
            std::all_of(chain.begin(), chain.end(), [](const FetchedVersion& each) {

@@ -4,11 +4,13 @@
 // by maps; and tensors that only an engine's own loader can write.
 //
 // stage() decodes and folds the versions, and reads the old values through the maps: O(changed),
-// nothing dense. Of `xor` and `overwrite` the tensors that change are read once. commit() lets the
-// loader go first, since it can fail; then it compares every unit that it is about to change with
-// what it was, and writes. If somebody else wrote into the weights meanwhile, all is taken back. Of
-// a full version only what differs is written, if that is at most one unit in eight; else, and if
-// no version is held, all of it. Only from a full version onto no version there is no way back.
+// nothing dense. A GPU decodes the buckets of one version by itself, and measures there what every
+// change adds to the digest. Of `xor` and `overwrite` the tensors that change are read once.
+// commit() lets the loader go first, since it can fail; then it compares every unit that it is
+// about to change with what it was, and writes. If somebody else wrote into the weights meanwhile,
+// all is taken back. Of a full version only what differs is written, if that is at most one unit in
+// eight; else, and if no version is held, all of it. Only from a full version onto no version there
+// is no way back.
 //
 // A GPU that holds contiguous tensors decodes buckets by itself, where they lie, and proves them by
 // their digest; of several versions the first is proven when staged, the others when committed, one

@@ -57,7 +57,9 @@ class StagedUpdate final : public StagedChange {
       DRIFTLESS_RETURN_IF_ERROR(fill_full(std::move(versions)));
       return check_held_of_full();
     }
-    return in_place ? fill_buckets(std::move(versions)) : fill_deltas(std::move(versions), ahead);
+    if (!in_place) return fill_deltas(std::move(versions), ahead);
+    return weights_->contiguous ? fill_buckets(std::move(versions))
+                                : fill_mapped(std::move(versions));
   }
 
   Result<CommitReport> commit() override {
@@ -182,6 +184,35 @@ class StagedUpdate final : public StagedChange {
     return prove(placed_->measured(), false);
   }
 
+  // One version, which the memory decodes through the maps.
+  Status fill_mapped(std::vector<VersionSource> versions) {
+    changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
+    DRIFTLESS_RETURN_IF_ERROR(changes_->fold_external().with_context(source_));
+    const std::vector<SourceBucket> buckets = changes_->versions().front().buckets();
+    std::vector<BucketPart> parts;
+    for (std::size_t number = 0; number < buckets.size(); ++number) {
+      for (const BucketEntry& entry : buckets[number].view.entries) {
+        const MappedWeights::Tensor& own = weights_->tensors[entry.tensor];
+        const std::uint64_t units = weights_->layout[entry.tensor].units();
+        if (own.maps > 0) units_ += entry.count();
+        for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
+          parts.push_back({number, &entry, &weights_->maps[m], units, &own.key});
+          parts_.emplace_back().map = &weights_->maps[m];
+        }
+      }
+    }
+    Result<std::unique_ptr<PlacedChanges>> placed =
+        weights_->memory->buckets()->place_parts(parts, buckets);
+    if (!placed.ok()) return placed.status().with_context(source_);
+    placed_ = std::move(*placed);
+    DRIFTLESS_RETURN_IF_ERROR(sum_parts());
+    DRIFTLESS_RETURN_IF_ERROR(stage_external());
+    const bool there = std::ranges::any_of(
+        buckets, [](const SourceBucket& bucket) { return bucket.memory == MemoryKind::kDevice; });
+    if (!there && !external_) changes_.reset();  // the memory has a copy
+    return {};
+  }
+
   Status fill_full(std::vector<VersionSource> versions) {
     changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
     const VersionSource& version = changes_->versions().front();
@@ -255,8 +286,10 @@ class StagedUpdate final : public StagedChange {
   }
 
   // Which changes go through which map, and where their old values are kept: maps that hold the
-  // tensor's own units share the piece's room, since none has a unit of another.
+  // tensor's own units share the piece's room, since none has a unit of another. Nowhere, if the
+  // memory measures what parts change.
   Status place_pieces() {
+    const bool measured = weights_->memory->measures_parts();
     std::uint64_t bytes = 0;
     std::vector<std::uint64_t> room;  // per part: its place in old_values_, or none
     for (const DeltaPiece& piece : changes_->all_pieces()) {
@@ -265,16 +298,17 @@ class StagedUpdate final : public StagedChange {
         ChangePart part = part_of(piece, weights_->maps[m]);
         if (part.count == 0) continue;
         const unsigned width = part.map->unit_bytes;
-        if (weights_->counted[m]) {
+        part.key = &tensor.key;
+        if (weights_->counted[m] && !measured) {
           part.old_values = piece.old_values + std::size_t{part.begin} * width;
         }
         room.push_back(bytes);
-        if (part.old_values == nullptr) bytes += std::uint64_t{part.count} * width;
+        if (part.old_values == nullptr && !measured) bytes += std::uint64_t{part.count} * width;
         parts_.push_back(part);
       }
     }
     old_values_.resize(bytes);
-    for (std::size_t i = 0; i < parts_.size(); ++i) {
+    for (std::size_t i = 0; i < parts_.size() && !measured; ++i) {
       if (parts_[i].old_values == nullptr) parts_[i].old_values = old_values_.data() + room[i];
     }
     units_ = changes_->units();
@@ -284,8 +318,9 @@ class StagedUpdate final : public StagedChange {
 
   // What every map will hold; of what is held whole, as it is, the digest follows.
   Status sum_parts() {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Digest> after,
-                               driftless::sums_after(*weights_, sums_before_->maps, parts_));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        std::vector<Digest> after,
+        driftless::sums_after(*weights_, sums_before_->maps, parts_, placed_->part_changes()));
     sums_after_ = make_sums(*weights_, std::move(after));
     if (!weights_->summed) return {};
     Digest change;

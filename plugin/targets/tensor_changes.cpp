@@ -26,11 +26,12 @@ struct TensorVersions {
 class TensorFold {
  public:
   TensorFold(const WeightLayout& layout, TensorVersions& versions, std::vector<DeltaPiece>& pieces,
-             DeltaPieces::Memory& memory)
+             DeltaPieces::Memory& memory, bool old_values)
       : layout_(layout),
         versions_(versions),
         pieces_(pieces),
         memory_(memory),
+        old_values_(old_values),
         width_(unit_bytes(layout[versions.tensor].dtype)) {}
 
   Status make() {
@@ -41,11 +42,11 @@ class TensorFold {
     } else {
       DRIFTLESS_RETURN_IF_ERROR(fold());
     }
-    memory_.old_values.resize(memory_.offsets.size() * width_);
+    if (old_values_) memory_.old_values.resize(memory_.offsets.size() * width_);
     std::uint64_t at = 0;
     for (DeltaPiece& piece : pieces_) {
       piece.offsets = memory_.offsets.data() + at;
-      piece.old_values = memory_.old_values.data() + at * width_;
+      if (old_values_) piece.old_values = memory_.old_values.data() + at * width_;
       if (piece.values == nullptr) piece.values = memory_.values.data() + at * width_;
       at += piece.count;
     }
@@ -105,19 +106,22 @@ class TensorFold {
   TensorVersions& versions_;
   std::vector<DeltaPiece>& pieces_;
   DeltaPieces::Memory& memory_;
+  bool old_values_;
   unsigned width_;
 };
 
 // Checks that the positions of a block ascend within a version, from piece to piece, too
-// (kCorrupt). O(changed), on `threads` threads. What the buckets point to must outlive the result.
-Result<DeltaPieces> fold_deltas(const WeightLayout& layout, std::span<TensorVersions> tensors,
-                                unsigned threads) {
+// (kCorrupt). O(changed), on the weights' threads. What the buckets point to must outlive the
+// result. It has room for old values where they come to the host.
+Result<DeltaPieces> fold_deltas(const MappedWeights& weights, std::span<TensorVersions> tensors) {
+  const bool old_values = !weights.memory->measures_parts();
   DeltaPieces fold;
   fold.memory.resize(tensors.size());
   std::vector<std::vector<DeltaPiece>> pieces(tensors.size());
-  DRIFTLESS_RETURN_IF_ERROR(parallel_for(tensors.size(), threads, [&](std::size_t i, unsigned) {
-    return TensorFold(layout, tensors[i], pieces[i], fold.memory[i]).make();
-  }));
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(tensors.size(), weights.threads, [&](std::size_t i, unsigned) {
+        return TensorFold(weights.layout, tensors[i], pieces[i], fold.memory[i], old_values).make();
+      }));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     fold.pieces.insert(fold.pieces.end(), pieces[i].begin(), pieces[i].end());
     fold.units += fold.memory[i].offsets.size();
@@ -256,23 +260,34 @@ Status TensorChanges::fold(DecodedBlocks decoded) {
     return std::all_of(versions_.begin(), versions_.end(),
                        [is](const VersionSource& each) { return (each.*is)(); });
   };
-  DRIFTLESS_RETURN_IF_ERROR(all(&VersionSource::positional)      ? fold_versions()
+  DRIFTLESS_RETURN_IF_ERROR(all(&VersionSource::positional)      ? fold_versions(false)
                             : all(&VersionSource::has_positions) ? fold_coded(std::move(decoded))
                                                                  : fold_effect());
+  note_external();
+  return {};
+}
+
+Status TensorChanges::fold_external() {
+  DRIFTLESS_RETURN_IF_ERROR(check_followed());
+  DRIFTLESS_RETURN_IF_ERROR(fold_versions(true));
+  note_external();
+  return {};
+}
+
+void TensorChanges::note_external() {
   for (const DeltaPiece& piece : pieces_.pieces) {
     if (!weights_->tensors[piece.tensor].external) continue;
     if (external_.empty() || external_.back() != piece.tensor) external_.push_back(piece.tensor);
   }
-  return {};
 }
 
 // The versions as they are, of the tensors that are held.
-Status TensorChanges::fold_versions() {
+Status TensorChanges::fold_versions(bool external_only) {
   std::map<std::uint32_t, TensorVersions> by_tensor;
   for (const VersionSource& version : versions_) {
     for (const TensorChange& change : version.changes()) {
       const MappedWeights::Tensor& own = weights_->tensors[change.tensor];
-      if (own.maps == 0 && !own.external) continue;
+      if (!own.external && (own.maps == 0 || external_only)) continue;
       TensorVersions& all = by_tensor[change.tensor];
       all.tensor = change.tensor;
       all.versions.push_back(version.pieces(change));
@@ -280,7 +295,7 @@ Status TensorChanges::fold_versions() {
   }
   std::vector<TensorVersions> tensors;
   for (auto& [index, all] : by_tensor) tensors.push_back(std::move(all));
-  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(weights_->layout, tensors, weights_->threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(*weights_, tensors));
   return {};
 }
 
@@ -323,7 +338,7 @@ Status TensorChanges::fold_coded(DecodedBlocks decoded) {
   for (auto& [tensor, changes] : folded) {
     if (!changes.positions.empty()) tensors.push_back({tensor, {}, std::move(changes)});
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(weights_->layout, tensors, weights_->threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(*weights_, tensors));
   return {};
 }
 
@@ -353,7 +368,7 @@ Status TensorChanges::fold_effect() {
   }
   std::vector<TensorVersions> tensors;
   for (const auto& [tensor, pieces] : by_tensor) tensors.push_back({tensor, {pieces}, {}});
-  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(weights_->layout, tensors, weights_->threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(pieces_, fold_deltas(*weights_, tensors));
   return {};
 }
 

@@ -20,6 +20,9 @@ class TensorChanges {
   // also if it is converted here, or the writer's; in `compact`, if some of a block is held here.
   // `decoded`: blocks of the first version, decoded with the weights as they are.
   [[nodiscard]] Status fold(DecodedBlocks decoded = {});
+  // The same of the writer's tensors alone: the memory decodes the others by itself. Positional
+  // deltas.
+  [[nodiscard]] Status fold_external();
   // Of a full version: what differs is all that goes through the maps.
   void only(DeltaPieces difference) { pieces_ = std::move(difference); }
   // kUnsupported, naming the tensor, if one changes that cannot be followed.
@@ -45,7 +48,8 @@ class TensorChanges {
   void write(std::uint32_t tensor, std::byte* data, std::optional<std::uint64_t> only) const;
 
  private:
-  [[nodiscard]] Status fold_versions();
+  [[nodiscard]] Status fold_versions(bool external_only);
+  void note_external();
   [[nodiscard]] Status fold_coded(DecodedBlocks decoded);
   [[nodiscard]] Status fold_effect();
   [[nodiscard]] Status check_readable() const;

@@ -72,7 +72,9 @@ struct ChangePart {
   const DeltaPiece* piece = nullptr;
   const WeightMap* map = nullptr;
   std::uint32_t begin = 0, count = 0;  // of the piece's changes
-  std::byte* old_values = nullptr;     // room for `count`, in the target's width
+  // Room for `count`, in the target's width; or null, where the memory measures (`key`).
+  std::byte* old_values = nullptr;
+  const DigestTensorKey* key = nullptr;  // of the tensor, for part_changes()
 
   [[nodiscard]] const std::uint32_t* offsets() const { return piece->offsets + begin; }
   [[nodiscard]] const std::byte* values() const {
@@ -109,6 +111,9 @@ class PlacedChanges {
   [[nodiscard]] virtual std::span<const Digest> measured() const { return {}; }
   // The same by tensor, of all versions together, once written: each tensor that changed once.
   [[nodiscard]] virtual std::span<const TensorDigest> measured_tensors() const { return {}; }
+  // What each part adds to the digest of what its map holds, once staged, if the memory measures
+  // it: nothing of a map that cannot be read back.
+  [[nodiscard]] virtual std::span<const Digest> part_changes() const { return {}; }
 };
 
 // Bytes of a tensor from `byte_offset` on, in either memory.
@@ -129,7 +134,16 @@ struct ContiguousTensor {
   const DigestTensorKey* key = nullptr;
 };
 
-// A memory that applies buckets to contiguous tensors by itself, where the buckets lie.
+// The changes of one entry of a bucket that may lie in one map.
+struct BucketPart {
+  std::size_t bucket = 0;  // in VersionSource::buckets()
+  const BucketEntry* entry = nullptr;
+  const WeightMap* map = nullptr;
+  std::uint64_t tensor_units = 0;
+  const DigestTensorKey* key = nullptr;  // of the tensor
+};
+
+// A memory that decodes buckets by itself, where they lie.
 class BucketMemory {
  public:
   virtual ~BucketMemory() = default;
@@ -140,6 +154,10 @@ class BucketMemory {
   // `chain`: adjoining positional deltas. `tensors`: one for each tensor of the layout.
   [[nodiscard]] virtual Result<Placed> place_buckets(std::span<const ContiguousTensor> tensors,
                                                      std::vector<VersionSource> chain) = 0;
+  // The same of one version through maps, which may be any. `parts` are of `buckets`, the
+  // version's; what both point to outlives the result.
+  [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place_parts(
+      std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) = 0;
 };
 
 // A block of `compact` (docs/formats/compact.md), and what comes of decoding it.
@@ -161,7 +179,8 @@ class WeightMemory {
  public:
   virtual ~WeightMemory() = default;
   [[nodiscard]] virtual MemoryKind kind() const = 0;
-  // Reads the parts' old values. No two parts write the same unit. What they point to outlives the
+  // Reads the parts' old values: to the host, or a memory that measures what parts change keeps
+  // those of parts without room. No two parts write the same unit. What they point to outlives the
   // result.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place(
       std::span<const ChangePart> parts, unsigned threads) = 0;
@@ -188,6 +207,8 @@ class WeightMemory {
   // Zeroed, at a multiple of 256 bytes, until the last owner goes.
   [[nodiscard]] virtual Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) = 0;
   [[nodiscard]] virtual StagingMemory staging_memory() const = 0;
+  // Whether changes that it places say what they change (PlacedChanges::part_changes()).
+  [[nodiscard]] virtual bool measures_parts() const { return false; }
   // Null where deltas are decoded on the host.
   [[nodiscard]] virtual BucketMemory* buckets() = 0;
   // Decodes the blocks where the weights lie. False if this memory leaves it to the host, which

@@ -304,7 +304,13 @@ Result<std::vector<bool>> hold_sources(std::span<const SourcedMap> maps, WeightM
 }
 
 Result<std::vector<Digest>> sums_after(const MappedWeights& weights, std::vector<Digest> before,
-                                       std::span<const ChangePart> parts) {
+                                       std::span<const ChangePart> parts,
+                                       std::span<const Digest> measured) {
+  const auto sum_of = [&](const ChangePart& part) -> Digest& {
+    return before[static_cast<std::size_t>(part.map - weights.maps.data())];
+  };
+  for (std::size_t i = 0; i < measured.size(); ++i) sum_of(parts[i]) += measured[i];
+  if (!measured.empty()) return before;
   std::uint64_t units = 0;
   std::vector<const ChangePart*> readable;
   for (const ChangePart& part : parts) {
@@ -323,7 +329,7 @@ Result<std::vector<Digest>> sums_after(const MappedWeights& weights, std::vector
         return {};
       }));
   for (std::size_t i = 0; i < readable.size(); ++i) {
-    before[static_cast<std::size_t>(readable[i]->map - weights.maps.data())] += changes[i];
+    sum_of(*readable[i]) += changes[i];
   }
   return before;
 }

@@ -33,10 +33,12 @@ struct VersionSums {
 [[nodiscard]] Result<VersionSums> sums_of_version(const MappedWeights& weights,
                                                   const VersionSource& version);
 
-// What each map holds once these changes, whose old values are there, are in.
+// What each map holds once these changes are in: `changes` of each, if the memory measured it; else
+// their old values are there.
 [[nodiscard]] Result<std::vector<Digest>> sums_after(const MappedWeights& weights,
                                                      std::vector<Digest> before,
-                                                     std::span<const ChangePart> parts);
+                                                     std::span<const ChangePart> parts,
+                                                     std::span<const Digest> changes);
 
 // A tensor on the host, and one place where it should lie.
 struct SourcedMap {

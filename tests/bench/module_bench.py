@@ -48,6 +48,7 @@ def arguments():
     parser.add_argument("--work", default="/dev/shm")
     parser.add_argument("--probe", help="gpu_probe of the build: how long staging holds the GPU")
     parser.add_argument("--masked", action="store_true", help="all by masked overwrite instead")
+    parser.add_argument("--encoding", default="auto", help="as the configuration's `encoding`")
     parser.add_argument("--prove", default="staged", help="receiver.prove: staged, or always")
     return parser.parse_args()
 
@@ -273,7 +274,10 @@ def follow(a, model, weights, target, receiver, publisher, pause):
                 "commit_ms": commit_ms,  # with the look at the files before, the report after it
                 "apply_ms": update.apply_ms,
                 "undo_ms": undo_ms,
-                "stage_ms": stage_ms,
+                "stage_ms": stage_ms,  # all of it: look, fetch and hash, decode and prove
+                "fetch_ms": update.fetch_ms,
+                "decode_ms": update.stage_ms,
+                "wire_mib": update.wire_bytes / 2**20,
                 **probe.found(),
                 **nobody.found("_without"),
                 "extra_device_mib": extra / 2**20,
@@ -299,7 +303,8 @@ def main():
         base.mkdir()
         save_file(weights, base / "model.safetensors")
         config = driftless.Config.parse(
-            f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\nreceiver:\n  prove: {a.prove}\n"
+            f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\n"
+            f"encoding: {a.encoding}\nreceiver:\n  prove: {a.prove}\n"
         )
         trainer = driftless.Job(config, "trainer", launched=False)
         rollout = driftless.Job(config, "rollout", launched=False)
@@ -326,7 +331,8 @@ def main():
             "device": a.device,
             "elements": elements,
             "way": ("masked overwrite" if a.masked else "maps")
-            + (", prove: always" if a.prove == "always" else ""),
+            + (", prove: always" if a.prove == "always" else "")
+            + (f", {a.encoding}" if a.encoding != "auto" else ""),
             **{key: round(value, 3) for key, value in middle.items()},
             # Of all versions: nobody wants one to be long.
             **{
