@@ -19,6 +19,9 @@ struct VersionId {
 };
 
 inline constexpr std::uint64_t kMaxVersion = (std::uint64_t{1} << 62) - 1;
+// In replies of an engine's ranks: parts of two versions, or weights that the rank can prove, and
+// failed to.
+inline constexpr std::int64_t kTornVersion = -1;
 
 // The number as it stands in file names and in other tools' state: "000007".
 [[nodiscard]] std::string version_string(std::uint64_t version);

@@ -7,6 +7,43 @@
 
 namespace driftless::python {
 
+namespace {
+
+StatusCode code_of(const std::string& name) {
+  for (auto code = StatusCode::kInvalidArgument; code <= StatusCode::kInternal;
+       code = static_cast<StatusCode>(static_cast<unsigned>(code) + 1)) {
+    if (to_string(code) == name) return code;
+  }
+  return StatusCode::kInternal;
+}
+
+Status status_of(const py::error_already_set& raised) {
+  const std::string type = py::str(raised.type().attr("__name__"));
+  const std::string text = py::str(raised.value());
+  StatusCode code = StatusCode::kInternal;
+  if (py::hasattr(raised.value(), "code")) {
+    const py::object named = raised.value().attr("code");
+    if (py::isinstance<py::str>(named)) code = code_of(named.cast<std::string>());
+  }
+  return code == StatusCode::kInternal ? error(code, type, ": ", text) : error(code, text);
+}
+
+}  // namespace
+
+Status caught_status() {
+  try {
+    throw;
+  } catch (const abi::__forced_unwind&) {
+    wait_for_end_of_process();
+  } catch (const py::error_already_set& raised) {
+    return status_of(raised);
+  } catch (const StatusError& raised) {
+    return raised.status;
+  } catch (const std::exception& raised) {
+    return error(StatusCode::kInternal, raised.what());
+  }
+}
+
 Status PythonFailure::capture(std::string_view what) {
   try {
     throw;

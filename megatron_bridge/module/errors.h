@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <exception>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -63,6 +64,21 @@ class GilReleased {
   PyThreadState* thread_;
 };
 
+// With the GIL as long as it lives: for threads of ours, and for destructors.
+class GilTaken {
+ public:
+  GilTaken() {
+    try {
+      taken_.emplace();
+    } catch (...) {
+      wait_for_end_of_process();
+    }
+  }
+
+ private:
+  std::optional<py::gil_scoped_acquire> taken_;
+};
+
 template <typename Work>
 auto without_gil(Work&& work) {
   const GilReleased released;
@@ -96,6 +112,10 @@ auto native_call(PythonFailure& failure, Work&& work, After&& after) {
   }
   return take(std::move(result));
 }
+
+// Within a catch block, with the GIL: what Python or we raised. An exception of ours keeps its
+// code.
+[[nodiscard]] Status caught_status();
 
 void bind_errors(py::module_& module);
 

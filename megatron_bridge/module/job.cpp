@@ -10,7 +10,7 @@
 #include "core/setting_values.h"
 #include "module/bindings.h"
 #include "module/python_store.h"
-#include "plugin/job/job_process.h"
+#include "plugin/job/joined_road.h"
 
 namespace driftless::python {
 namespace {
@@ -101,6 +101,14 @@ std::chrono::milliseconds Job::wait_or(std::optional<double> timeout_s) const {
   return timeout_s ? milliseconds_of(*timeout_s, "timeout_s") : config_.connect_deadline;
 }
 
+void open_python_store(Config& config) {
+  if (config.chosen<ObjectStoreOptions>() == nullptr) return;
+  auto& options = config.of_road<ObjectStoreOptions>();
+  if (!options.url.starts_with("hf://")) return;
+  const py::object open = py::module_::import("driftless.object_stores").attr("open_store");
+  options.store = make_python_store(open(options.url), options.spool_dir);
+}
+
 namespace {
 
 void bind_config(py::module_& module) {
@@ -119,6 +127,12 @@ void bind_config(py::module_& module) {
             return take(parse_config(text, "configuration", settings));
           },
           py::arg("text"), overrides)
+      .def_static(
+          "read",
+          [](const std::string& config, const std::vector<std::string>& settings) {
+            return take(read_config(posix_file_system(), config, settings));
+          },
+          py::arg("config"), overrides, "A file's path, or the text itself.")
       .def_property_readonly("buffer_bytes",
                              [](const Config& config) { return config.publisher.buffer_bytes; })
       .def_property_readonly("chunk_bytes",
@@ -148,15 +162,6 @@ void bind_config(py::module_& module) {
                   one.built ? std::string("built") : "not built: " + one.why_not, ")");
   });
   module.def("backends", [] { return backends(); });
-}
-
-// hf://...: a store of Python's.
-void open_python_store(Config& config) {
-  if (config.chosen<ObjectStoreOptions>() == nullptr) return;
-  auto& options = config.of_road<ObjectStoreOptions>();
-  if (!options.url.starts_with("hf://")) return;
-  const py::object open = py::module_::import("driftless.object_stores").attr("open_store");
-  options.store = make_python_store(open(options.url), options.spool_dir);
 }
 
 }  // namespace

@@ -92,6 +92,9 @@ class Job {
   std::vector<std::weak_ptr<JobMember>> members_;
 };
 
+// For hf://...: a store of Python's, in the configuration.
+void open_python_store(Config& config);
+
 // Seconds of Python as milliseconds; kInvalidArgument for what is negative, not a number or longer
 // than a year.
 [[nodiscard]] std::chrono::milliseconds milliseconds_of(double seconds, std::string_view what);

@@ -183,14 +183,14 @@ bool Agent::take_updates() {
 // fails counts with the version that it confirmed last; nothing if it never confirmed one.
 std::optional<std::uint64_t> Agent::confirmed() const {
   std::uint64_t least = delivery_->version();
-  const std::vector<Worker> workers = delivery_->workers();
+  const std::vector<HostReceiver> workers = delivery_->workers();
   if (workers.size() < config_.agent.workers && reached_.size() < config_.agent.workers) {
     return std::nullopt;
   }
   // Shared memory that nobody has read is no version that somebody holds.
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
   if (!files && workers.empty() && config_.agent.engines.empty()) return std::nullopt;
-  for (const Worker& worker : workers) {
+  for (const HostReceiver& worker : workers) {
     if (!worker.version) return std::nullopt;
     least = std::min(least, *worker.version);
   }
@@ -249,7 +249,7 @@ Result<bool> Agent::is_over() {
 bool Agent::all_took(std::uint64_t version) {
   if (delivery_->version() < version) return false;
   bool all = true;
-  for (const Worker& worker : delivery_->workers()) {
+  for (const HostReceiver& worker : delivery_->workers()) {
     const bool there = worker.version && *worker.version >= version;
     if (there) reached_.insert(worker.id);
     all = all && there;
@@ -288,7 +288,7 @@ AgentEnd Agent::end(bool confirm) {
 // For the last message.
 std::string Agent::who_is_behind(std::uint64_t last) const {
   std::string text = last > 0 ? "" : ": nothing was handed over";
-  for (const Worker& worker : delivery_->workers()) {
+  for (const HostReceiver& worker : delivery_->workers()) {
     if (worker.version && *worker.version >= last) continue;
     text += concat("; worker ", worker.id, " ",
                    worker.version ? concat("is at version ", *worker.version) : worker.waits);

@@ -120,7 +120,7 @@ class CheckpointDelivery final : public Delivery {
     return digests_->find(version);
   }
   [[nodiscard]] bool wants_anchor() const override { return road_.said().proof == kAnchorWanted; }
-  [[nodiscard]] std::vector<Worker> workers() const override { return {}; }
+  [[nodiscard]] std::vector<HostReceiver> workers() const override { return {}; }
   [[nodiscard]] std::string needs() const override {
     ReceiverNeeds needs = unknown_needs(receiver_->run());
     announce_checkpoint(target_, needs);

@@ -18,7 +18,7 @@ struct DeliveryReport {
 };
 
 // A receiver on the host.
-struct Worker {
+struct HostReceiver {
   std::string id;
   std::optional<std::uint64_t> version;  // that it proved to hold; none: nothing yet
   std::string waits = {};                // then: what it reports instead
@@ -40,7 +40,7 @@ class Delivery {
   // What the workers need of a version, to be announced (formats/receiver_needs.h). Empty: all.
   [[nodiscard]] virtual std::string needs() const { return {}; }
   // Those that are there, as of the last step().
-  [[nodiscard]] virtual std::vector<Worker> workers() const = 0;
+  [[nodiscard]] virtual std::vector<HostReceiver> workers() const = 0;
   // The run's last word, for the workers.
   [[nodiscard]] virtual Status tell_end(std::string_view text) = 0;
   [[nodiscard]] virtual const Hash128& run() const = 0;

@@ -45,10 +45,10 @@ class ShmDelivery final : public Delivery {
 
   // One whose weights are not those of the version that it names holds nothing; nor does one whose
   // version this agent cannot compare.
-  [[nodiscard]] std::vector<Worker> workers() const override {
-    std::vector<Worker> found;
+  [[nodiscard]] std::vector<HostReceiver> workers() const override {
+    std::vector<HostReceiver> found;
     for (const ReceiverReport& report : relay_->receivers()) {
-      Worker& worker = found.emplace_back(Worker{report.id, std::nullopt});
+      HostReceiver& worker = found.emplace_back(HostReceiver{report.id, std::nullopt});
       const std::optional<Digest> expected = relay_->digests()->find(report.version);
       if (expected && parse_proof(report.proof).digest == to_hex(*expected)) {
         worker.version = report.version;

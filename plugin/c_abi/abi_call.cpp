@@ -7,6 +7,8 @@
 #include <exception>
 #include <new>
 
+#include "core/setting_values.h"
+
 namespace driftless::c_abi {
 namespace {
 
@@ -62,6 +64,29 @@ Status give_text(const std::string& text, char** out) {
   std::memcpy(copy, text.c_str(), text.size() + 1);
   *out = copy;
   return {};
+}
+
+Result<std::chrono::milliseconds> wait_of(int64_t timeout_ms) {
+  if (timeout_ms >= 0 && timeout_ms <= kMaxDuration.count())
+    return std::chrono::milliseconds(timeout_ms);
+  return error(StatusCode::kInvalidArgument, "timeout_ms is ", timeout_ms, ": expected 0 to ",
+               kMaxDuration.count());
+}
+
+Result<std::optional<std::chrono::milliseconds>> wait_or_configured(int64_t timeout_ms) {
+  if (timeout_ms == DRIFTLESS_BY_CONFIG) return std::optional<std::chrono::milliseconds>();
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::chrono::milliseconds wait, wait_of(timeout_ms));
+  return std::optional<std::chrono::milliseconds>(wait);
+}
+
+Result<std::vector<std::string>> overrides_of(const char* const* overrides, std::size_t count) {
+  if (count > 0) DRIFTLESS_RETURN_IF_ERROR(check_not_null(overrides, "overrides"));
+  std::vector<std::string> texts;
+  for (std::size_t i = 0; i < count; ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(check_not_null(overrides[i], concat("overrides[", i, "]").c_str()));
+    texts.emplace_back(overrides[i]);
+  }
+  return texts;
 }
 
 Result<std::size_t> told_size(const void* at, const char* name, std::size_t least,

@@ -4,7 +4,11 @@
 // an older or a newer header.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "core/status.h"
 #include "plugin/c_abi/driftless.h"
@@ -42,6 +46,14 @@ template <typename Pointer>
 }
 // A copy of the text that driftless_free() frees.
 [[nodiscard]] Status give_text(const std::string& text, char** out);
+
+// 0 to a year. kInvalidArgument for others.
+[[nodiscard]] Result<std::chrono::milliseconds> wait_of(int64_t timeout_ms);
+// The same; none for DRIFTLESS_BY_CONFIG.
+[[nodiscard]] Result<std::optional<std::chrono::milliseconds>> wait_or_configured(
+    int64_t timeout_ms);
+[[nodiscard]] Result<std::vector<std::string>> overrides_of(const char* const* overrides,
+                                                            std::size_t count);
 
 // What the caller's struct says its size is. kInvalidArgument if that cannot be.
 [[nodiscard]] Result<std::size_t> told_size(const void* at, const char* name, std::size_t least,

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "plugin/c_abi/abi_tickets.h"
 #include "plugin/c_abi/driftless.h"
 #include "plugin/job/joined_road.h"
 #include "plugin/job/on_demand/device_access.h"
@@ -46,6 +47,9 @@ class TensorSet {
   const DeviceTable* device_ = nullptr;
   std::vector<void*> streams_;
 };
+
+// What the file says of the trainer's side, or of a target that is made here, needs no backend.
+void forget_what_is_not_ours(Config& config);
 
 struct AbiOptions {
   std::optional<std::string> id;
@@ -135,11 +139,6 @@ class AbiReceiver {
   AbiView view_;
 };
 
-// Tickets for receivers. A driftless_receiver* is a number that is never given out twice, so that a
-// closed one is found out instead of being followed into freed memory.
-[[nodiscard]] driftless_receiver* give_ticket(std::shared_ptr<AbiReceiver> held);
-// kInvalidArgument for NULL, and for what is no ticket (any more).
-[[nodiscard]] Result<std::shared_ptr<AbiReceiver>> find(const driftless_receiver* ticket);
-void take_back(const driftless_receiver* ticket);
+using ReceiverTickets = Tickets<driftless_receiver, AbiReceiver>;
 
 }  // namespace driftless::c_abi

@@ -25,9 +25,9 @@
  *   returned. A `char**` result is freed by driftless_free(); texts inside an error live as long as
  *   it does; `const char*` that a function returns by itself is constant.
  *
- * Handles. A driftless_receiver* is a ticket, never an address: one that was closed, or never was
- *   one, is DRIFTLESS_INVALID_ARGUMENT. Any number may be open in a process; a process takes part
- *   in one MPI job in its life, by one of them.
+ * Handles. A driftless_receiver* or driftless_worker* is a ticket, never an address: one that was
+ *   closed, or never was one, is DRIFTLESS_INVALID_ARGUMENT. Any number may be open in a process; a
+ * process takes part in one MPI job in its life, by one of them.
  *
  * Threads. One call at a time on a receiver; a second one meanwhile, also from a callback, is
  *   DRIFTLESS_BUSY and harms nothing. Calls may come from any thread, one after the other (so
@@ -382,6 +382,89 @@ DRIFTLESS_EXPORT driftless_code driftless_last_report_json(driftless_receiver* r
  * wrong (DRIFTLESS_INVALID_ARGUMENT), and nothing happened. */
 DRIFTLESS_EXPORT driftless_code driftless_close(driftless_receiver** receiver, int64_t timeout_ms,
                                                 driftless_error** error);
+
+/* ---- workers ---- */
+
+/* One rank of an engine that somebody else drives: `driftless agent`, a trainer, or Python's
+ * driver. They call the engine, and the engine calls its ranks; each call is answered by a reply,
+ * a JSON object that the engine hands back as it is:
+ *
+ *   {"nonce", "rank", "process", "ok", "error", "state", "version", "staged_version", "run",
+ *    "digest", "follows", "waits", "ways", "timings", "moved"}
+ *
+ * A function returns DRIFTLESS_OK when there is a reply, also if that says "ok": false, and
+ * otherwise a code for a wrong call. `nonce` is echoed, so that a reply can be told from that to
+ * another call; it may be NULL, and so may `ticket`. driftless_free() frees a reply.
+ *
+ * States: closed, idle, staging (on a thread of the library's), staged, committed (the commit can
+ * be taken back), failed. "version" is what the tensors hold, -1 if they are parts of two. While it
+ * stages, every call but status is refused by its reply. */
+typedef struct driftless_worker driftless_worker;
+
+/* A staging has ended; on the thread that staged. `reply` is as of driftless_worker_status(). */
+typedef void (*driftless_reply_callback)(void* user, const char* reply);
+
+typedef struct driftless_worker_options {
+  size_t struct_size;
+  int64_t rank;     /* of the engine's, from 0 */
+  int32_t holds;    /* what the tensors hold at first: DRIFTLESS_HOLDS_NOTHING or _BASE */
+  uint32_t threads; /* for hashing and decoding; 0: by the configuration */
+  void* user;       /* passed to the callback */
+  driftless_reply_callback staged; /* may be NULL */
+} driftless_worker_options;
+
+#define DRIFTLESS_STAGED (-1)
+
+DRIFTLESS_EXPORT driftless_code driftless_worker_create(const driftless_worker_options* options,
+                                                        driftless_worker** worker,
+                                                        driftless_error** error);
+/* As driftless_register(), before the first open. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_register(driftless_worker* worker,
+                                                          const driftless_tensor* tensor,
+                                                          driftless_error** error);
+/* Follows the run of a configuration: a file's path, or YAML text. Waits for at most 10 s for its
+ * announcement, and can be called again. The same one again changes nothing; another one takes its
+ * place, and the tensors stay. `take_over` (or NULL): the id of the run that may replace another
+ * run's weights, by a full version. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_open(driftless_worker* worker, const char* config,
+                                                      const char* const* overrides,
+                                                      size_t override_count, const char* take_over,
+                                                      const char* nonce, char** reply,
+                                                      driftless_error** error);
+/* Starts to wait, on a thread, for something newer, and makes it ready. Only a commit with the same
+ * ticket takes it. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_stage(driftless_worker* worker, int64_t timeout_ms,
+                                                       const char* ticket, const char* nonce,
+                                                       char** reply, driftless_error** error);
+/* [any time] */
+DRIFTLESS_EXPORT driftless_code driftless_worker_status(driftless_worker* worker, const char* nonce,
+                                                        char** reply, driftless_error** error);
+/* Writes what is staged, if that is `version`; DRIFTLESS_STAGED: whatever it is. The engine does
+ * not use the tensors meanwhile: whoever drives it has paused it. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_commit(driftless_worker* worker, int64_t version,
+                                                        const char* ticket, const char* nonce,
+                                                        char** reply, driftless_error** error);
+/* Back to `version`: drops what is staged, or takes the last commit back. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_rollback(driftless_worker* worker, int64_t version,
+                                                          const char* nonce, char** reply,
+                                                          driftless_error** error);
+/* Beside the reply what the rank holds of each tensor: with `sweep` the tensors are read now. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_shares(driftless_worker* worker, int32_t sweep,
+                                                        const char* nonce, char** reply,
+                                                        driftless_error** error);
+/* Beside the reply what lies there now: of all tensors (NULL) their shares, of one its blocks
+ * (`units` 0), or `units` elements from `first` on. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_read(driftless_worker* worker, const char* tensor,
+                                                      uint64_t first, uint64_t units,
+                                                      const char* nonce, char** reply,
+                                                      driftless_error** error);
+/* Leaves the road. The tensors keep their version, and the worker can be opened again. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_close(driftless_worker* worker, const char* nonce,
+                                                       char** reply, driftless_error** error);
+/* Closes it, and *worker becomes NULL. A NULL *worker is ok. DRIFTLESS_BUSY: it still stages after
+ * that time, and nothing happened. */
+DRIFTLESS_EXPORT driftless_code driftless_worker_free(driftless_worker** worker, int64_t timeout_ms,
+                                                      driftless_error** error);
 
 #ifdef __cplusplus
 }

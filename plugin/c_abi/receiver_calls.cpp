@@ -17,18 +17,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Result<milliseconds> wait_of(int64_t timeout_ms) {
-  if (timeout_ms >= 0 && timeout_ms <= kMaxDuration.count()) return milliseconds(timeout_ms);
-  return error(StatusCode::kInvalidArgument, "timeout_ms is ", timeout_ms, ": expected 0 to ",
-               kMaxDuration.count());
-}
-
-Result<std::optional<milliseconds>> wait_or_configured(int64_t timeout_ms) {
-  if (timeout_ms == DRIFTLESS_BY_CONFIG) return std::optional<milliseconds>();
-  DRIFTLESS_ASSIGN_OR_RETURN(const milliseconds wait, wait_of(timeout_ms));
-  return std::optional<milliseconds>(wait);
-}
-
 Result<AbiOptions> options_of(const driftless_options* options) {
   AbiOptions made;
   made.launched = launched_by_mpi();
@@ -46,22 +34,13 @@ Result<AbiOptions> options_of(const driftless_options* options) {
   return made;
 }
 
-Result<std::vector<std::string>> overrides_of(const char* const* overrides, std::size_t count) {
-  if (count > 0) DRIFTLESS_RETURN_IF_ERROR(check_not_null(overrides, "overrides"));
-  std::vector<std::string> texts;
-  for (std::size_t i = 0; i < count; ++i) {
-    DRIFTLESS_RETURN_IF_ERROR(check_not_null(overrides[i], concat("overrides[", i, "]").c_str()));
-    texts.emplace_back(overrides[i]);
-  }
-  return texts;
-}
-
 // The body of a function on a receiver.
 template <typename Work>
 driftless_code on_receiver(const driftless_receiver* receiver, driftless_error** error,
                            const Work& work) noexcept {
   return fenced(error, [&]() -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<AbiReceiver> held, find(receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<AbiReceiver> held,
+                               ReceiverTickets::all().find(receiver, "receiver"));
     return work(*held);
   });
 }
@@ -208,7 +187,7 @@ driftless_code driftless_open(const char* config_path, const char* const* overri
     DRIFTLESS_ASSIGN_OR_RETURN(const auto texts, overrides_of(overrides, override_count));
     DRIFTLESS_ASSIGN_OR_RETURN(const AbiOptions read, options_of(options));
     DRIFTLESS_ASSIGN_OR_RETURN(auto held, AbiReceiver::open(config_path, texts, read));
-    *receiver = give_ticket(std::move(held));
+    *receiver = ReceiverTickets::all().give(std::move(held));
     return {};
   });
 }
@@ -323,12 +302,12 @@ driftless_code driftless_close(driftless_receiver** receiver, int64_t timeout_ms
   return fenced(error, [&]() -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_not_null(receiver, "receiver"));
     if (*receiver == nullptr) return {};
-    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, find(*receiver));
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto held, ReceiverTickets::all().find(*receiver, "receiver"));
     DRIFTLESS_ASSIGN_OR_RETURN(const auto wait, wait_or_configured(timeout_ms));
     bool closed = false;
     Status status = held->close(wait, closed);
     if (!closed) return status;
-    take_back(*receiver);
+    ReceiverTickets::all().take_back(*receiver);
     *receiver = nullptr;
     return status;
   });

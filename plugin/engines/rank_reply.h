@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of an engine answer to our workers' calls (megatron_bridge/driftless/engines).
+// What the ranks of an engine answer to our workers' calls (plugin/receive/worker_reply.h).
 //
 //   {"nonce","rank","process","ok","error","state","version","staged_version","run","follows",
 //    "digest","session","updating",...}                                           of each rank
@@ -16,12 +16,10 @@
 #include <vector>
 
 #include "core/status.h"
+#include "core/version.h"
 #include "formats/strict_json.h"
 
 namespace driftless {
-
-// Parts of two versions, or weights that the rank can prove, and failed to.
-inline constexpr std::int64_t kTornVersion = -1;
 
 // Which weights a rank holds. Two are the same only if all three are.
 struct EngineIdentity {

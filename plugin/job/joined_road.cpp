@@ -50,6 +50,13 @@ struct Kept {
 
 }  // namespace
 
+Result<Config> read_config(FileSystem& fs, const std::string& config,
+                           std::span<const std::string> sets) {
+  const bool text = config.find('\n') != std::string::npos ||
+                    (config.find(':') != std::string::npos && !exists(fs, config));
+  return text ? parse_config(config, "configuration", sets) : load_config(fs, config, sets);
+}
+
 Result<JoinedRoad> join_road(const Config& config, std::shared_ptr<JobProcess> process,
                              const std::optional<std::string>& id, const Deadline& deadline) {
   auto kept = std::make_shared<Kept>();

@@ -16,6 +16,9 @@ struct JoinedRoad {
   ReceiveRoad* road = nullptr;
 };
 
+// A configuration by its file's path, or the text itself if that has several lines or a key.
+[[nodiscard]] Result<Config> read_config(FileSystem& fs, const std::string& config,
+                                         std::span<const std::string> sets);
 // Collective (JobProcess::receiver()). `id`: on the road; none: by configuration and place, and no
 // other receiver of this process has it. That id is free again once options and receiver are gone,
 // so that a receiver that is opened anew keeps its id.

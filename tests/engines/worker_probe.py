@@ -3,6 +3,7 @@
 
 import copy
 import hashlib
+import json
 import os
 from types import SimpleNamespace
 
@@ -65,7 +66,7 @@ class Probe(WorkerExtension):
 
     def probe_derived(self):
         """What the model computes from parameters, and by which function: as the target says it."""
-        target = self._driftless_follower()._target
+        target = self._driftless_follower().target
         return target._made.writer.derived.names if hasattr(target, "_made") else {}
 
     def probe_rebind(self, parameter):
@@ -165,9 +166,7 @@ def back_to_base(model, follower, path):
     if follower is not None:
         closed = follower.close()
         assert closed["state"] == "closed", closed["error"]
-        settings = getattr(follower, "settings", {})
-        follower.__init__(follower.rank, follower._make_target)
-        follower.settings = settings
+        follower.__init__(follower.rank, follower.make_target, follower.settings)
     with torch.no_grad():
         model.load_weights(load_file(f"{path}/model.safetensors").items())
     return {}
@@ -175,75 +174,85 @@ def back_to_base(model, follower, path):
 
 def install(follower, point, model, path=""):
     """The next commit fails, once; "torn": all of them, as long as there is a file `path`."""
-    receiver = follower._receiver
+    worker = follower.worker
     if point == "reload":
         return fail_reload(model)
     if point == "torn":
-        follower._receiver = Torn(receiver, model, path)
+        follower.worker = Torn(worker, model, path)
         return None
 
-    def failing():
-        follower._receiver = receiver
+    def failing(version, nonce, ticket):
+        follower.worker = worker
         if point == "before":
-            raise RuntimeError("injected before the commit")
+            return worker.refuse("injected before the commit", nonce)
         if point == "during":
-            return commit_over_foreign_writes(model, receiver)
-        receiver.commit()
-        raise RuntimeError("injected after the commit")
+            return commit_over_foreign_writes(model, worker, version, nonce, ticket)
+        worker.commit(version, nonce, ticket)
+        return worker.refuse("injected after the commit", nonce)
 
-    follower._receiver = Wrapped(receiver, failing)
+    follower.worker = Wrapped(worker, failing)
 
 
 class Wrapped:
-    def __init__(self, receiver, commit):
-        self._receiver, self.commit = receiver, commit
+    """The native worker, with commits of the test's own."""
+
+    def __init__(self, worker, commit):
+        self._worker, self.commit = worker, commit
 
     def __getattr__(self, name):
-        return getattr(self._receiver, name)
+        return getattr(self._worker, name)
 
 
 class Torn(Wrapped):
     """Commits write a part, fail, and cannot be undone, as long as there is a file `path`: the
     weights are no version. Then staging puts them back, and the next commit goes through."""
 
-    def __init__(self, receiver, model, path):
-        super().__init__(receiver, self.tear)
+    def __init__(self, worker, model, path):
+        super().__init__(worker, self.tear)
         self._parameter, self._path = dict(model.named_parameters())[PARAMETER], path
         self._kept = None  # what the parameter held
         self._torn = False
 
-    @property
-    def state(self):
-        state = self._receiver.state
-        told = {name: getattr(state, name) for name in ("run", "version", "digest", "partial")}
-        return SimpleNamespace(**told, valid=state.valid and not self._torn)
+    def _told(self, reply):
+        if not self._torn:
+            return reply
+        return json.dumps({**json.loads(reply), "version": -1, "digest": "", "state": "failed",
+                           "staged_version": None})  # fmt: skip
 
-    def tear(self):
+    def tear(self, version, nonce, ticket):
         if os.path.exists(self._path):
             self._torn = True
             if self._kept is None:
                 self._kept = self._parameter.detach().clone()
             with torch.no_grad():
                 self._parameter.data.add_(1)
-            raise RuntimeError("injected in the middle of the commit, and it could not be undone")
-        report = self._receiver.commit()
-        self._torn = False
-        return report
+            why = "injected in the middle of the commit, and it could not be undone"
+            return self._told(self._worker.refuse(why, nonce))
+        reply = self._worker.commit(version, nonce, ticket)
+        self._torn = self._torn and not json.loads(reply)["ok"]
+        return self._told(reply)
 
-    def stage(self, timeout_s):
+    def stage(self, timeout_s, nonce, ticket):
         if self._kept is not None and not os.path.exists(self._path):
             with torch.no_grad():
                 self._parameter.data.copy_(self._kept)
             self._kept = None
-        return self._receiver.stage(timeout_s)
+        reply = json.loads(self._worker.stage(timeout_s, nonce, ticket))
+        torn = {"version": -1, "digest": ""} if self._torn else {}
+        return json.dumps({**reply, **torn})
 
-    def rollback(self):
+    def status(self, nonce):
+        reply = json.loads(self._worker.status(nonce))
+        torn = {"version": -1, "digest": ""} if self._torn else {}
+        return json.dumps({**reply, **torn})
+
+    def rollback(self, version, nonce):
         if self._torn:
-            raise RuntimeError("injected: there is nothing to take back")
-        return self._receiver.rollback()
+            return self._told(self._worker.refuse("injected: there is nothing to take back", nonce))
+        return self._worker.rollback(version, nonce)
 
 
-def commit_over_foreign_writes(model, receiver):
+def commit_over_foreign_writes(model, worker, *commit):
     """Somebody else has written into a parameter that the commit is about to change, and torch has
     not seen it: the commit finds out when it gets there, and takes back what it has written before.
     Then the foreign write is taken back, too."""
@@ -252,7 +261,7 @@ def commit_over_foreign_writes(model, receiver):
     with torch.no_grad():
         parameter += 1
         try:
-            return receiver.commit()
+            return worker.commit(*commit)
         finally:
             parameter.copy_(kept)
 

@@ -3,6 +3,11 @@
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +19,7 @@ driftless = binding.driftless()
 from driftless import errors  # noqa: E402
 from driftless import _native  # noqa: E402
 from driftless.engines import drive, sglang_disk, vllm  # noqa: E402
-from driftless.engines.rank_receiver import RankReceiver, process_id  # noqa: E402
+from driftless.engines.rank_receiver import RankReceiver  # noqa: E402
 from driftless.engines.target import HeldTarget  # noqa: E402
 
 RUN = "a" * 32
@@ -70,15 +75,88 @@ def test_a_rank_that_held_nothing_has_committed_the_base(followed):
     assert answer["ok"] and answer["state"] == "committed" and answer["digest"]
 
 
-def test_a_rank_without_a_thread_to_stage_on_stages_later(followed, monkeypatch):
-    def refused(thread):
-        raise RuntimeError("can't start new thread")
+def test_a_reply_names_the_weights_and_the_process(followed):
+    followed.stage()
+    followed.wait(30)
+    reply = followed.commit(0, "n")
+    assert reply["nonce"] == "n" and reply["process"].endswith(f"-{os.getpid()}")
+    state = followed.target.native.state
+    assert (reply["run"], reply["version"], reply["digest"]) == (state.run, 0, state.digest)
+    assert reply["follows"] == reply["run"] and len(reply["run"]) == 32
 
-    with monkeypatch.context() as patched:
-        patched.setattr("threading.Thread.start", refused)
-        answer = followed.stage()
-    assert not answer["ok"] and answer["state"] == "failed"
-    assert followed.stage()["ok"] and followed.wait(30)["staged_version"] == 0
+
+def test_a_commit_that_comes_late_is_refused(followed):
+    followed.stage(ticket="t-1")
+    followed.wait(30)
+    late = followed.commit(0, "n", "t-0")
+    assert not late["ok"] and late["state"] == "staged" and "stage again" in late["error"]
+    assert followed.commit(0, "n", "t-1")["state"] == "committed"
+
+
+class Failing(HeldTarget):
+    """An engine that does not take what was written, as often as told."""
+
+    failures = 0
+
+    def written(self):
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the loader failed")
+
+
+def test_what_python_raises_is_told_and_taken_back(work, rng):
+    config = binding.config(driftless, work / "road")
+    weights = binding.weights(rng)
+    write_checkpoint(work / "base", {n: Tensor(d, a.shape, a.tobytes()) for n, (d, a) in weights.items()})
+    with driftless.Job(config, "trainer", launched=False) as job:
+        publisher = driftless.Publisher(job, binding.Source(driftless, weights))
+        rank = RankReceiver(0, lambda chunk_bytes: Failing(driftless.OwnedTarget(str(work / "base"))))
+        assert rank.open(f"road: {{kind: shared_fs, shared_fs: {{ dir: {work}/road }}}}")["ok"]
+        publisher.publish(binding.Source(driftless, binding.step(rng, weights)))
+        for failures, version in ((1, 0), (2, -1), (0, 1)):
+            rank.target.failures = failures
+            assert rank.stage()["ok"] and rank.wait(30)["staged_version"] == 1, rank.status()
+            said = rank.commit(1)
+            assert said["version"] == version and said["ok"] == (version == 1), said
+            assert said["ok"] or "RuntimeError: the loader failed" in said["error"]
+        rank.close()
+
+
+def test_a_staging_ends_on_a_thread_that_calls_back(followed):
+    told = []
+    followed.on_staged(lambda reply: told.append((reply, threading.get_ident())))
+    followed.stage("n")
+    assert followed.wait(30)["state"] == "staged"
+    ((reply, thread),) = told
+    assert reply["nonce"] == "n" and reply["staged_version"] == 0
+    assert thread != threading.get_ident()
+
+
+@pytest.mark.parametrize("how", ["dropped", "kept"])
+def test_an_interpreter_ends_while_a_thread_stages(work, rng, how):
+    """Neither does it wait for the thread, nor does the thread break it."""
+    config = binding.config(driftless, work / "road")
+    program = f"""
+import sys
+sys.path.insert(0, {str(binding.PACKAGE)!r})
+import driftless
+from driftless.engines.rank_receiver import RankReceiver
+from driftless.engines.target import HeldTarget
+rank = RankReceiver(0, lambda chunk_bytes: HeldTarget(driftless.OwnedTarget()))
+rank.on_staged(print)
+said = rank.open("road: {{kind: shared_fs, shared_fs: {{ dir: {work}/road }}}}")
+assert said["ok"], said
+assert rank.stage(timeout_s={0.2 if how == "dropped" else 20})["state"] == "staging"
+if {how == "dropped"}:
+    del rank
+"""
+    with driftless.Job(config, "trainer", launched=False) as job:
+        publisher = driftless.Publisher(job, binding.Source(driftless, binding.weights(rng)))
+        began = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert time.monotonic() - began < 15
+        publisher.close()
 
 
 class Llm:
@@ -251,64 +329,6 @@ def test_an_engine_that_raises_is_told_in_its_words():
 
 
 # --- a rank ---------------------------------------------------------------------------------------
-
-
-class Receiver:
-    """As much of driftless.Receiver as a rank asks."""
-
-    run = "b" * 32
-
-    def __init__(self):
-        self.state = state(1)
-        self.staged_version = 2
-
-    def commit(self):
-        self.state = state(2)
-        return SimpleNamespace(fetch_ms=0, stage_ms=0, pause_ms=0, apply_ms=0, resume_ms=0)
-
-
-def state(version, valid=True, partial=False):
-    return SimpleNamespace(
-        run="b" * 32, version=version, digest=f"{version:032x}", valid=valid, partial=partial
-    )
-
-
-def staged_rank(receiver):
-    rank = RankReceiver(3, lambda chunk_bytes: None)
-    rank._receiver, rank._state, rank._staged, rank._ticket = receiver, "staged", 2, "t-1"
-    rank._target = HeldTarget(None)
-    rank._look(receiver)
-    return rank
-
-
-def test_a_reply_names_the_weights_and_the_process():
-    reply = staged_rank(Receiver()).status("n")
-    assert reply["process"] == process_id() and reply["nonce"] == "n"
-    assert (reply["run"], reply["version"]) == ("b" * 32, 1)
-    assert reply["digest"] == f"{1:032x}" and reply["follows"] == "b" * 32
-
-
-def test_a_commit_that_comes_late_is_refused():
-    rank = staged_rank(Receiver())
-    late = rank.commit(2, "n", "t-0")
-    assert not late["ok"] and late["version"] == 1
-    assert rank.commit(2, "n", "t-1")["version"] == 2
-
-
-def test_a_commit_whose_undo_failed_is_torn():
-    class Failing(Receiver):
-        def commit(self):
-            self.state = state(1, valid=False)
-            raise errors.MismatchError("the digest differs, and the old values could not be written")
-
-    reply = staged_rank(Failing()).commit(2, "n", "t-1")
-    assert not reply["ok"] and reply["version"] == -1 and reply["digest"] == ""
-
-
-def test_a_part_of_the_tensors_has_no_digest_to_compare():
-    receiver = Receiver()
-    receiver.state = state(1, partial=True)
-    assert staged_rank(receiver).status()["digest"] == ""
 
 
 # --- an SGLang that loads files -------------------------------------------------------------------

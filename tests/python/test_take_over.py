@@ -110,7 +110,7 @@ def target_holds(target, run):
 
 
 def holds(rank, run):
-    return target_holds(rank._target.native, run)
+    return target_holds(rank.target.native, run)
 
 
 def test_a_rank_is_taken_over_by_a_full_version_and_can_go_back(rank, run_of):
@@ -219,7 +219,7 @@ class Server(http.server.HTTPServer):
             }
 
     def holds(self, run):
-        targets = [worker._driftless_made._target.native for worker in self.workers]
+        targets = [worker._driftless_made.target.native for worker in self.workers]
         return all(target_holds(target, run) for target in targets)
 
     def identities(self):

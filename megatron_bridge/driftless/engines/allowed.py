@@ -41,7 +41,7 @@ ANSWER_TOKEN = re.compile(r"[0-9a-f]{16,64}")
 
 @dataclass(frozen=True)
 class Source:
-    """What load_config() takes: a file's path, or YAML of our own; and settings over it."""
+    """What Config.read() takes: a file's path, or YAML of our own; and settings over it."""
 
     config: str
     sets: tuple[str, ...] = ()

@@ -171,15 +171,14 @@ class ModuleTarget(_native.MappedTarget):
 
     # --- as a rank's target (target.py) ----------------------------------------------------------
 
+    unread = ""
+
     @property
     def native(self) -> Any:
         return self
 
     def written(self) -> None:
         """The engine computes with what was written."""
-
-    def shares(self, sweep: bool) -> Any:
-        return self.sweep() if sweep else self.tracked()
 
     # --- what moves ------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ from weakref import WeakSet
 
 from .. import _native
 from . import allowed, drive
-from .rank_receiver import RankReceiver, Reply, checkpoint_directory, text_of
-from .target import EngineTarget
+from .rank_receiver import RankReceiver, Reply, text_of
+from .target import EngineTarget, checkpoint_directory
 
 LOADER = "driftless.engines.sglang.load"
 # SGLang's name for the memory of its weights.
@@ -146,7 +146,7 @@ def answer_to(receiver: RankReceiver, token: Any) -> None:
     answers = getattr(receiver, "answers", None)
     if answers is None or answers.directory != directory:
         receiver.answers = Answers(directory)  # type: ignore[attr-defined]
-        receiver.on_staged = receiver.answers.write_in_turn  # type: ignore[attr-defined]
+        receiver.on_staged(receiver.answers.write_in_turn)  # type: ignore[attr-defined]
 
 
 def run(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:

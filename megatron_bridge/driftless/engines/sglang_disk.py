@@ -20,7 +20,7 @@ import driftless
 
 from .. import _native, errors, kernels
 from . import drive
-from .rank_receiver import TORN, Reply, load_config, reply, text_of
+from .rank_receiver import TORN, Reply, reply, text_of
 
 
 # Of a server that nobody has told a version.
@@ -47,7 +47,7 @@ class DiskFollower:
         self.url, self.timeout_s = url.rstrip("/"), timeout_s
         self.directory = directory
         self.target = driftless.OwnedTarget(base)
-        self.job = driftless.Job(load_config(config, sets), "rollout", launched=False)
+        self.job = driftless.Job(driftless.Config.read(config, list(sets)), "rollout", launched=False)
         try:
             self.receiver = driftless.Receiver(self.job, self.target)
         except BaseException:

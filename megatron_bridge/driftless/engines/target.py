@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -12,9 +13,11 @@ from .ways import Way
 
 class EngineTarget(Protocol):
     """`native` is what a driftless.Receiver writes into, `ways` how each tensor gets into the engine,
-    and `reads` whether a staging has begun to read the weights, since it was set to False."""
+    `reads` whether a staging has begun to read the weights, since it was set to False, and `unread`
+    why the engine computes with something else than lies in `native` ("": it does not)."""
 
     reads: bool
+    unread: str
 
     @property
     def native(self) -> Any: ...
@@ -33,12 +36,11 @@ class EngineTarget(Protocol):
 
     def note_wake(self) -> None: ...
 
-    def shares(self, sweep: bool) -> Any:
-        """(tensors, unproven), of what the engine computes with: read now, or tracked."""
-
 
 class HeldTarget:
     """Weights that the engine reads where the receiver writes them, and leaves there."""
+
+    unread = ""
 
     def __init__(self, native: Any, ways: Mapping[str, Way] = MappingProxyType({})) -> None:
         self.native, self.ways, self.reads = native, ways, False
@@ -55,5 +57,11 @@ class HeldTarget:
     def note_wake(self) -> None:
         pass
 
-    def shares(self, sweep: bool) -> Any:
-        return self.native.sweep() if sweep else self.native.tracked()
+
+def checkpoint_directory(model: str, revision: str | None = None) -> str:
+    """Where a model's checkpoint is: the directory itself, or what the hub's cache has."""
+    if Path(model).is_dir():
+        return model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, revision=revision, local_files_only=True)

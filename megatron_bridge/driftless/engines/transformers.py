@@ -21,7 +21,7 @@ from typing import Any
 
 import driftless
 
-from .rank_receiver import load_config, no_grad
+from .rank_receiver import no_grad
 
 
 @dataclass
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     given = parser.parse_args(arguments)
-    config = load_config(given.config, given.set)
+    config = driftless.Config.read(given.config, given.set)
     engine = Engine(load_model(given.model))
 
     def say(report: driftless.UpdateReport) -> None:

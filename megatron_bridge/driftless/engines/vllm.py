@@ -29,8 +29,8 @@ from typing import Any
 
 from .. import _native, errors
 from . import allowed, drive
-from .rank_receiver import RankReceiver, Reply, checkpoint_directory, reply, text_of
-from .target import EngineTarget
+from .rank_receiver import RankReceiver, Reply, reply, text_of
+from .target import EngineTarget, checkpoint_directory
 
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
@@ -126,7 +126,7 @@ class WorkerExtension:
                 backend.follower = made
         if self.__dict__.get("_driftless_made") is not made:
             self.__dict__["_driftless_made"] = made
-            maker: Any = made._make_target
+            maker: Any = made.make_target
             maker.runner = self.model_runner  # type: ignore[attr-defined]
             note_sleeps(self, made)
         return made

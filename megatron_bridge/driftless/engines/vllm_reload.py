@@ -28,7 +28,8 @@ class ReloadTarget(HeldTarget):
         native = driftless.OwnedTarget(base)
         self._model, self._vllm_config = model, vllm_config
         assert native.layout is not None  # it has a base
-        way = Way("whole", f"vLLM's own reload: {why}", "")
+        self.unread = f"vLLM's own reload: {why}"  # the engine makes something else of it
+        way = Way("whole", self.unread, "")
         super().__init__(native, {tensor.name: way for tensor in native.layout.tensors})
 
     def written(self) -> None:
@@ -42,10 +43,6 @@ class ReloadTarget(HeldTarget):
                 self._model.load_weights(weights)
             finally:  # also what was half loaded can be loaded again after this
                 reload.finalize_layerwise_reload(self._model, self._vllm_config.model_config)
-
-    def shares(self, sweep: bool) -> Any:
-        """The engine has made something else of what lies there."""
-        return [], [(name, way.reason) for name, way in self.ways.items()]
 
 
 def require_reload(why: str) -> None:

@@ -10,7 +10,7 @@ import driftless
 import toy_run
 from checks_moving import ANCHORS, FollowedEngine, in_worker, rebound, take
 from driftless.engines import ModuleTarget
-from driftless.engines.rank_receiver import RankReceiver, shares_of
+from driftless.engines.rank_receiver import RankReceiver
 from driftless.engines.target import HeldTarget
 from driftless.engines.vllm_reload import ReloadTarget
 from driftless.engines.ways import Way
@@ -188,7 +188,7 @@ def memory_is_not_given_up_while_it_is_read():
     it, rank = in_worker(*ANCHORS)
     with it:
         reading, go_on = threading.Event(), threading.Event()
-        look = rank._target._moves.check
+        look = rank.target._moves.check
 
         def slow(*paused):
             look(*paused)
@@ -196,13 +196,13 @@ def memory_is_not_given_up_while_it_is_read():
                 reading.set()
                 go_on.wait(10)
 
-        rank._target._moves.check = slow
+        rank.target._moves.check = slow
         it.publish()
         assert rank.stage(timeout_s=5)["ok"] and reading.wait(10)
         threading.Timer(0.3, go_on.set).start()
         rank.note_sleep(1)
         assert rank.status()["state"] == "staged", rank.status()
-        rank._target._moves.check = look
+        rank.target._moves.check = look
         assert "sleeps at level 1" in rank.commit()["error"]
         rank.note_wake()
         assert take(rank) == ([], 1) and it.holds(it.weights)
@@ -218,10 +218,16 @@ def memory_is_not_given_up_while_it_is_read():
 def what_an_engine_reloads_from_is_not_the_engine():
     """The receiver writes into host memory, and the engine's own loader packs it."""
     with FollowedEngine(ToyEngine) as it:
+        it.receiver.close()
         ways = {spec.name: Way("whole", "packed", "") for spec in it.target.layout.tensors}
         reloaded = ReloadTarget.__new__(ReloadTarget)  # without vLLM
         HeldTarget.__init__(reloaded, it.target, ways)
-        said = shares_of(reloaded, it.receiver, sweep=True)
+        reloaded.unread, reloaded.written = "packed", lambda: None
+        rank = RankReceiver(0, lambda chunk_bytes: reloaded)
+        road = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {it.run.work}/road\n"
+        assert rank.open(road)["ok"], rank.status()
+        said = rank.shares(sweep=True)
+        rank.close()
         assert said["shares"] == [] and said["absent"] == [], said
         assert ["norm.weight", "packed"] in said["unproven"]
 

@@ -124,7 +124,7 @@ def an_engine_with_such_a_rank_is_not_resumed():
         engines = [fresh(group.weights, rank, 2, ("add",)) for rank in range(2)]
         llm = Llm(group.run, engines)
         driver = vllm.follow(llm)
-        assert len({rank._receiver.id for rank in llm.ranks}) == 2, "ids of their own"
+        assert len({rank.worker.id for rank in llm.ranks}) == 2, "ids of their own"
         group.step_changing("odd.add")
         good = break_loader(engines[1], "add")
         with broken_undo(WholeLoad), raises(drive.EngineError, "left paused") as failed:
