@@ -53,11 +53,9 @@ void complete_pruning(Config& config) {
 // The flag --update-weight-local-checkpoint-dir, or receiver.checkpoint_dir, is for engines too.
 void complete_engines(Config& config) {
   if (config.checkpoint_dir.find('{') != std::string::npos) return;
-  for (EngineConfig& engine : config.engines) {
-    if (engine.endpoint.action == EngineAction::kUpdateFlush) continue;
-    if (engine.endpoint.local_checkpoint_dir.empty()) {
-      engine.endpoint.local_checkpoint_dir = config.checkpoint_dir;
-    }
+  for (EngineEndpoint& engine : config.engines) {
+    if (!engine.action || engine.action == EngineAction::kUpdateFlush) continue;
+    if (engine.local_checkpoint_dir.empty()) engine.local_checkpoint_dir = config.checkpoint_dir;
   }
 }
 
@@ -139,13 +137,25 @@ Status check_receiver(const Config& config) {
 }
 
 Status check_engine(const Config& config, std::size_t item) {
-  const EngineEndpoint& engine = config.engines[item].endpoint;
+  const EngineEndpoint& engine = config.engines[item];
   const std::string name = concat("engines[", item, "]");
-  const std::string action = config.table->find("engines[].action")->text(config, item);
   if (!engine.url.starts_with("http://") && !engine.url.starts_with("https://")) {
     return refuse(name, ".url: expected http://host:port or https://host:port, found '", engine.url,
                   "'");
   }
+  if (engine.kind.has_value() == engine.action.has_value()) {
+    return refuse(
+        name, engine.kind ? " has both kind and action" : " has neither kind nor action",
+        ": an engine has a kind (vllm or sglang), and the agent of its host drives it, or "
+        "an action (pull_weights, update_weights_from_disk or flush), and the trainer "
+        "tells it");
+  }
+  if (engine.kind) {
+    if (engine.local_checkpoint_dir.empty()) return {};
+    return refuse(name, ".local_checkpoint_dir has no use with ", name,
+                  ".kind: an agent patches agent.checkpoint_dir");
+  }
+  const std::string action = config.table->find("engines[].action")->text(config, item);
   const DirectoryLayout wanted = engine.action == EngineAction::kUpdateFlush
                                      ? DirectoryLayout::kFlush
                                      : DirectoryLayout::kHfDelta;
@@ -166,20 +176,16 @@ Status check_engines(const Config& config) {
   for (std::size_t item = 0; item < config.engines.size(); ++item) {
     DRIFTLESS_RETURN_IF_ERROR(check_engine(config, item));
   }
-  if (config.notify.cleanup && config.engines.empty()) {
-    return refuse("notify.cleanup: true waits for engines, and engines is empty");
+  if (config.notify.cleanup && config.told_engines().empty()) {
+    return refuse(
+        "notify.cleanup: true waits for engines that the trainer tells, and engines has "
+        "none with an action");
   }
   return {};
 }
 
 Status check_agent(const Config& config) {
   const AgentOptions& agent = config.agent;
-  for (std::size_t item = 0; item < agent.engines.size(); ++item) {
-    const std::string& url = agent.engines[item].url;
-    if (url.starts_with("http://") || url.starts_with("https://")) continue;
-    return refuse("agent.engines[", item,
-                  "].url: expected http://host:port or https://host:port, found '", url, "'");
-  }
   const bool files = agent.hand_over == HandOver::kCheckpoint;
   if (files != agent.checkpoint_dir.empty()) return {};
   return refuse("agent.checkpoint_dir ",

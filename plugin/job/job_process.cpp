@@ -110,7 +110,7 @@ Status check_parts(const RoadTable& table, const Config& config) {
   if (place == SnapshotPlace::kPinned || place == SnapshotPlace::kDevice) {
     DRIFTLESS_RETURN_IF_ERROR(check_part(table, "cuda", concat("snapshot: ", to_string(place))));
   }
-  return config.engines.empty() ? Status() : check_part(table, "engines", "engines");
+  return config.told_engines().empty() ? Status() : check_part(table, "engines", "engines");
 }
 
 }  // namespace

@@ -90,8 +90,15 @@ def whole_tensors(settings: dict[str, Any]) -> str | None:
     return None
 
 
+def told_engines(settings: dict[str, Any]) -> list[str]:
+    """URLs of the engines that the trainer tells about every version. Those that an agent drives
+    have no action."""
+    actions = [key for key, value in settings.items() if key.endswith("].action") and value]
+    return [settings[key.removesuffix("action") + "url"] for key in actions]
+
+
 def _refuse_receiving(options: Options, settings: dict[str, Any]) -> None:
-    told = any(key.startswith("engines[") for key in settings)
+    told = told_engines(settings)
     for flag, key in options.receiving:
         if key == "receiver.checkpoint_dir" and told:  # engines are told of it
             continue

@@ -28,7 +28,7 @@ from ..torch import PublisherGroup
 from . import base as base_checkpoint
 from . import binding, optimizers, settings, topology
 from .arguments import Options, load_config
-from .checks import check_options, hf_config_of, whole_tensors
+from .checks import check_options, hf_config_of, told_engines, whole_tensors
 from .errors import MapError, SyncError
 from .every_rank import EveryRank
 from .maps import family_of
@@ -184,7 +184,7 @@ class Session:
                 self.report.note(note)
         # An engine is told of a version when it is there, and a failure that ends training must be
         # known in the step.
-        waits = self.options.wait or self.options.strict or bool(self._engine_urls())
+        waits = self.options.wait or self.options.strict or bool(told_engines(self.settings))
         way = self.way
         self.behind = isinstance(way, EveryRank) and not waits
         if isinstance(way, EveryRank):
@@ -324,18 +324,11 @@ class Session:
             return None
 
         def call(directory: str) -> None:
-            pending = hook(self._args, directory, self._engine_urls())
+            pending = hook(self._args, directory, told_engines(self.settings))
             if hasattr(pending, "result"):
                 pending.result()
 
         return call
-
-    def _engine_urls(self) -> list[str]:
-        return [
-            value
-            for key, value in self.settings.items()
-            if key.startswith("engines[") and key.endswith("].url")
-        ]
 
     @property
     def version(self) -> int:
