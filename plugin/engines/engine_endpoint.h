@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/status.h"
+#include "formats/manifest.h"
 
 namespace driftless {
 
@@ -18,6 +19,9 @@ enum class EngineAction : unsigned char {
   kUpdateFromDisk,  // POST /update_weights_from_disk: a receiver has patched the checkpoint already
   kUpdateFlush,     // POST /update_weights_from_disk with the flush files of each version
 };
+
+// The layout of the files that it loads.
+[[nodiscard]] DirectoryLayout layout_read_by(EngineAction action);
 
 // Exactly one of `kind` and `action` is set.
 struct EngineEndpoint {

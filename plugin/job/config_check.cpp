@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which settings can be together.
 #include "core/setting_values.h"
+#include "plugin/interchange/layouts.h"
 #include "plugin/job/config.h"
 
 namespace driftless {
@@ -17,17 +18,9 @@ void complete_layout(Config& config) {
         config.kind().directory != nullptr ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
   }
   if (!config.encoding_auto) return;
-  switch (config.publisher.layout) {
-    case DirectoryLayout::kHfDelta: config.publisher.encoding = Encoding::kXor; return;
-    case DirectoryLayout::kFlush:
-      config.publisher.encoding = config.trl ? Encoding::kDeltas : Encoding::kDeltasZstd;
-      return;
-    case DirectoryLayout::kFrames:
-    case DirectoryLayout::kHdf5:
-      config.publisher.encoding = Encoding::kDeltas;
-      config.publisher.encoding_auto = true;
-      return;
-  }
+  const PublicationFormat& format = publication_format(config.publisher.layout);
+  config.publisher.encoding = config.trl ? Encoding::kDeltas : format.usual;
+  config.publisher.encoding_auto = format.takes_blocks;
 }
 
 // Files and objects pile up; other roads hold a bounded number of versions anyway. Old ones can be
@@ -70,29 +63,22 @@ Status check_polls(const Config& config) {
 
 Status check_road(const Config& config) {
   const std::string_view layout = config.trl ? "trl" : to_string(config.publisher.layout);
-  if (config.kind().directory == nullptr && config.publisher.layout != DirectoryLayout::kFrames) {
+  const PublicationFormat& format = publication_format(config.publisher.layout);
+  if (config.kind().directory == nullptr && format.in_directory) {
     return refuse("road.layout: ", layout, " is one of files, and road.kind is ", config.road,
                   ", which carries frames: leave road.layout out, or set "
                   "road.kind: shared_fs");
   }
   const EncodingInfo& encoding = info(config.publisher.encoding);
-  const bool interchange = config.publisher.layout == DirectoryLayout::kHfDelta;
-  const bool frames = config.publisher.layout == DirectoryLayout::kFrames ||
-                      config.publisher.layout == DirectoryLayout::kHdf5;
-  const bool coded = frames && encoding.encoding == Encoding::kCompact;
-  if (interchange ? !encoding.interchange : !encoding.positional && !coded) {
+  if (!format.carries(encoding.encoding)) {
     return refuse("encoding: ", encoding.name, " cannot be in road.layout: ", layout,
-                  "; that takes ",
-                  interchange ? "xor or overwrite"
-                  : frames    ? "indices, deltas, deltas_zstd or compact"
-                              : "indices, deltas or deltas_zstd");
+                  "; that takes ", format.encodings);
   }
   if (config.trl && config.publisher.encoding == Encoding::kDeltasZstd) {
     return refuse(
         "encoding: deltas_zstd cannot be in road.layout: trl; that takes indices or deltas");
   }
-  if (!config.publisher.assets_dir.empty() && !interchange &&
-      config.publisher.layout != DirectoryLayout::kFlush) {
+  if (!config.publisher.assets_dir.empty() && !format.carries_assets()) {
     return refuse("road.assets_dir: ", config.publisher.assets_dir,
                   " is for road.layout: hf_delta or flush, and this is ", layout);
   }
@@ -107,10 +93,8 @@ Status check_road(const Config& config) {
 
 Status check_snapshot(const Config& config) {
   const DirectoryLayout layout = config.publisher.layout;
-  if (config.gpu.snapshot != SnapshotPlace::kDevice || layout == DirectoryLayout::kFrames ||
-      layout == DirectoryLayout::kHdf5) {
-    return {};
-  }
+  const bool on_device = config.gpu.snapshot == SnapshotPlace::kDevice;
+  if (!on_device || publication_format(layout).takes_blocks) return {};
   return refuse("snapshot: device cannot be with road.layout: ", to_string(layout),
                 ", which is made from tensors in host memory: set snapshot: pinned");
 }
@@ -127,11 +111,11 @@ Status check_receiver(const Config& config) {
                   config.table->find("receiver.target")->text(config, 0),
                   "; set receiver.target: checkpoint");
   }
-  if (config.target == TargetKind::kDevice &&
-      config.publisher.layout == DirectoryLayout::kHfDelta) {
-    return refuse(
-        "receiver.target: device cannot be with road.layout: hf_delta, whose encodings are undone "
-        "in host memory: set receiver.target: memory, or another layout");
+  const DirectoryLayout layout = config.publisher.layout;
+  if (config.target == TargetKind::kDevice && publication_format(layout).delta_shards) {
+    return refuse("receiver.target: device cannot be with road.layout: ", to_string(layout),
+                  ", whose encodings are undone in host memory: set receiver.target: memory, or "
+                  "another layout");
   }
   return {};
 }
@@ -156,9 +140,7 @@ Status check_engine(const Config& config, std::size_t item) {
                   ".kind: an agent patches agent.checkpoint_dir");
   }
   const std::string action = config.table->find("engines[].action")->text(config, item);
-  const DirectoryLayout wanted = engine.action == EngineAction::kUpdateFlush
-                                     ? DirectoryLayout::kFlush
-                                     : DirectoryLayout::kHfDelta;
+  const DirectoryLayout wanted = layout_read_by(*engine.action);
   if (config.kind().directory == nullptr || config.publisher.layout != wanted) {
     return refuse(name, ".action: ", action, " reads road.layout: ", to_string(wanted),
                   " on road.kind: shared_fs, and this is ", to_string(config.publisher.layout),

@@ -3,12 +3,8 @@
 #include <array>
 #include <iterator>
 
-#include "collectives/host_shm/host_shm_road.h"
-#include "collectives/mpi_rma/mpi_rma_options.h"
-#include "collectives/nccl/nccl_options.h"
-#include "collectives/object_store/object_store_options.h"
-#include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/job/config.h"
+#include "plugin/job/road_rows.h"
 
 namespace driftless {
 namespace {
@@ -16,9 +12,12 @@ namespace {
 using namespace setting;
 using Job = Rows<Config>;
 
-// The roads that have settings, in the order of the documentation.
-constexpr std::array kKinds = {&kMpiRmaKind, &kSharedFsKind, &kObjectStoreKind, &kNcclKind,
-                               &kHostShmKind};
+// Settings do not depend on what was built, and nothing is linked for them.
+struct NotAsked {
+  static constexpr bool kHere = false, kMpi = false, kHdf5 = false, kNccl = false, kTcp = false,
+                        kStore = false;
+  static constexpr Availability kMpiAt{}, kHdf5At{}, kNcclAt{}, kTcpAt{}, kStoreAt{};
+};
 
 constexpr Choice<UpdateMode> kModes[] = {{"delta", UpdateMode::kDelta},
                                          {"full", UpdateMode::kFull}};
@@ -351,7 +350,16 @@ std::string ConfigKey::default_value() const {
   return text(defaults, 0);
 }
 
-std::span<const RoadKind* const> road_kinds() { return kKinds; }
+std::span<const RoadKind* const> road_kinds() {
+  static const std::vector<const RoadKind*> kinds = [] {
+    std::vector<const RoadKind*> found;
+    for (const Road& row : RoadRows<NotAsked>::kRows) {
+      if (row.kind != nullptr) found.push_back(row.kind);
+    }
+    return found;
+  }();
+  return kinds;
+}
 
 const ConfigTable& config_table() {
   static const ConfigTable table(road_kinds());

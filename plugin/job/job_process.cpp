@@ -189,6 +189,11 @@ bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role) {
   return road.ok() && (*road)->needs_mpi != nullptr && (*road)->needs_mpi(role);
 }
 
+bool takes_groups(const RoadTable& roads, const Config& config) {
+  const Result<const Road*> road = road_of(roads, config);
+  return road.ok() && (*road)->takes_groups;
+}
+
 Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
                                              JobRole role, bool launched, const LateHandler& late) {
   DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));

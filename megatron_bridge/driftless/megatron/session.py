@@ -133,7 +133,7 @@ class Session:
     def _why_gather(self) -> str | None:
         if self._asked in ("pinned", "device") or self.options.snapshot == "host":
             return "that snapshot was asked for"
-        return whole_tensors(self.settings) or optimizers.unknown(self._optimizer)
+        return whole_tensors(self.config) or optimizers.unknown(self._optimizer)
 
     def _plan(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> StagePlan:
         first = binding.unwrap(self.model[0])
@@ -208,9 +208,8 @@ class Session:
         given = self.options.hf_checkpoint
         if given:
             return Path(given) if base_checkpoint.has_weights(given) else None
-        if self.settings["road.kind"] != "shared_fs":
-            return None
-        return Path(self.settings["road.shared_fs.dir"]) / "base"
+        directory = self.config.directory
+        return None if directory is None else Path(directory) / "base"
 
     def _keep_base(self, directory: Path) -> None:
         """If there is none yet: written by all publishers together."""
@@ -337,7 +336,7 @@ class Session:
 
     @property
     def road(self) -> tuple[Any, Any]:
-        return self.settings["road.kind"], self.settings.get("road.shared_fs.dir")
+        return self.config.road, self.config.directory
 
     def make_way(self) -> None:
         """Ends this session, and not the run: another one goes on with it."""

@@ -10,6 +10,7 @@
 #include "collectives/nccl/nccl_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/setting_values.h"
+#include "plugin/interchange/layouts.h"
 #include "support/temp_dir.h"
 
 namespace driftless {
@@ -377,6 +378,20 @@ TEST(Config, CombinationsThatCannotBeNameBothKeys) {
               "engines[0].url");
   EXPECT_SAYS(refusal(files + "engines: [{ url: http://a, action: flush }]\n"),
               "road.layout: flush");
+}
+
+TEST(Config, ALayoutSaysWhatItCarries) {
+  const PublicationFormat& shards = publication_format(DirectoryLayout::kHfDelta);
+  EXPECT_TRUE(shards.carries(Encoding::kXor) && shards.carries_assets() && shards.in_directory);
+  EXPECT_FALSE(shards.carries(Encoding::kDeltas));
+  const PublicationFormat& flush = publication_format(DirectoryLayout::kFlush);
+  EXPECT_TRUE(flush.carries(Encoding::kDeltas) && flush.carries_assets());
+  EXPECT_FALSE(flush.carries(Encoding::kCompact));
+  const PublicationFormat& frames = publication_format(DirectoryLayout::kFrames);
+  EXPECT_TRUE(frames.carries(Encoding::kCompact));
+  EXPECT_FALSE(frames.in_directory || frames.carries_assets() || frames.carries(Encoding::kXor));
+  // A number that is no layout.
+  EXPECT_EQ(publication_format(static_cast<DirectoryLayout>(200)).layout, DirectoryLayout::kFrames);
 }
 
 TEST(Config, EncodingFollowsTheLayout) {
