@@ -217,29 +217,34 @@ std::unique_ptr<HeldDriver> in_process(py::function call, const Source& source) 
   });
 }
 
+EngineEndpoint endpoint(const std::string& url, const std::string& token) {
+  EngineEndpoint engine{.url = url, .token = token};
+  check(prepare_endpoint(engine));
+  return engine;
+}
+
 std::unique_ptr<HeldDriver> vllm(const std::string& url, const Source& source, double timeout_s,
                                  const std::string& token) {
-  check(check_engine_url(url, token));
+  const EngineEndpoint engine = endpoint(url, token);
   return std::make_unique<HeldDriver>(source, [&](const std::atomic<bool>* stop) {
-    return make_vllm_transport(EngineLink(url, token, milliseconds(ms_of(timeout_s)), stop));
+    return make_vllm_transport(EngineLink(engine, milliseconds(ms_of(timeout_s)), stop));
   });
 }
 
 std::unique_ptr<HeldDriver> sglang(const std::string& url, const Source& source, double timeout_s,
                                    const std::string& token, const std::string& loader,
                                    const std::string& shm_dir) {
-  check(check_engine_url(url, token));
+  const EngineEndpoint engine = endpoint(url, token);
   const milliseconds timeout(ms_of(timeout_s));
   return std::make_unique<HeldDriver>(source, [&](const std::atomic<bool>* stop) {
-    return take(
-        make_sglang_transport(EngineLink(url, token, timeout, stop), loader, timeout, shm_dir));
+    return take(make_sglang_transport(EngineLink(engine, timeout, stop), loader, timeout, shm_dir));
   });
 }
 
 // A call to SGLang's own HTTP. Without a body it is asked, and the answer is JSON text.
 std::string call_sglang(const std::string& url, const std::string& path,
                         const std::optional<std::string>& body, double timeout_s) {
-  const EngineLink link(url, "", milliseconds(ms_of(timeout_s)), nullptr);
+  const EngineLink link({.url = url}, milliseconds(ms_of(timeout_s)), nullptr);
   return take(without_gil([&]() -> Result<std::string> {
     if (body) {
       DRIFTLESS_ASSIGN_OR_RETURN(const Json said, parse_json(*body, path));
@@ -257,7 +262,8 @@ std::string call_sglang(const std::string& url, const std::string& path,
 void pull_weights(const std::string& url, const std::string& checkpoint, const std::string& source,
                   std::uint64_t version, double timeout_s) {
   NotifyOptions options;
-  options.engines.push_back({url, EngineAction::kPullWeights, checkpoint, ""});
+  options.engines.push_back(
+      {.url = url, .action = EngineAction::kPullWeights, .local_checkpoint_dir = checkpoint});
   options.timeout = milliseconds(ms_of(timeout_s));
   options.retries = 0;
   const std::unique_ptr<EngineNotifier> notifier = take(EngineNotifier::create(options));

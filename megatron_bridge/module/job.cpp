@@ -10,6 +10,8 @@
 #include "core/setting_values.h"
 #include "module/bindings.h"
 #include "module/python_store.h"
+#include "plugin/interchange/layouts.h"
+#include "plugin/job/job_process.h"
 #include "plugin/job/joined_road.h"
 
 namespace driftless::python {
@@ -137,6 +139,24 @@ void bind_config(py::module_& module) {
                              [](const Config& config) { return config.publisher.buffer_bytes; })
       .def_property_readonly("chunk_bytes",
                              [](const Config& config) { return config.receiver.chunk_bytes; })
+      .def_property_readonly("road", &Config::road_row,
+                             "The road by its name, with the variant that the settings choose.")
+      .def_property_readonly(
+          "directory",
+          [](const Config& config) -> std::optional<std::string> {
+            if (config.kind().directory == nullptr) return std::nullopt;
+            return config.kind().directory(config.road_options());
+          },
+          "Where others read the files of a version; None: the road has no such directory.")
+      .def_property_readonly(
+          "takes_blocks",
+          [](const Config& config) {
+            return publication_format(config.publisher.layout).takes_blocks;
+          },
+          "Whether versions hold blocks of tensors; else ranks publish whole tensors.")
+      .def_property_readonly(
+          "takes_groups", [](const Config& config) { return takes_groups(road_table(), config); },
+          "Whether trainers that something else than MPI joined can use the road.")
       .def_property_readonly(
           "publish_s", [](const Config& config) { return seconds_of(config.publisher.deadline); })
       .def_property_readonly(

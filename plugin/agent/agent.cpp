@@ -7,7 +7,6 @@
 #include "formats/receiver_needs.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/engines/engine_http.h"
-#include "plugin/job/notified_engines.h"
 #include "plugin/receive/report_proof.h"
 
 namespace driftless {
@@ -45,6 +44,7 @@ Agent::Agent(Config config, JobProcess& process, AgentRunOptions options)
     : config_(std::move(config)),
       process_(process),
       options_(std::move(options)),
+      engines_(config_.driven_engines()),
       id_(receiver_id(config_, process_, process_.rank())),
       contact_(config_.connect_deadline),
       listener_(config_.receiver.fetch_deadline) {}
@@ -61,6 +61,12 @@ Status Agent::open() {
   DRIFTLESS_ASSIGN_OR_RETURN(metrics_,
                              MetricsWriter::open(config_.metrics_file, kRole, process_.rank()));
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
+  if (!files && engines_.empty() && !config_.engines.empty() && config_.agent.workers == 0) {
+    return error(StatusCode::kInvalidArgument,
+                 "engines has none with a kind, so this agent has none to drive: give a kind (vllm "
+                 "or sglang) to those of its host, or set agent.workers to the number of workers "
+                 "that follow it without an engine, or agent.hand_over: checkpoint");
+  }
   if (files) DRIFTLESS_RETURN_IF_ERROR(open_checkpoint());
   DRIFTLESS_ASSIGN_OR_RETURN(
       road_, process_.receiver(Deadline::after(process_.together() ? std::chrono::hours(24)
@@ -93,18 +99,16 @@ Status Agent::open_checkpoint() {
 }
 
 Status Agent::open_engines() {
-  const std::vector<AgentEngine>& engines = config_.agent.engines;
-  if (!engines.empty()) DRIFTLESS_RETURN_IF_ERROR(check_http());
+  if (!engines_.empty()) DRIFTLESS_RETURN_IF_ERROR(check_http());
   std::vector<std::string> urls;
-  for (const AgentEngine& engine : engines) urls.push_back(engine.url);
-  fleet_ = std::make_unique<EngineFleet>(
-      FleetOptions{config_.agent.retries, config_.agent.retry_wait}, std::move(urls));
+  for (const EngineEndpoint& engine : engines_) urls.push_back(engine.url);
+  fleet_ = std::make_unique<EngineFleet>(config_.engine_calls, std::move(urls));
   std::vector<std::unique_ptr<EngineSession>> sessions;
-  for (const AgentEngine& engine : engines) {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_token(engine.token_file));
-    EngineLink link(engine.url, std::move(token), config_.agent.call_timeout, &fleet_->stopping());
+  for (EngineEndpoint& engine : engines_) {
+    DRIFTLESS_RETURN_IF_ERROR(prepare_endpoint(engine));
+    EngineLink link(engine, config_.engine_calls.timeout, &fleet_->stopping());
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineSession> session,
-                               delivery_->session(engine.kind, std::move(link)));
+                               delivery_->session(*engine.kind, std::move(link)));
     sessions.push_back(std::move(session));
   }
   fleet_->start(std::move(sessions));
@@ -189,7 +193,7 @@ std::optional<std::uint64_t> Agent::confirmed() const {
   }
   // Shared memory that nobody has read is no version that somebody holds.
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
-  if (!files && workers.empty() && config_.agent.engines.empty()) return std::nullopt;
+  if (!files && workers.empty() && engines_.empty()) return std::nullopt;
   for (const HostReceiver& worker : workers) {
     if (!worker.version) return std::nullopt;
     least = std::min(least, *worker.version);

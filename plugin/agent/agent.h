@@ -77,6 +77,7 @@ class Agent {
   Config config_;
   JobProcess& process_;
   AgentRunOptions options_;
+  std::vector<EngineEndpoint> engines_;  // that it drives
   std::string id_;
   std::unique_ptr<MetricsWriter> metrics_;  // null: none
   std::string checkpoint_;

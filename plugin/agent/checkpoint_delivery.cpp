@@ -65,9 +65,8 @@ class CheckpointDelivery final : public Delivery {
 
   [[nodiscard]] Status open(const Deadline& deadline) {
     DRIFTLESS_RETURN_IF_ERROR(remove_tree(posix_file_system(), changed_root_));
-    for (const AgentEngine& engine : config_.agent.engines) {
-      parts_wanted_ = parts_wanted_ || engine.kind == EngineKind::kSglang;
-    }
+    parts_wanted_ = std::ranges::find(config_.engines, EngineKind::kSglang,
+                                      &EngineEndpoint::kind) != config_.engines.end();
     ReceiverOptions options = config_.receiver;
     options.id = "agent";
     options.take_over = config_.agent.take_over;

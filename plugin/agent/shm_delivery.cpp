@@ -72,7 +72,7 @@ class ShmDelivery final : public Delivery {
     }
     DRIFTLESS_ASSIGN_OR_RETURN(
         std::unique_ptr<EngineTransport> transport,
-        make_sglang_transport(std::move(link), agent.sglang_loader, agent.call_timeout,
+        make_sglang_transport(std::move(link), agent.sglang_loader, config_.engine_calls.timeout,
                               config_.of_road<HostShmOptions>().dir));
     return make_engine_session(std::move(transport), std::move(options));
   }

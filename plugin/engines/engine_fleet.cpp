@@ -14,8 +14,9 @@ constexpr std::size_t kMaxUpdates = 4096;  // that nobody took
 
 }  // namespace
 
-EngineFleet::EngineFleet(const FleetOptions& options, std::vector<std::string> urls)
-    : options_(options) {
+EngineFleet::EngineFleet(const EngineCalls& calls, std::vector<std::string> urls,
+                         std::chrono::milliseconds look)
+    : calls_(calls), look_(look) {
   for (std::string& url : urls) {
     engines_.push_back(std::make_unique<Engine>());
     engines_.back()->state.url = std::move(url);
@@ -82,13 +83,13 @@ bool EngineFleet::sleep(std::chrono::milliseconds wait, std::uint64_t goal) {
 
 void EngineFleet::run(Engine& engine) {
   std::uint64_t failed_goal = 0;
-  std::chrono::milliseconds pause = options_.retry_wait;
+  std::chrono::milliseconds pause = calls_.retry_wait;
   for (;;) {
     std::uint64_t goal = 0;
     {
       std::unique_lock lock(mutex_);
       const auto news = [&] { return stop_ || goal_ > engine.state.version; };
-      const bool idle = !wait_until(changed_, lock, environment().now() + options_.look, news);
+      const bool idle = !wait_until(changed_, lock, environment().now() + look_, news);
       if (stop_) break;
       goal = idle ? 0 : goal_;
     }
@@ -101,7 +102,7 @@ void EngineFleet::run(Engine& engine) {
       pause = std::min(2 * pause, kLongestWait);
       if (!sleep(pause, goal)) continue;
     } else {
-      pause = options_.retry_wait;
+      pause = calls_.retry_wait;
     }
     EngineUpdate done = update(engine, goal);
     failed_goal = done.status.ok() ? 0 : goal;
@@ -134,8 +135,8 @@ EngineUpdate EngineFleet::update(Engine& engine, std::uint64_t goal) {
   done.url = engine.state.url;
   done.goal = goal;
   done.version = engine.state.version;
-  std::chrono::milliseconds wait = options_.retry_wait;
-  for (unsigned tries = 0; tries <= options_.retries; ++tries) {
+  std::chrono::milliseconds wait = calls_.retry_wait;
+  for (unsigned tries = 0; tries <= calls_.retries; ++tries) {
     if (tries > 0 && !sleep(wait, goal)) break;
     if (tries > 0) wait = std::min(2 * wait, kLongestWait);
     ++done.attempts;

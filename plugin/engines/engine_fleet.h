@@ -23,12 +23,6 @@
 
 namespace driftless {
 
-struct FleetOptions {
-  unsigned retries = 3;                       // of one update, before it counts as failed
-  std::chrono::milliseconds retry_wait{500};  // before the first of them; then twice as long
-  std::chrono::milliseconds look{10'000};     // between two questions to an engine that is idle
-};
-
 // One update that was finished, or given up for now.
 struct EngineUpdate {
   std::string url;
@@ -48,7 +42,10 @@ struct EngineState {
 
 class EngineFleet {
  public:
-  EngineFleet(const FleetOptions& options, std::vector<std::string> urls);
+  // An update counts as failed after calls.retries further tries. `look`: between two questions to
+  // an engine that is idle.
+  EngineFleet(const EngineCalls& calls, std::vector<std::string> urls,
+              std::chrono::milliseconds look = std::chrono::seconds(10));
   EngineFleet(const EngineFleet&) = delete;
   EngineFleet& operator=(const EngineFleet&) = delete;
   ~EngineFleet();  // as stop()
@@ -81,7 +78,8 @@ class EngineFleet {
   // Sleeps; false: stopping, or there is a newer goal.
   [[nodiscard]] bool sleep(std::chrono::milliseconds wait, std::uint64_t goal);
 
-  const FleetOptions options_;
+  const EngineCalls calls_;
+  const std::chrono::milliseconds look_;
   std::atomic<bool> stop_{false};
   bool confirm_ = false;
   mutable std::mutex mutex_;

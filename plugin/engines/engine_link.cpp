@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/secret_file.h"
+
 namespace driftless {
 namespace {
 
@@ -44,10 +46,10 @@ Status judge_status(const std::string& url, const EngineReply& reply, bool objec
 
 }  // namespace
 
-EngineLink::EngineLink(std::string url, std::string token, std::chrono::milliseconds timeout,
+EngineLink::EngineLink(const EngineEndpoint& engine, std::chrono::milliseconds timeout,
                        const std::atomic<bool>* stop, HttpFunction http)
-    : url_(std::move(url)),
-      token_(std::move(token)),
+    : url_(engine.url),
+      token_(engine.token),
       timeout_(timeout),
       stop_(stop),
       http_(std::move(http)) {
@@ -101,8 +103,16 @@ Result<Json> EngineLink::get(std::string_view path, bool must) const {
   return parse_json(reply.body, path);
 }
 
-Status check_engine_url(const std::string& url, const std::string& token) {
-  const std::string name = shown(url);
+std::string_view to_string(EngineKind kind) {
+  return kind == EngineKind::kVllm ? "vllm" : "sglang";
+}
+
+DirectoryLayout layout_read_by(EngineAction action) {
+  return action == EngineAction::kUpdateFlush ? DirectoryLayout::kFlush : DirectoryLayout::kHfDelta;
+}
+
+Status prepare_endpoint(EngineEndpoint& engine) {
+  const std::string &url = engine.url, name = shown(url);
   if (!url.starts_with("http://") && !url.starts_with("https://")) {
     return error(StatusCode::kInvalidArgument, "engine ", name,
                  ": the url must begin with http:// or https://");
@@ -111,7 +121,10 @@ Status check_engine_url(const std::string& url, const std::string& token) {
     return error(StatusCode::kInvalidArgument, "engine ", name,
                  ": the url has spaces, '?', '#' or other characters that no base url has");
   }
-  if (plain_text(token)) return {};
+  if (!engine.token_file.empty()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(engine.token, read_secret_file(engine.token_file));
+  }
+  if (plain_text(engine.token)) return {};
   return error(StatusCode::kInvalidArgument, "engine ", name,
                ": the token has spaces or other characters that no header can hold");
 }

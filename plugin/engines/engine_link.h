@@ -10,6 +10,7 @@
 
 #include "core/status.h"
 #include "formats/strict_json.h"
+#include "plugin/engines/engine_endpoint.h"
 #include "plugin/engines/engine_http.h"
 
 namespace driftless {
@@ -28,8 +29,9 @@ struct EngineReply {
 
 class EngineLink {
  public:
-  // `stop` ends the calls that may be ended; null: none. It outlives the link.
-  EngineLink(std::string url, std::string token, std::chrono::milliseconds timeout,
+  // `engine` is prepared (prepare_endpoint). `stop` ends the calls that may be ended; null: none.
+  // It outlives the link.
+  EngineLink(const EngineEndpoint& engine, std::chrono::milliseconds timeout,
              const std::atomic<bool>* stop, HttpFunction http = http_call);
 
   // `must`: also while everything ends.
@@ -51,8 +53,6 @@ class EngineLink {
   HttpFunction http_;
 };
 
-// kInvalidArgument, naming the url, if it cannot be called, or if the token fits no header.
-[[nodiscard]] Status check_engine_url(const std::string& url, const std::string& token);
 // kUnsupported in place of a refusal with 404 or 405: this engine does not know the path.
 [[nodiscard]] Status known_call(const Status& status);
 // Text under a key, or nothing.

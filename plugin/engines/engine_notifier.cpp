@@ -101,12 +101,14 @@ std::vector<EngineResult> EngineNotifier::notify(const PublishedVersion& version
 
 Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions options,
                                                                const HttpFunction& http) {
-  for (const EngineEndpoint& engine : options.engines) {
-    DRIFTLESS_RETURN_IF_ERROR(check_engine_url(engine.url, engine.token));
-    if (engine.action == EngineAction::kUpdateFlush || !engine.local_checkpoint_dir.empty())
-      continue;
+  for (EngineEndpoint& engine : options.engines) {
+    DRIFTLESS_RETURN_IF_ERROR(prepare_endpoint(engine));
+    const bool flush = engine.action == EngineAction::kUpdateFlush;
+    if (engine.action && (flush || !engine.local_checkpoint_dir.empty())) continue;
     return error(StatusCode::kInvalidArgument, "engine ", shown(engine.url),
-                 ": local_checkpoint_dir is needed, the engine's checkpoint as it sees it");
+                 engine.action
+                     ? ": local_checkpoint_dir is needed, the engine's checkpoint as it sees it"
+                     : ": it has no action, so there is nothing to tell it");
   }
   if (options.timeout.count() <= 0 || options.retry_wait.count() < 0) {
     return error(StatusCode::kInvalidArgument, "engines: timeout ", options.timeout.count(),

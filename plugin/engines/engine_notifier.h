@@ -10,7 +10,6 @@
 // else is posted.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,28 +19,13 @@
 #include "core/deadline.h"
 #include "core/file_system.h"
 #include "core/status.h"
+#include "plugin/engines/engine_endpoint.h"
 #include "plugin/engines/engine_http.h"
 
 namespace driftless {
 
-enum class EngineAction : unsigned char {
-  kPullWeights,     // POST /pull_weights, then POST /update_weights_from_disk
-  kUpdateFromDisk,  // POST /update_weights_from_disk: somebody has patched the checkpoint already
-  kUpdateFlush,     // POST /update_weights_from_disk with the flush files of each version
-};
-
-struct EngineEndpoint {
-  std::string url;  // http://host:port or https://...; the call's path is appended
-  EngineAction action = EngineAction::kPullWeights;
-  std::string local_checkpoint_dir;  // as the engine sees it; not for kUpdateFlush
-  std::string token;                 // empty, or sent as a bearer token
-};
-
-struct NotifyOptions {
-  std::vector<EngineEndpoint> engines;
-  std::chrono::milliseconds timeout{120'000};  // of one call
-  unsigned retries = 3;                        // further tries of one call
-  std::chrono::milliseconds retry_wait{500};   // before the first of them; then twice as long
+struct NotifyOptions : EngineCalls {
+  std::vector<EngineEndpoint> engines;  // with an action
   // While an engine loads generation is paused, and then its cache flushed, which holds what the
   // old weights made. Engines without these calls load as they are.
   bool pause = true;
@@ -84,8 +68,8 @@ class ToldEngine;  // one of them, with its driver
 
 class EngineNotifier {
  public:
-  // kInvalidArgument for an endpoint that cannot be called, kUnsupported without libcurl. `http`:
-  // how calls are made; empty: with libcurl.
+  // Reads the token files. kInvalidArgument for an endpoint that cannot be called, kUnsupported
+  // without libcurl. `http`: how calls are made; empty: with libcurl.
   [[nodiscard]] static Result<std::unique_ptr<EngineNotifier>> create(
       NotifyOptions options, const HttpFunction& http = {});
   ~EngineNotifier();

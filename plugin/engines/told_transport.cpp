@@ -28,7 +28,7 @@ Json name_body(std::string_view label) {
 ToldTransport::ToldTransport(EngineEndpoint engine, const NotifyOptions& options,
                              const HttpFunction& http)
     : OneRankTransport(EngineLink(
-          engine.url, engine.token, options.timeout, nullptr,
+          engine, options.timeout, nullptr,
           [this](const HttpCall& call, milliseconds timeout, const std::atomic<bool>* stop) {
             return this->http(call, timeout, stop);
           })),
@@ -140,7 +140,7 @@ Status ToldTransport::stage() {
     return error(StatusCode::kInvalidArgument, "version ", newest_, " is too large");
   }
   const PublishedVersion& version = versions_->at(newest_);
-  switch (engine_.action) {
+  switch (*engine_.action) {
     case EngineAction::kPullWeights: {
       const Json pull = {{"local_checkpoint_dir", engine_.local_checkpoint_dir},
                          {"source_dir", version.source_dir},

@@ -13,7 +13,7 @@ namespace driftless {
 
 class ToldTransport final : public OneRankTransport {
  public:
-  // `options` outlive it.
+  // `engine` has an action. `options` outlive it.
   ToldTransport(EngineEndpoint engine, const NotifyOptions& options, const HttpFunction& http);
   ToldTransport(const ToldTransport&) = delete;
   ToldTransport& operator=(const ToldTransport&) = delete;

@@ -7,18 +7,47 @@
 namespace driftless {
 namespace {
 
+constexpr std::string_view kOfFrames = "indices, deltas, deltas_zstd or compact";
 constexpr std::array kFormats{
-    PublicationFormat{DirectoryLayout::kFrames},
-    PublicationFormat{DirectoryLayout::kHdf5},
-    PublicationFormat{DirectoryLayout::kHfDelta, false, true, true},
+    PublicationFormat{.layout = DirectoryLayout::kFrames, .encodings = kOfFrames},
+    PublicationFormat{
+        .layout = DirectoryLayout::kHdf5, .in_directory = true, .encodings = kOfFrames},
+    PublicationFormat{.layout = DirectoryLayout::kHfDelta,
+                      .in_directory = true,
+                      .usual = Encoding::kXor,
+                      .encodings = "xor or overwrite",
+                      .takes_blocks = false,
+                      .delta_shards = true,
+                      .anchors_among_versions = true},
     // Flush files have no whole tensors: a full version is a plain checkpoint.
-    PublicationFormat{DirectoryLayout::kFlush, false},
+    PublicationFormat{.layout = DirectoryLayout::kFlush,
+                      .in_directory = true,
+                      .usual = Encoding::kDeltasZstd,
+                      .encodings = "indices, deltas or deltas_zstd",
+                      .takes_blocks = false},
 };
+
+constexpr bool all_listed() {
+  for (const DirectoryLayout layout : {DirectoryLayout::kFrames, DirectoryLayout::kHdf5,
+                                       DirectoryLayout::kHfDelta, DirectoryLayout::kFlush}) {
+    if (std::ranges::count(kFormats, layout, &PublicationFormat::layout) != 1) return false;
+  }
+  return true;
+}
+static_assert(all_listed());
 
 }  // namespace
 
+// A number that is no layout has no row: it is read as frames, which no file follows.
 const PublicationFormat& publication_format(DirectoryLayout layout) {
-  return *std::ranges::find(kFormats, layout, &PublicationFormat::layout);
+  const auto at = std::ranges::find(kFormats, layout, &PublicationFormat::layout);
+  return at == kFormats.end() ? kFormats.front() : *at;
+}
+
+bool PublicationFormat::carries(Encoding encoding) const {
+  const EncodingInfo& about = info(encoding);
+  if (delta_shards) return about.interchange;
+  return about.positional || (takes_blocks && encoding == Encoding::kCompact);
 }
 
 // The readers of slime, miles and SGLang cannot take a tensor in pieces.

@@ -11,6 +11,10 @@ namespace driftless {
 
 struct PublicationFormat {
   DirectoryLayout layout = DirectoryLayout::kFrames;
+  // Files, which a road with a directory carries; else the road carries frames in its own way.
+  bool in_directory = false;
+  Encoding usual = Encoding::kDeltas;  // if nobody chooses another
+  std::string_view encodings;          // that it can carry, for people
   // A part holds blocks of tensors, and its encoding may change from version to version. Else the
   // readers are others: they take whole tensors, in one encoding.
   bool takes_blocks = true;
@@ -22,6 +26,10 @@ struct PublicationFormat {
 
   // Whether a delta or a full version is written as shards, with an index that the leader adds.
   [[nodiscard]] bool sharded(bool full) const { return delta_shards || (full && !takes_blocks); }
+  // Whether a version can be encoded so; whole versions always can.
+  [[nodiscard]] bool carries(Encoding encoding) const;
+  // Whole versions are checkpoints: other files of the model lie beside the weights.
+  [[nodiscard]] bool carries_assets() const { return !takes_blocks; }
   // The layout that the manifest names.
   [[nodiscard]] DirectoryLayout layout_of(bool full) const {
     return sharded(full) ? DirectoryLayout::kHfDelta : layout;

@@ -19,9 +19,7 @@ namespace {
 
 constexpr std::size_t kMaxItems = 4096;
 
-bool is_list(std::string_view name) {
-  return std::ranges::find(config_lists(), name) != config_lists().end();
-}
+bool is_list(std::string_view name) { return name == kConfigList; }
 
 bool is_group(const ConfigTable& table, std::string_view name) {
   return std::ranges::any_of(table.keys(), [&](const ConfigKey& key) {
@@ -32,13 +30,17 @@ bool is_group(const ConfigTable& table, std::string_view name) {
 
 // Keys that are gone, and what a configuration without them does.
 constexpr std::pair<std::string_view, std::string_view> kGone[] = {
+    {"agent.engines", "list them under engines, each with its kind"},
     {"agent.mirror", "remove it: workers that cannot decode compact are sent deltas"},
     {"road.single_writer", "remove it: a store must refuse a name that is taken (If-None-Match)"},
 };
 
 std::string unknown_key(const ConfigTable& table, std::string_view name) {
   for (const auto& [gone, instead] : kGone) {
-    if (name == gone) return concat("is gone; ", instead);
+    if (!name.starts_with(gone)) continue;
+    const std::string_view rest = name.substr(gone.size());
+    const bool whole = rest.empty() || rest.starts_with('.') || rest.starts_with('[');
+    if (whole) return concat("is gone; ", instead);
   }
   if (const ConfigKey* const now = table.find_former(name)) {
     return concat("is now '", now->name, "': ", now->expected);
@@ -122,7 +124,7 @@ class ConfigReader final : public YAML::EventHandler {
     if (frames_.back().expects_key) return fail(mark, frames_.back().place.path, kStrangeKey);
     const Place place = next_place();
     if (!is_group(*config_->table, place.name)) return fail_kind(mark, place, "keys below it");
-    if (frames_.back().list) add_list_item(*config_, frames_.back().place.name);
+    if (frames_.back().list) config_->engines.emplace_back();
     frames_.emplace_back(place, false, mark.line);
   }
 
@@ -263,7 +265,7 @@ Result<Place> override_place(Config& config, std::string_view path) {
   const std::size_t close = path.find(']', open);
   const std::string_view list = path.substr(0, open);
   if (close == std::string_view::npos || !is_list(list)) return place;
-  const std::size_t items = list_items(config, list);
+  const std::size_t items = config.engines.size();
   const auto item =
       parse_count(path.substr(open + 1, close - open - 1), 0, std::min(items, kMaxItems));
   if (!item.ok()) {
@@ -272,7 +274,7 @@ Result<Place> override_place(Config& config, std::string_view path) {
   }
   place.item = *item;
   place.name = concat(list, "[]", path.substr(close + 1));
-  if (config.table->find(place.name) != nullptr && *item == items) add_list_item(config, list);
+  if (config.table->find(place.name) != nullptr && *item == items) config.engines.emplace_back();
   return place;
 }
 
@@ -286,9 +288,7 @@ Status apply_override(std::string_view setting, Config& config) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Place place, override_place(config, path));
   const ConfigKey* key = config.table->find(place.name);
   if (key == nullptr || (key->in_list() && place.name == path)) {
-    const bool bare = std::ranges::any_of(config_lists(), [&](std::string_view list) {
-      return place.name.starts_with(list) && place.name.find("[]") == std::string::npos;
-    });
+    const bool bare = place.name.starts_with(concat(kConfigList, ".")) || is_list(place.name);
     const std::string message = bare ? "is a list: say which item, as in engines[0].url"
                                      : unknown_key(*config.table, place.name);
     return error(StatusCode::kInvalidArgument, "--set ", shown(path), ": ", message);
@@ -326,14 +326,12 @@ std::vector<std::pair<std::string, std::string>> effective_settings(const Config
   for (const ConfigKey& key : config.table->keys()) {
     if (!key.in_list()) settings.emplace_back(key.name, key.text(config, 0));
   }
-  for (const std::string_view list : config_lists()) {
-    for (std::size_t item = 0; item < list_items(config, list); ++item) {
-      for (const ConfigKey& key : config.table->keys()) {
-        if (!key.in_list() || key.list() != list) continue;
-        std::string name(key.name);
-        name.insert(name.find("[]") + 1, std::to_string(item));
-        settings.emplace_back(std::move(name), key.text(config, item));
-      }
+  for (std::size_t item = 0; item < config.engines.size(); ++item) {
+    for (const ConfigKey& key : config.table->keys()) {
+      if (!key.in_list()) continue;
+      std::string name(key.name);
+      name.insert(name.find("[]") + 1, std::to_string(item));
+      settings.emplace_back(std::move(name), key.text(config, item));
     }
   }
   return settings;

@@ -23,32 +23,15 @@ enum class HandOver : unsigned char {
   kCheckpoint,  // into a checkpoint directory, which engines read again
 };
 
-enum class EngineKind : unsigned char { kVllm, kSglang };
-
-struct AgentEngine {
-  std::string url;
-  EngineKind kind = EngineKind::kVllm;
-  std::string token_file;  // empty, or it holds a bearer token
-};
-
 struct AgentOptions {
   HandOver hand_over = HandOver::kHostShm;
   std::string checkpoint_dir;  // of kCheckpoint; "{rank}" stands for the agent's number
-  std::vector<AgentEngine> engines;
-  unsigned workers = 0;  // receivers on host_shm that must be there at the end
+  unsigned workers = 0;        // receivers on host_shm that must be there at the end
   std::uint64_t read_bytes = std::uint64_t{1} << 30;
   std::chrono::milliseconds stage_timeout{60'000};  // of an engine's workers, for one version
-  std::chrono::milliseconds call_timeout{120'000};  // of one call
-  unsigned retries = 3;                             // of one update
-  std::chrono::milliseconds retry_wait{500};        // before the first of them; then twice as long
   // The loader inside SGLang, as --custom-weight-loader names it.
   std::string sglang_loader = "driftless.engines.sglang.load";
   Hash128 take_over = {};  // the run that may take engines over from another; zero: none
-};
-
-struct EngineConfig {
-  EngineEndpoint endpoint;  // without its token
-  std::string token_file;   // holds it
 };
 
 class ConfigTable;
@@ -75,9 +58,10 @@ struct Config {
   std::chrono::milliseconds connect_deadline{120'000};  // until the other side is there
   std::string receiver_id;                              // empty: by the process' place in the job
   TargetKind target = TargetKind::kMemory;
-  std::string checkpoint_dir;  // "{rank}" in it stands for the rollout's number
-  std::vector<EngineConfig> engines;
-  NotifyOptions notify;  // without its engines
+  std::string checkpoint_dir;           // "{rank}" in it stands for the rollout's number
+  std::vector<EngineEndpoint> engines;  // without their tokens
+  EngineCalls engine_calls;
+  NotifyOptions notify;  // without its engines and calls
   AgentOptions agent;
   DeviceOptions gpu;         // of the publisher; snapshot kHost: none
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
@@ -107,6 +91,9 @@ struct Config {
   [[nodiscard]] bool frames_on_device() const {
     return kind().on_device != nullptr && kind().on_device(road_options());
   }
+  // The engines that an agent drives, and those that the trainer tells.
+  [[nodiscard]] std::vector<EngineEndpoint> driven_engines() const;
+  [[nodiscard]] std::vector<EngineEndpoint> told_engines() const;
   // Whether any setting asks for anchors.
   [[nodiscard]] bool anchors() const {
     return publisher.first_anchor || publisher.anchor_every > 0 || publisher.anchor_by_size;
@@ -125,8 +112,6 @@ class ConfigKey {
   // As it could stand in the file: the job's, that of the chosen road, or that of the first road.
   [[nodiscard]] std::string text(const Config& config, std::size_t item) const;
   [[nodiscard]] bool in_list() const { return name.find("[]") != std::string_view::npos; }
-  // "engines" of "engines[].url".
-  [[nodiscard]] std::string_view list() const { return name.substr(0, name.find("[]")); }
   [[nodiscard]] std::string default_value() const;
 
  private:
@@ -161,10 +146,8 @@ class ConfigTable {
   std::vector<ConfigKey> keys_;
 };
 
-// The lists, how many items one has, and one more of them.
-[[nodiscard]] std::span<const std::string_view> config_lists();
-[[nodiscard]] std::size_t list_items(const Config& config, std::string_view list);
-void add_list_item(Config& config, std::string_view list);
+// The only list: Config::engines.
+inline constexpr std::string_view kConfigList = "engines";
 
 inline constexpr std::uint64_t kMaxConfigBytes = 256 << 10;
 

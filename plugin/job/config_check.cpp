@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which settings can be together.
 #include "core/setting_values.h"
+#include "plugin/interchange/layouts.h"
 #include "plugin/job/config.h"
 
 namespace driftless {
@@ -17,17 +18,9 @@ void complete_layout(Config& config) {
         config.kind().directory != nullptr ? DirectoryLayout::kFlush : DirectoryLayout::kFrames;
   }
   if (!config.encoding_auto) return;
-  switch (config.publisher.layout) {
-    case DirectoryLayout::kHfDelta: config.publisher.encoding = Encoding::kXor; return;
-    case DirectoryLayout::kFlush:
-      config.publisher.encoding = config.trl ? Encoding::kDeltas : Encoding::kDeltasZstd;
-      return;
-    case DirectoryLayout::kFrames:
-    case DirectoryLayout::kHdf5:
-      config.publisher.encoding = Encoding::kDeltas;
-      config.publisher.encoding_auto = true;
-      return;
-  }
+  const PublicationFormat& format = publication_format(config.publisher.layout);
+  config.publisher.encoding = config.trl ? Encoding::kDeltas : format.usual;
+  config.publisher.encoding_auto = format.takes_blocks;
 }
 
 // Files and objects pile up; other roads hold a bounded number of versions anyway. Old ones can be
@@ -53,11 +46,9 @@ void complete_pruning(Config& config) {
 // The flag --update-weight-local-checkpoint-dir, or receiver.checkpoint_dir, is for engines too.
 void complete_engines(Config& config) {
   if (config.checkpoint_dir.find('{') != std::string::npos) return;
-  for (EngineConfig& engine : config.engines) {
-    if (engine.endpoint.action == EngineAction::kUpdateFlush) continue;
-    if (engine.endpoint.local_checkpoint_dir.empty()) {
-      engine.endpoint.local_checkpoint_dir = config.checkpoint_dir;
-    }
+  for (EngineEndpoint& engine : config.engines) {
+    if (!engine.action || engine.action == EngineAction::kUpdateFlush) continue;
+    if (engine.local_checkpoint_dir.empty()) engine.local_checkpoint_dir = config.checkpoint_dir;
   }
 }
 
@@ -72,29 +63,22 @@ Status check_polls(const Config& config) {
 
 Status check_road(const Config& config) {
   const std::string_view layout = config.trl ? "trl" : to_string(config.publisher.layout);
-  if (config.kind().directory == nullptr && config.publisher.layout != DirectoryLayout::kFrames) {
+  const PublicationFormat& format = publication_format(config.publisher.layout);
+  if (config.kind().directory == nullptr && format.in_directory) {
     return refuse("road.layout: ", layout, " is one of files, and road.kind is ", config.road,
                   ", which carries frames: leave road.layout out, or set "
                   "road.kind: shared_fs");
   }
   const EncodingInfo& encoding = info(config.publisher.encoding);
-  const bool interchange = config.publisher.layout == DirectoryLayout::kHfDelta;
-  const bool frames = config.publisher.layout == DirectoryLayout::kFrames ||
-                      config.publisher.layout == DirectoryLayout::kHdf5;
-  const bool coded = frames && encoding.encoding == Encoding::kCompact;
-  if (interchange ? !encoding.interchange : !encoding.positional && !coded) {
+  if (!format.carries(encoding.encoding)) {
     return refuse("encoding: ", encoding.name, " cannot be in road.layout: ", layout,
-                  "; that takes ",
-                  interchange ? "xor or overwrite"
-                  : frames    ? "indices, deltas, deltas_zstd or compact"
-                              : "indices, deltas or deltas_zstd");
+                  "; that takes ", format.encodings);
   }
   if (config.trl && config.publisher.encoding == Encoding::kDeltasZstd) {
     return refuse(
         "encoding: deltas_zstd cannot be in road.layout: trl; that takes indices or deltas");
   }
-  if (!config.publisher.assets_dir.empty() && !interchange &&
-      config.publisher.layout != DirectoryLayout::kFlush) {
+  if (!config.publisher.assets_dir.empty() && !format.carries_assets()) {
     return refuse("road.assets_dir: ", config.publisher.assets_dir,
                   " is for road.layout: hf_delta or flush, and this is ", layout);
   }
@@ -109,10 +93,8 @@ Status check_road(const Config& config) {
 
 Status check_snapshot(const Config& config) {
   const DirectoryLayout layout = config.publisher.layout;
-  if (config.gpu.snapshot != SnapshotPlace::kDevice || layout == DirectoryLayout::kFrames ||
-      layout == DirectoryLayout::kHdf5) {
-    return {};
-  }
+  const bool on_device = config.gpu.snapshot == SnapshotPlace::kDevice;
+  if (!on_device || publication_format(layout).takes_blocks) return {};
   return refuse("snapshot: device cannot be with road.layout: ", to_string(layout),
                 ", which is made from tensors in host memory: set snapshot: pinned");
 }
@@ -129,26 +111,36 @@ Status check_receiver(const Config& config) {
                   config.table->find("receiver.target")->text(config, 0),
                   "; set receiver.target: checkpoint");
   }
-  if (config.target == TargetKind::kDevice &&
-      config.publisher.layout == DirectoryLayout::kHfDelta) {
-    return refuse(
-        "receiver.target: device cannot be with road.layout: hf_delta, whose encodings are undone "
-        "in host memory: set receiver.target: memory, or another layout");
+  const DirectoryLayout layout = config.publisher.layout;
+  if (config.target == TargetKind::kDevice && publication_format(layout).delta_shards) {
+    return refuse("receiver.target: device cannot be with road.layout: ", to_string(layout),
+                  ", whose encodings are undone in host memory: set receiver.target: memory, or "
+                  "another layout");
   }
   return {};
 }
 
 Status check_engine(const Config& config, std::size_t item) {
-  const EngineEndpoint& engine = config.engines[item].endpoint;
+  const EngineEndpoint& engine = config.engines[item];
   const std::string name = concat("engines[", item, "]");
-  const std::string action = config.table->find("engines[].action")->text(config, item);
   if (!engine.url.starts_with("http://") && !engine.url.starts_with("https://")) {
     return refuse(name, ".url: expected http://host:port or https://host:port, found '", engine.url,
                   "'");
   }
-  const DirectoryLayout wanted = engine.action == EngineAction::kUpdateFlush
-                                     ? DirectoryLayout::kFlush
-                                     : DirectoryLayout::kHfDelta;
+  if (engine.kind.has_value() == engine.action.has_value()) {
+    return refuse(
+        name, engine.kind ? " has both kind and action" : " has neither kind nor action",
+        ": an engine has a kind (vllm or sglang), and the agent of its host drives it, or "
+        "an action (pull_weights, update_weights_from_disk or flush), and the trainer "
+        "tells it");
+  }
+  if (engine.kind) {
+    if (engine.local_checkpoint_dir.empty()) return {};
+    return refuse(name, ".local_checkpoint_dir has no use with ", name,
+                  ".kind: an agent patches agent.checkpoint_dir");
+  }
+  const std::string action = config.table->find("engines[].action")->text(config, item);
+  const DirectoryLayout wanted = layout_read_by(*engine.action);
   if (config.kind().directory == nullptr || config.publisher.layout != wanted) {
     return refuse(name, ".action: ", action, " reads road.layout: ", to_string(wanted),
                   " on road.kind: shared_fs, and this is ", to_string(config.publisher.layout),
@@ -166,20 +158,16 @@ Status check_engines(const Config& config) {
   for (std::size_t item = 0; item < config.engines.size(); ++item) {
     DRIFTLESS_RETURN_IF_ERROR(check_engine(config, item));
   }
-  if (config.notify.cleanup && config.engines.empty()) {
-    return refuse("notify.cleanup: true waits for engines, and engines is empty");
+  if (config.notify.cleanup && config.told_engines().empty()) {
+    return refuse(
+        "notify.cleanup: true waits for engines that the trainer tells, and engines has "
+        "none with an action");
   }
   return {};
 }
 
 Status check_agent(const Config& config) {
   const AgentOptions& agent = config.agent;
-  for (std::size_t item = 0; item < agent.engines.size(); ++item) {
-    const std::string& url = agent.engines[item].url;
-    if (url.starts_with("http://") || url.starts_with("https://")) continue;
-    return refuse("agent.engines[", item,
-                  "].url: expected http://host:port or https://host:port, found '", url, "'");
-  }
   const bool files = agent.hand_over == HandOver::kCheckpoint;
   if (files != agent.checkpoint_dir.empty()) return {};
   return refuse("agent.checkpoint_dir ",

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of keys.
 #include <array>
+#include <iterator>
 
-#include "collectives/host_shm/host_shm_road.h"
-#include "collectives/mpi_rma/mpi_rma_options.h"
-#include "collectives/nccl/nccl_options.h"
-#include "collectives/object_store/object_store_options.h"
-#include "collectives/shared_fs/shared_fs_road.h"
 #include "plugin/job/config.h"
+#include "plugin/job/road_rows.h"
 
 namespace driftless {
 namespace {
@@ -15,9 +12,12 @@ namespace {
 using namespace setting;
 using Job = Rows<Config>;
 
-// The roads that have settings, in the order of the documentation.
-constexpr std::array kKinds = {&kMpiRmaKind, &kSharedFsKind, &kObjectStoreKind, &kNcclKind,
-                               &kHostShmKind};
+// Settings do not depend on what was built, and nothing is linked for them.
+struct NotAsked {
+  static constexpr bool kHere = false, kMpi = false, kHdf5 = false, kNccl = false, kTcp = false,
+                        kStore = false;
+  static constexpr Availability kMpiAt{}, kHdf5At{}, kNcclAt{}, kTcpAt{}, kStoreAt{};
+};
 
 constexpr Choice<UpdateMode> kModes[] = {{"delta", UpdateMode::kDelta},
                                          {"full", UpdateMode::kFull}};
@@ -73,6 +73,18 @@ struct ProofName {
   }
 };
 
+// Empty: not chosen.
+template <typename Kind>
+struct Maybe {
+  using Value = std::optional<typename Kind::Value>;
+  static Result<Value> parse(std::string_view value) {
+    if (value.empty()) return Value();
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto parsed, Kind::parse(value));
+    return Value(parsed);
+  }
+  static std::string text(const Value& value) { return value ? Kind::text(*value) : ""; }
+};
+
 struct ReceiverId {
   static Result<std::string> parse(std::string_view value) {
     if (value == kAuto) return std::string();
@@ -88,7 +100,6 @@ struct ReceiverId {
 };
 
 constexpr std::string_view kTrl = "trl";
-constexpr std::array<std::string_view, 2> kLists = {"engines", "agent.engines"};
 
 Status set_layout(Config& config, std::size_t, std::string_view value) {
   config.layout_auto = value == kAuto;
@@ -109,8 +120,6 @@ std::string layout_text(const Config& config, std::size_t) {
 #define DRIFTLESS_FIELD(field) [](auto& config, std::size_t) -> auto& { return config.field; }
 #define DRIFTLESS_ENGINE(field) \
   [](auto& config, std::size_t item) -> auto& { return config.engines[item].field; }
-#define DRIFTLESS_AGENT_ENGINE(field) \
-  [](auto& config, std::size_t item) -> auto& { return config.agent.engines[item].field; }
 
 constexpr std::array kKeys = {
     Job::key<OneOf<kModes>, DRIFTLESS_FIELD(publisher.mode)>(
@@ -216,23 +225,27 @@ constexpr std::array kKeys = {
         "back in the pause. A number: staged, but so many versions after the last time. always: in "
         "every pause, after the writing")
         .once("receiver.prove.every"),
-    Job::key<Text, DRIFTLESS_ENGINE(endpoint.url)>("engines[].url", "http://host:port",
-                                                   "An engine to tell about every version"),
-    Job::key<OneOf<kActions>, DRIFTLESS_ENGINE(endpoint.action)>(
+    Job::key<Text, DRIFTLESS_ENGINE(url)>(
+        "engines[].url", "http://host:port",
+        "An engine. It has a kind, and an agent drives it, or an action, and the trainer tells it"),
+    Job::key<Maybe<OneOf<kEngineKinds>>, DRIFTLESS_ENGINE(kind)>(
+        "engines[].kind", "vllm or sglang", "What it is, if the agent of its host drives it"),
+    Job::key<Maybe<OneOf<kActions>>, DRIFTLESS_ENGINE(action)>(
         "engines[].action", "pull_weights, update_weights_from_disk or flush",
-        "What it is asked to do"),
-    Job::key<Text, DRIFTLESS_ENGINE(endpoint.local_checkpoint_dir)>(
+        "What the trainer asks it to do about every version"),
+    Job::key<Text, DRIFTLESS_ENGINE(local_checkpoint_dir)>(
         "engines[].local_checkpoint_dir", kPath,
-        "The checkpoint on its host that it patches; empty: receiver.checkpoint_dir"),
+        "With an action: the checkpoint on its host that it patches; empty: "
+        "receiver.checkpoint_dir"),
     Job::key<Text, DRIFTLESS_ENGINE(token_file)>("engines[].token_file", kPath,
                                                  "File with its bearer token"),
-    Job::key<Duration, DRIFTLESS_FIELD(notify.timeout), DRIFTLESS_FIELD(agent.call_timeout)>(
-        "engine_calls.timeout", "For one call to an engine")
+    Job::key<Duration, DRIFTLESS_FIELD(engine_calls.timeout)>("engine_calls.timeout",
+                                                              "For one call to an engine")
         .once("notify.timeout agent.call_timeout"),
-    Job::key<Count<0, 10>, DRIFTLESS_FIELD(notify.retries), DRIFTLESS_FIELD(agent.retries)>(
+    Job::key<Count<0, 10>, DRIFTLESS_FIELD(engine_calls.retries)>(
         "engine_calls.retries", "Further tries: of a trainer's call, of an agent's update")
         .once("notify.retries agent.retries"),
-    Job::key<Duration, DRIFTLESS_FIELD(notify.retry_wait), DRIFTLESS_FIELD(agent.retry_wait)>(
+    Job::key<Duration, DRIFTLESS_FIELD(engine_calls.retry_wait)>(
         "engine_calls.retry_wait", "Before the first of them; then twice as long each time")
         .once("notify.retry_wait agent.retry_wait"),
     Job::key<Switch, DRIFTLESS_FIELD(notify.pause)>(
@@ -248,12 +261,6 @@ constexpr std::array kKeys = {
     Job::key<Text, DRIFTLESS_FIELD(agent.checkpoint_dir)>(
         "agent.checkpoint_dir", kPath,
         "Hand-over checkpoint: the directory to patch; {rank} stands for the agent's number"),
-    Job::key<Text, DRIFTLESS_AGENT_ENGINE(url)>("agent.engines[].url", "http://host:port",
-                                                "An engine of the host, which the agent drives"),
-    Job::key<OneOf<kEngineKinds>, DRIFTLESS_AGENT_ENGINE(kind)>("agent.engines[].kind",
-                                                                "vllm or sglang", "What it is"),
-    Job::key<Text, DRIFTLESS_AGENT_ENGINE(token_file)>("agent.engines[].token_file", kPath,
-                                                       "File with its bearer token"),
     Job::key<Count<>, DRIFTLESS_FIELD(agent.workers)>(
         "agent.workers",
         "Workers on host_shm that must have the last version at the end. Once so many have "
@@ -277,7 +284,6 @@ constexpr std::array kKeys = {
 
 #undef DRIFTLESS_FIELD
 #undef DRIFTLESS_ENGINE
-#undef DRIFTLESS_AGENT_ENGINE
 
 }  // namespace
 
@@ -297,6 +303,20 @@ const RoadOptions& Config::road_options() const {
   const auto at = std::ranges::find(table->kinds(), road, &RoadKind::name);
   return at == table->kinds().end() ? kNone
                                     : roads[static_cast<std::size_t>(at - table->kinds().begin())];
+}
+
+std::vector<EngineEndpoint> Config::driven_engines() const {
+  std::vector<EngineEndpoint> driven;
+  std::ranges::copy_if(engines, std::back_inserter(driven),
+                       [](const EngineEndpoint& engine) { return engine.kind.has_value(); });
+  return driven;
+}
+
+std::vector<EngineEndpoint> Config::told_engines() const {
+  std::vector<EngineEndpoint> told;
+  std::ranges::copy_if(engines, std::back_inserter(told),
+                       [](const EngineEndpoint& engine) { return engine.action.has_value(); });
+  return told;
 }
 
 std::string Config::road_row() const {
@@ -325,11 +345,20 @@ std::string ConfigKey::text(const Config& config, std::size_t item) const {
 std::string ConfigKey::default_value() const {
   if (!default_text.empty()) return std::string(default_text);
   Config defaults(*table_);
-  if (in_list()) add_list_item(defaults, list());
+  if (in_list()) defaults.engines.emplace_back();
   return text(defaults, 0);
 }
 
-std::span<const RoadKind* const> road_kinds() { return kKinds; }
+std::span<const RoadKind* const> road_kinds() {
+  static const std::vector<const RoadKind*> kinds = [] {
+    std::vector<const RoadKind*> found;
+    for (const Road& row : RoadRows<NotAsked>::kRows) {
+      if (row.kind != nullptr) found.push_back(row.kind);
+    }
+    return found;
+  }();
+  return kinds;
+}
 
 const ConfigTable& config_table() {
   static const ConfigTable table(road_kinds());
@@ -393,20 +422,6 @@ std::string_view ConfigTable::nearest(std::string_view name) const {
     nearest = key.name;
   }
   return nearest;
-}
-
-std::span<const std::string_view> config_lists() { return kLists; }
-
-std::size_t list_items(const Config& config, std::string_view list) {
-  return list == kLists[0] ? config.engines.size() : config.agent.engines.size();
-}
-
-void add_list_item(Config& config, std::string_view list) {
-  if (list == kLists[0]) {
-    config.engines.emplace_back();
-  } else {
-    config.agent.engines.emplace_back();
-  }
 }
 
 }  // namespace driftless

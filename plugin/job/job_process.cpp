@@ -108,7 +108,7 @@ Status check_parts(const RoadTable& table, const Config& config) {
   if (place == SnapshotPlace::kPinned || place == SnapshotPlace::kDevice) {
     DRIFTLESS_RETURN_IF_ERROR(check_part(table, "cuda", concat("snapshot: ", to_string(place))));
   }
-  return config.engines.empty() ? Status() : check_part(table, "engines", "engines");
+  return config.told_engines().empty() ? Status() : check_part(table, "engines", "engines");
 }
 
 }  // namespace
@@ -185,6 +185,11 @@ Status check_available(const RoadTable& roads, const Config& config, bool launch
 bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role) {
   const Result<const Road*> road = road_of(roads, config);
   return road.ok() && (*road)->needs_mpi != nullptr && (*road)->needs_mpi(role);
+}
+
+bool takes_groups(const RoadTable& roads, const Config& config) {
+  const Result<const Road*> road = road_of(roads, config);
+  return road.ok() && (*road)->takes_groups;
 }
 
 Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,

@@ -85,6 +85,8 @@ class JobProcess {
 [[nodiscard]] Status check_available(const RoadTable& roads, const Config& config, bool launched);
 // Whether a process of this role has to be an MPI process, because of its road.
 [[nodiscard]] bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role);
+// Whether trainers that something else than MPI joined can use the configuration's road.
+[[nodiscard]] bool takes_groups(const RoadTable& roads, const Config& config);
 // Whether an MPI launcher started this process, by what launchers leave in the environment. For
 // programs, and for libraries whose caller left it open; components are told.
 [[nodiscard]] bool launched_by_mpi();

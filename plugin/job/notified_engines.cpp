@@ -4,25 +4,16 @@
 #include <filesystem>
 #include <system_error>
 
-#include "core/secret_file.h"
 #include "core/setting_values.h"
 #include "formats/version_dir.h"
 
 namespace driftless {
 
-Result<std::string> read_token(const std::string& path) {
-  return path.empty() ? Result<std::string>(std::string()) : read_secret_file(path);
-}
-
 Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& config) {
-  if (config.engines.empty()) return std::unique_ptr<NotifiedEngines>();
   NotifyOptions options = config.notify;
-  options.engines.clear();
-  for (const EngineConfig& engine : config.engines) {
-    EngineEndpoint endpoint = engine.endpoint;
-    DRIFTLESS_ASSIGN_OR_RETURN(endpoint.token, read_token(engine.token_file));
-    options.engines.push_back(std::move(endpoint));
-  }
+  static_cast<EngineCalls&>(options) = config.engine_calls;
+  options.engines = config.told_engines();
+  if (options.engines.empty()) return std::unique_ptr<NotifiedEngines>();
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineNotifier> notifier,
                              EngineNotifier::create(std::move(options)));
   // The engines have another working directory.
@@ -36,24 +27,25 @@ Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& con
 NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
                                  std::unique_ptr<EngineNotifier> notifier)
     : dir_(std::move(dir)), longest_(longest(config)), notifier_(std::move(notifier)) {
-  for (const EngineConfig& engine : config.engines) {
-    tallies_.emplace_back().url = engine.endpoint.url;
-    if (engine.endpoint.action == EngineAction::kUpdateFromDisk) {
-      checkpoints_.insert(engine.endpoint.local_checkpoint_dir);
+  for (const EngineEndpoint& engine : config.told_engines()) {
+    tallies_.emplace_back().url = engine.url;
+    if (engine.action == EngineAction::kUpdateFromDisk) {
+      checkpoints_.insert(engine.local_checkpoint_dir);
     }
   }
 }
 
 std::chrono::milliseconds NotifiedEngines::longest(const Config& config) {
   using std::chrono::milliseconds;
-  if (config.engines.empty()) return milliseconds(0);
+  if (config.told_engines().empty()) return milliseconds(0);
+  const EngineCalls& each = config.engine_calls;
   // Its label, five times, and pull and load; or pause, flush the cache and go on, too. Each is
   // tried retries + 1 times; the waits double. Retries are at most 10.
   const double calls = config.notify.pause ? 10 : 7;
-  const double tries = config.notify.retries + 1.0;
-  const double waits = static_cast<double>(1U << config.notify.retries) - 1;
-  const double ms = calls * (static_cast<double>(config.notify.timeout.count()) * tries +
-                             static_cast<double>(config.notify.retry_wait.count()) * waits);
+  const double tries = each.retries + 1.0;
+  const double waits = static_cast<double>(1U << each.retries) - 1;
+  const double ms = calls * (static_cast<double>(each.timeout.count()) * tries +
+                             static_cast<double>(each.retry_wait.count()) * waits);
   return std::min(kMaxDuration, milliseconds(static_cast<std::int64_t>(ms)));
 }
 

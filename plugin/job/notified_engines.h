@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engines that the leading trainer tells about every version (`engines` of the configuration),
-// and the account of what they took. One thread.
+// The engines that the leading trainer tells about every version (`engines` with an action), and
+// the account of what they took. One thread.
 #pragma once
 
 #include <set>
@@ -8,9 +8,6 @@
 #include "plugin/job/config.h"
 
 namespace driftless {
-
-// The bearer token in a file, without the end of its line; empty if there is no file.
-[[nodiscard]] Result<std::string> read_token(const std::string& path);
 
 // What one engine was told. A version that it failed to take counts to the end of the run.
 struct EngineTally {
@@ -22,7 +19,7 @@ struct EngineTally {
 
 class NotifiedEngines {
  public:
-  // Null if no engines are configured. Reads the token files.
+  // Null if there are none. Reads the token files.
   [[nodiscard]] static Result<std::unique_ptr<NotifiedEngines>> open(const Config& config);
   // An upper bound of the time that notify() takes; 0 without engines.
   [[nodiscard]] static std::chrono::milliseconds longest(const Config& config);
@@ -51,7 +48,7 @@ class NotifiedEngines {
   std::string dir_;
   std::chrono::milliseconds longest_;
   std::unique_ptr<EngineNotifier> notifier_;
-  std::vector<EngineTally> tallies_;  // as config.engines
+  std::vector<EngineTally> tallies_;  // as config.told_engines()
   std::set<std::uint64_t> told_;      // versions that may lie there still
   std::uint64_t newest_ = 0;
   std::set<std::string> checkpoints_;

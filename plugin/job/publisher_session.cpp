@@ -155,7 +155,7 @@ std::map<std::string, Status> PublisherSession::patched(std::uint64_t version,
 std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t version,
                                                              std::size_t rollouts) {
   Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(200));
-  const Deadline deadline = Deadline::after(config_.notify.timeout);
+  const Deadline deadline = Deadline::after(config_.engine_calls.timeout);
   const auto ok = [](const auto& each) { return each.second.ok(); };
   std::map<std::string, Status> found = patched(version, rollouts);
   while (!std::ranges::all_of(found, ok) && backoff.sleep(deadline)) {
@@ -166,7 +166,7 @@ std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t versi
     status = error(StatusCode::kIncomplete, "is not told to load its checkpoint ", directory,
                    ": no report says that version ", version,
                    " was patched into it, with the trainer's digest, within engine_calls.timeout (",
-                   config_.notify.timeout.count(), " ms): ", status.message(),
+                   config_.engine_calls.timeout.count(), " ms): ", status.message(),
                    "; start the receiver that patches it, or use action: pull_weights");
   }
   return found;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Roads by name: the table of what this build has.
 //
-// roads.cpp holds the only table. A road is a folder in collectives/ and a row there; one that was
+// road_rows.h has the only list. A road is a folder in collectives/ and a row there; one that was
 // not built stays listed, with the reason. A row may also say that the road is in a library which
-// is loaded when a job asks for it (on_demand/loaded_library.h). If the road has settings, its kind
-// is in road_kinds() (config.h), too.
+// is loaded when a job asks for it (on_demand/loaded_library.h).
 #pragma once
 
 #include "plugin/job/config.h"
@@ -28,7 +27,7 @@ struct Availability {
 struct Road {
   std::string_view name;  // road.kind; after a slash, a variant that another key chooses
   std::string_view help;
-  Availability at;
+  Availability at = {};                // linked
   const RoadOpener* opener = nullptr;  // null: in a library, or not built
   // Whether a process of this role has to be an MPI process; null: none.
   bool (*needs_mpi)(JobRole role) = nullptr;
@@ -36,6 +35,7 @@ struct Road {
   bool takes_groups = false;           // of trainers that something else than MPI joined
   // For a road of frames in device memory.
   Result<std::vector<Hash128>> (*hash)(std::span<const std::span<const std::byte>>) = nullptr;
+  const RoadKind* kind = nullptr;  // its settings; null: it has none, or is a variant
 };
 
 // The configuration's road, opened for one process. Collective, if the processes meet by MPI.

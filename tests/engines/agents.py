@@ -21,9 +21,8 @@ class Agent(Process):
         lines += ["receiver: { id: " + name + " }", "engine_calls: { retry_wait: 100ms }", "agent:"]
         if checkpoint:
             lines += ["  hand_over: checkpoint", f"  checkpoint_dir: {checkpoint}"]
-        lines += [f"  {each}" for each in (*settings, "engines:")]
-        for kind, url in engines:
-            lines += [f"    - {{ url: '{url}', kind: {kind} }}"]
+        lines += [f"  {each}" for each in settings] + ["engines:"]
+        lines += [f"  - {{ url: '{url}', kind: {kind} }}" for kind, url in engines]
         self.metrics = directory / f"{name}.metrics"
         lines += [f"metrics: {{ file: {self.metrics} }}"]
         config = directory / f"{name}.yaml"

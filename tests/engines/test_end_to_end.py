@@ -36,8 +36,8 @@ threads: 1
 deadlines: {{ connect: 120s, publish: 60s }}
 agent:
   workers: {workers}
-  engines:
-    - {{ url: "{url}", kind: vllm }}
+engines:
+  - {{ url: "{url}", kind: vllm }}
 """
 
 

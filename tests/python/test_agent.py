@@ -349,8 +349,7 @@ def checkpoint_host(work, name, *engines, **settings):
     host.set(**{"agent.checkpoint_dir": work / "local", "engine_calls.retry_wait": "20ms", **settings})
     for number, (kind, engine) in enumerate(engines):
         url = engine if isinstance(engine, str) else engine.url
-        host.set(**{f"agent.engines[{number}].url": url})
-        host.set(**{f"agent.engines[{number}].kind": kind})
+        host.set(**{f"engines[{number}].url": url, f"engines[{number}].kind": kind})
     return host
 
 
@@ -381,8 +380,8 @@ def test_a_trainer_tells_an_engine_to_load_what_the_agent_patches(work, name):
     own, told = Engine(work / "run/step_000000"), Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", own))
     host.set(**{"road.layout": "hf_delta", "encoding": "xor"})
-    host.set(**{"engines[0].url": told.url, "engines[0].action": "update_weights_from_disk"})
-    host.set(**{"engines[0].local_checkpoint_dir": work / "local", "engine_calls.timeout": "20s"})
+    host.set(**{"engines[1].url": told.url, "engines[1].action": "update_weights_from_disk"})
+    host.set(**{"engines[1].local_checkpoint_dir": work / "local", "engine_calls.timeout": "20s"})
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run"))
     assert trainer.returncode == 0, trainer.stderr

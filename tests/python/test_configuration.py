@@ -127,7 +127,7 @@ def test_numbers_are_numbers_in_json(work):
     path.write_text(
         "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n"
         "receiver: { id: '42' }\n"
-        "engines: [{ url: 'http://h:1', local_checkpoint_dir: /m }]\n"
+        "engines: [{ url: 'http://h:1', action: pull_weights, local_checkpoint_dir: /m }]\n"
     )
     settings = ok_json("config", "check", path)["settings"]
     assert settings["road.shared_fs.part_files"] == 64 and settings["keep_versions"] == 16

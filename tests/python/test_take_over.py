@@ -273,10 +273,10 @@ def agent_of():
         engines = [{"url": engine.url, "kind": kind}]
         files = {"dir": f"{run.place}/road"}
         road = {"kind": "shared_fs", "shared_fs": files, "host_shm": {"name": names[-1]}}
-        agent = {"engines": engines, "stage_timeout": "5s"}
+        agent = {"stage_timeout": "5s"}
         calls = {"retries": 4, "retry_wait": "100ms"}
         deadlines = {"connect": "20s", "fetch": "5s"}
-        config.write_text(json.dumps({"road": road, "agent": agent, "engine_calls": calls, "deadlines": deadlines}))
+        config.write_text(json.dumps({"road": road, "agent": agent, "engines": engines, "engine_calls": calls, "deadlines": deadlines}))
         line = [COMMAND, "agent", "--config", config, "--json", *(["--once"] if once else [])]
         started = jobs.start([*map(str, line), *(word for each in sets for word in ("--set", each))])
         return jobs.finish(started, 60) if once else started

@@ -27,7 +27,7 @@ class AgentEnginesTest : public ::testing::Test {
   }
   [[nodiscard]] EngineLink link(const std::string& url,
                                 std::chrono::milliseconds timeout = std::chrono::seconds(10)) {
-    return {url, "", timeout, &stop_};
+    return {{.url = url}, timeout, &stop_};
   }
   // An agent of this run knows the digests of its versions.
   [[nodiscard]] static EngineSessionOptions options_of(const std::string& run,

@@ -46,7 +46,7 @@ inline PublishedVersion delta_version(std::uint64_t version) {
 
 inline EngineEndpoint engine_at(const std::string& url,
                                 EngineAction action = EngineAction::kUpdateFromDisk) {
-  return {url, action, "/local/model", ""};
+  return {.url = url, .action = action, .local_checkpoint_dir = "/local/model"};
 }
 
 class EngineNotifierTest : public ::testing::Test {

@@ -3,7 +3,6 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "core/secret_file.h"
 #include "plugin/engines/engine_places.h"
 #include "tools/cli/commands.h"
 
@@ -21,13 +20,10 @@ Result<bool> is_sglang(const VerifyEngineArguments& options, const EngineLink& l
 }
 
 Result<std::unique_ptr<EngineTransport>> connect(const VerifyEngineArguments& options) {
-  std::string token;
-  if (!options.token_file.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(token, read_secret_file(options.token_file));
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_engine_url(options.url, token));
+  EngineEndpoint engine{.url = options.url, .token_file = options.token_file};
+  DRIFTLESS_RETURN_IF_ERROR(prepare_endpoint(engine));
   const std::chrono::milliseconds timeout(static_cast<long>(options.timeout_seconds * 1000));
-  EngineLink link(options.url, token, timeout, nullptr);
+  EngineLink link(engine, timeout, nullptr);
   DRIFTLESS_ASSIGN_OR_RETURN(const bool sglang, is_sglang(options, link));
   if (!sglang) return make_vllm_transport(std::move(link));
   return make_sglang_transport(std::move(link), options.loader, timeout, options.shm_dir);

@@ -18,7 +18,13 @@ from typing import Any
 from .errors import MapError
 
 MODES = ("full", "delta")
-TRANSPORTS = ("nccl", "mpi_rma", "disk")
+# The settings that a transport stands for. On mpi_rma rollouts that start without weights find
+# version 0 whole.
+TRANSPORTS: dict[str, dict[str, str]] = {
+    "nccl": {"road.kind": "nccl"},
+    "mpi_rma": {"road.kind": "mpi_rma", "anchors.first": "true"},
+    "disk": {"road.kind": "shared_fs"},
+}
 ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
@@ -56,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     )
     add(
         "--update-weight-transport",
-        choices=TRANSPORTS,
+        choices=tuple(TRANSPORTS),
         help="nccl: broadcast; mpi_rma: rollouts of the same mpirun pull from memory; disk: files.",
     )
     add(
@@ -260,12 +266,9 @@ def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
     hook = options.pre_read
     if hook is None:
         return None
-    settings = config.settings()
-    if settings["road.kind"] != "shared_fs":
-        raise MapError(
-            f"--custom-delta-pre-read-path is for transport disk, not {settings['road.kind']}"
-        )
-    directory = settings["road.shared_fs.dir"]
+    directory = config.directory
+    if directory is None:
+        raise MapError(f"--custom-delta-pre-read-path is for transport disk, not {config.road}")
     return lambda version: hook(directory, version)
 
 
@@ -321,7 +324,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     local = flag("update_weight_local_checkpoint_dir")
     settings = {
         "mode": mode,
-        "road.kind": "shared_fs" if transport == "disk" else transport,
+        **TRANSPORTS.get(transport, {}),
         "road.shared_fs.dir": flag("update_weight_disk_dir"),
         "road.layout": layout,
         "encoding": encoding or flag("update_weight_encoding"),
@@ -335,9 +338,8 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "notify.cleanup": "false" if flag("update_weight_disk_keep_files") else None,
         "road.assets_dir": flag("update_weight_hf_checkpoint") if layout else None,
     }
-    # Rollouts that start without weights find version 0 whole.
-    if config_file is None and transport == "mpi_rma":
-        settings["anchors.first"] = "true"
+    if config_file is not None:
+        settings.pop("anchors.first", None)  # the file's
     return [f"{key}={value}" for key, value in settings.items() if value is not None]
 
 

@@ -21,8 +21,6 @@ from .errors import MapError
 from .map_command import read_config
 from .maps import family_of
 
-# Roads whose trainers may agree by torch.distributed, without MPI.
-_WITHOUT_MPI = ("shared_fs", "object_store")
 # What makes an optimizer write parameters elsewhere, or in another way: attributes of Megatron's
 # arguments and of the configurations that it makes of them.
 OPTIMIZER_WRITES_ELSEWHERE = (
@@ -62,10 +60,10 @@ def check_options(options: Options) -> None:
     settings = config.settings()
     _refuse_receiving(options, settings)
     config.check_available()
-    _check_launcher(settings)
-    if settings["snapshot"] == "none" and whole_tensors(settings):
-        raise MapError(f"no snapshot was asked for: {whole_tensors(settings)}")
-    _check_directories(options, settings)
+    _check_launcher(config)
+    if settings["snapshot"] == "none" and whole_tensors(config):
+        raise MapError(f"no snapshot was asked for: {whole_tensors(config)}")
+    _check_directories(options, config)
 
 
 def hf_config_of(options: Options, hf_config: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -82,16 +80,23 @@ def hf_config_of(options: Options, hf_config: dict[str, Any] | None) -> dict[str
     return hf_config
 
 
-def whole_tensors(settings: dict[str, Any]) -> str | None:
+def whole_tensors(config: driftless.Config) -> str | None:
     """Why source ranks have to gather, because of the files; None: they have not."""
-    layout = settings["road.layout"]
-    if settings["road.kind"] == "shared_fs" and layout in ("flush", "hf_delta"):
-        return f"files of road.layout {layout} have whole tensors; frames and hdf5 need not"
-    return None
+    if config.takes_blocks:
+        return None
+    layout = config.settings()["road.layout"]
+    return f"files of road.layout {layout} have whole tensors; frames and hdf5 need not"
+
+
+def told_engines(settings: dict[str, Any]) -> list[str]:
+    """URLs of the engines that the trainer tells about every version. Those that an agent drives
+    have no action."""
+    actions = [key for key, value in settings.items() if key.endswith("].action") and value]
+    return [settings[key.removesuffix("action") + "url"] for key in actions]
 
 
 def _refuse_receiving(options: Options, settings: dict[str, Any]) -> None:
-    told = any(key.startswith("engines[") for key in settings)
+    told = told_engines(settings)
     for flag, key in options.receiving:
         if key == "receiver.checkpoint_dir" and told:  # engines are told of it
             continue
@@ -101,24 +106,21 @@ def _refuse_receiving(options: Options, settings: dict[str, Any]) -> None:
         )
 
 
-def _check_launcher(settings: dict[str, Any]) -> None:
-    road, layout = settings["road.kind"], settings["road.layout"]
-    joins_itself = road not in _WITHOUT_MPI or (road == "shared_fs" and layout == "hdf5")
-    if joins_itself and not driftless.launched_by_mpi():
-        what = "road.layout hdf5" if road == "shared_fs" else f"road.kind {road}"
+def _check_launcher(config: driftless.Config) -> None:
+    if not config.takes_groups and not driftless.launched_by_mpi():
         raise MapError(
-            f"{what} joins its trainers by MPI, and no MPI launcher started this process: start it "
+            f"the road {config.road} joins its trainers by MPI, and no MPI launcher started this process: start it "
             "by mpirun, or use --update-weight-transport disk"
         )
 
 
-def _check_directories(options: Options, settings: dict[str, Any]) -> None:
+def _check_directories(options: Options, config: driftless.Config) -> None:
     given = options.hf_checkpoint
     if given and not Path(given).is_dir():
         raise MapError(f"--update-weight-hf-checkpoint {given}: there is no such directory")
-    if settings["road.kind"] != "shared_fs" or int(os.environ.get("RANK") or 0) != 0:
+    if config.directory is None or int(os.environ.get("RANK") or 0) != 0:
         return  # of the others perhaps not all publish
-    road = Path(settings["road.shared_fs.dir"])
+    road = Path(config.directory)
     if not road.exists() and not road.parent.is_dir():
         raise MapError(
             f"road.shared_fs.dir (--update-weight-disk-dir) {road}: {road.parent} is not there: mistyped, or "

@@ -28,7 +28,7 @@ from ..torch import PublisherGroup
 from . import base as base_checkpoint
 from . import binding, optimizers, settings, topology
 from .arguments import Options, load_config
-from .checks import check_options, hf_config_of, whole_tensors
+from .checks import check_options, hf_config_of, told_engines, whole_tensors
 from .errors import MapError, SyncError
 from .every_rank import EveryRank
 from .maps import family_of
@@ -133,7 +133,7 @@ class Session:
     def _why_gather(self) -> str | None:
         if self._asked in ("pinned", "device") or self.options.snapshot == "host":
             return "that snapshot was asked for"
-        return whole_tensors(self.settings) or optimizers.unknown(self._optimizer)
+        return whole_tensors(self.config) or optimizers.unknown(self._optimizer)
 
     def _plan(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> StagePlan:
         first = binding.unwrap(self.model[0])
@@ -184,7 +184,7 @@ class Session:
                 self.report.note(note)
         # An engine is told of a version when it is there, and a failure that ends training must be
         # known in the step.
-        waits = self.options.wait or self.options.strict or bool(self._engine_urls())
+        waits = self.options.wait or self.options.strict or bool(told_engines(self.settings))
         way = self.way
         self.behind = isinstance(way, EveryRank) and not waits
         if isinstance(way, EveryRank):
@@ -208,9 +208,8 @@ class Session:
         given = self.options.hf_checkpoint
         if given:
             return Path(given) if base_checkpoint.has_weights(given) else None
-        if self.settings["road.kind"] != "shared_fs":
-            return None
-        return Path(self.settings["road.shared_fs.dir"]) / "base"
+        directory = self.config.directory
+        return None if directory is None else Path(directory) / "base"
 
     def _keep_base(self, directory: Path) -> None:
         """If there is none yet: written by all publishers together."""
@@ -324,18 +323,11 @@ class Session:
             return None
 
         def call(directory: str) -> None:
-            pending = hook(self._args, directory, self._engine_urls())
+            pending = hook(self._args, directory, told_engines(self.settings))
             if hasattr(pending, "result"):
                 pending.result()
 
         return call
-
-    def _engine_urls(self) -> list[str]:
-        return [
-            value
-            for key, value in self.settings.items()
-            if key.startswith("engines[") and key.endswith("].url")
-        ]
 
     @property
     def version(self) -> int:
@@ -344,7 +336,7 @@ class Session:
 
     @property
     def road(self) -> tuple[Any, Any]:
-        return self.settings["road.kind"], self.settings.get("road.shared_fs.dir")
+        return self.config.road, self.config.directory
 
     def make_way(self) -> None:
         """Ends this session, and not the run: another one goes on with it."""

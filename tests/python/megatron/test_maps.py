@@ -382,7 +382,7 @@ def test_a_flag_that_acts_on_rollouts_is_refused_by_a_trainer_with_the_key_to_se
 def test_engines_that_are_told_make_the_local_checkpoint_a_trainers_flag(work):
     (work / "c.yaml").write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: hf_delta }}\n"
-        "engines: [{ url: 'http://127.0.0.1:1' }]\n"
+        "engines: [{ url: 'http://127.0.0.1:1', action: pull_weights }]\n"
     )
     megatron.check_arguments(
         parsed("--update-weight-config", f"{work}/c.yaml",

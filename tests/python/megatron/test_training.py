@@ -101,7 +101,7 @@ def told_by_megatron(work, engine, *more):
     config = work / "engines.yaml"
     config.write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: hf_delta }}\nthreads: 1\n"
-        f"engines:\n  - {{ url: 'http://127.0.0.1:{engine.server_port}' }}\n"
+        f"engines:\n  - {{ url: 'http://127.0.0.1:{engine.server_port}', action: pull_weights }}\n"
         "notify: { cleanup: true }\nengine_calls: { retries: 0 }\n"
     )
     flags = ["--update-weight-config", str(config), "--update-weight-mode", "delta",

@@ -439,7 +439,7 @@ TEST(EngineFleetTest, OneThatHangsOrFailsHoldsUpNobody) {
 // One that is started anew between two versions, or after the last, serves its base.
 TEST_F(AgentEnginesTest, AnIdleEngineThatWasStartedAnewIsUpdatedAgain) {
   VllmStandIn engine(2);
-  EngineFleet fleet({.retries = 0, .retry_wait = 1ms, .look = 20ms}, {engine.url()});
+  EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {engine.url()}, 20ms);
   std::vector<std::unique_ptr<EngineSession>> sessions;
   sessions.push_back(vllm(engine));
   fleet.start(std::move(sessions));

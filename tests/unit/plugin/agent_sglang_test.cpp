@@ -158,7 +158,7 @@ TEST_F(ReceiverTest, AnAgentOffersNoCheckpointThatOthersWroteInto) {
     SglangFiles engine;
     engine.model_path = checkpoint;
     const std::atomic<bool> stop{false};
-    auto session = (*delivery)->session(EngineKind::kSglang, {engine.url(), "", 10s, &stop});
+    auto session = (*delivery)->session(EngineKind::kSglang, {{.url = engine.url()}, 10s, &stop});
     ASSERT_TRUE(session.ok());
     CommitTimes times;
     ASSERT_TRUE((*session)->update(1, times).ok());

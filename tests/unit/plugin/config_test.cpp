@@ -10,6 +10,7 @@
 #include "collectives/nccl/nccl_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/setting_values.h"
+#include "plugin/interchange/layouts.h"
 #include "support/temp_dir.h"
 
 namespace driftless {
@@ -117,12 +118,11 @@ metrics: { file: "metrics_{role}_{rank}.jsonl" }
   EXPECT_EQ(config->checkpoint_dir, "/local/ckpt_{rank}");
   EXPECT_EQ(config->receiver.fold_bytes, std::uint64_t{2} << 30);
   ASSERT_EQ(config->engines.size(), 2U);
-  EXPECT_EQ(config->engines[0].endpoint.url, "http://a:30000");
-  EXPECT_EQ(config->engines[1].endpoint.action, EngineAction::kUpdateFromDisk);
+  EXPECT_EQ(config->engines[0].url, "http://a:30000");
+  EXPECT_EQ(config->engines[1].action, EngineAction::kUpdateFromDisk);
   EXPECT_EQ(config->engines[1].token_file, "/t");
-  EXPECT_EQ(config->notify.retries, 4U);
-  EXPECT_EQ(config->agent.retries, 4U);
-  EXPECT_EQ(config->agent.call_timeout, std::chrono::seconds(5));
+  EXPECT_EQ(config->engine_calls.retries, 4U);
+  EXPECT_EQ(config->engine_calls.timeout, std::chrono::seconds(5));
   EXPECT_TRUE(config->notify.cleanup);
   EXPECT_EQ(config->metrics_file, "metrics_{role}_{rank}.jsonl");
 }
@@ -142,7 +142,7 @@ TEST(Config, ProofsAreStagedUnlessTheyAreAskedForInThePause) {
 TEST(Config, WhatATableRowPrintsItReads) {
   for (const ConfigKey& key : config_table().keys()) {
     Config config;
-    for (const std::string_view list : config_lists()) add_list_item(config, list);
+    config.engines.emplace_back();
     const std::string value = key.default_value();
     if (key.name == "engines[].url") continue;
     EXPECT_TRUE(key.apply(config, 0, value).ok()) << key.name << ": " << value;
@@ -154,25 +154,51 @@ TEST(Config, WhatATableRowPrintsItReads) {
   }
 }
 
-TEST(Config, TheAgentHasAListOfItsOwn) {
+// One file for the trainer and the agents: each takes the items that are for it.
+TEST(Config, OneListNamesTheEnginesOfAgentsAndOfTheTrainer) {
   const auto config = parse(
-      "road: { host_shm: { name: a.b-c_1, size: 1MiB, versions: 3 } }\n"
-      "agent:\n  hand_over: checkpoint\n  checkpoint_dir: /m\n  engines:\n"
-      "    - { url: http://a:1, kind: sglang }\n    - { url: http://b:2 }\n",
-      {"agent.engines[1].token_file=/t", "agent.engines[2].url=http://c"});
+      "road: { kind: shared_fs, layout: hf_delta, shared_fs: { dir: /d },\n"
+      "        host_shm: { name: a.b-c_1, size: 1MiB, versions: 3 } }\n"
+      "agent:\n  hand_over: checkpoint\n  checkpoint_dir: /m\n"
+      "engines:\n  - { url: http://a:1, kind: sglang }\n  - { url: http://b:2, kind: vllm }\n"
+      "  - { url: http://t:3, action: pull_weights, local_checkpoint_dir: /l }\n",
+      {"engines[1].token_file=/t", "engines[3].url=http://c", "engines[3].kind=vllm"});
   ASSERT_TRUE(config.ok()) << config.status().to_string();
-  ASSERT_EQ(config->agent.engines.size(), 3U);
-  EXPECT_TRUE(config->engines.empty());
-  EXPECT_EQ(config->agent.engines[0].kind, EngineKind::kSglang);
-  EXPECT_EQ(config->agent.engines[1].token_file, "/t");
+  const std::vector<EngineEndpoint> driven = config->driven_engines();
+  ASSERT_EQ(driven.size(), 3U);
+  EXPECT_EQ(driven[0].kind, EngineKind::kSglang);
+  EXPECT_EQ(driven[1].token_file, "/t");
+  EXPECT_EQ(driven[2].url, "http://c");
+  ASSERT_EQ(config->told_engines().size(), 1U);
+  EXPECT_EQ(config->told_engines()[0].url, "http://t:3");
   EXPECT_EQ(config->of_road<HostShmOptions>().name, "a.b-c_1");
   EXPECT_EQ(config->of_road<HostShmOptions>().versions, 3U);
-  EXPECT_SAYS(refusal("agent: { engines: 5 }\n"), "expected a list");
-  EXPECT_SAYS(refusal("agent: { engines: [{ url: nowhere }] }\n"), "agent.engines[0].url");
+  EXPECT_SAYS(refusal("engines: 5\n"), "expected a list");
+  EXPECT_SAYS(refusal("engines: [{ url: nowhere, kind: vllm }]\n"), "engines[0].url");
   EXPECT_SAYS(refusal("agent: { hand_over: checkpoint }\n"), "agent.checkpoint_dir is missing");
   EXPECT_SAYS(refusal("agent: { checkpoint_dir: /m }\n"), "has no use");
   EXPECT_SAYS(refusal("road: { host_shm: { name: ../up } }\n"), "road.host_shm.name");
-  EXPECT_SAYS(refusal("mode: delta\n", {"agent.engines.url=x"}), "say which item");
+  EXPECT_SAYS(refusal("mode: delta\n", {"engines.url=x"}), "say which item");
+  EXPECT_SAYS(refusal("mode: delta\n", {"engines=x"}), "say which item");
+}
+
+TEST(Config, AnEngineHasAKindOrAnAction) {
+  EXPECT_SAYS(refusal("engines: [{ url: http://a }]\n"), "engines[0] has neither kind nor action");
+  EXPECT_SAYS(refusal("engines: [{ url: http://a, kind: vllm, action: flush }]\n"),
+              "engines[0] has both kind and action");
+  EXPECT_SAYS(refusal("engines: [{ url: http://a, kind: tgi }]\n"), "vllm or sglang");
+  EXPECT_SAYS(refusal("engines: [{ url: http://a, kind: vllm, local_checkpoint_dir: /m }]\n"),
+              "engines[0].local_checkpoint_dir has no use");
+  EXPECT_SAYS(refusal("engines: [{ url: http://a, kind: vllm }]\nnotify: { cleanup: true }\n"),
+              "none with an action");
+}
+
+TEST(Config, TheAgentsFormerListIsRefusedWithTheNewName) {
+  const std::string now = "list them under engines, each with its kind";
+  EXPECT_SAYS(refusal("agent: { engines: [{ url: http://a, kind: vllm }] }\n"), now);
+  EXPECT_SAYS(refusal("agent: { engines: }\n"), now);
+  EXPECT_SAYS(refusal("mode: delta\n", {"agent.engines[0].url=http://a"}), now);
+  EXPECT_SAYS(refusal("mode: delta\n", {"agent.engines.url=x"}), now);
 }
 
 TEST(Config, NamesOfKeysAreUnique) {
@@ -182,9 +208,9 @@ TEST(Config, NamesOfKeysAreUnique) {
 }
 
 TEST(Config, EffectiveSettingsAreReadAgainToTheSame) {
-  const auto config =
-      parse("road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n",
-            {"engines[0].url=http://a", "engines[0].local_checkpoint_dir=/m", "threads=2"});
+  const auto config = parse("road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n",
+                            {"engines[0].url=http://a", "engines[0].action=pull_weights",
+                             "engines[0].local_checkpoint_dir=/m", "threads=2"});
   ASSERT_TRUE(config.ok()) << config.status().to_string();
   const auto settings = effective_settings(*config);
   std::vector<std::string> overrides;
@@ -342,13 +368,30 @@ TEST(Config, CombinationsThatCannotBeNameBothKeys) {
               "anchors.first");
   EXPECT_SAYS(refusal("road: { poll_first: 2s, poll_longest: 1s }\n"), "road.poll_longest");
   EXPECT_SAYS(refusal("notify: { cleanup: true }\n"), "engines");
-  EXPECT_SAYS(refusal("engines: [{ url: http://a, local_checkpoint_dir: /m }]\n"), "hf_delta");
+  EXPECT_SAYS(
+      refusal("engines: [{ url: http://a, action: pull_weights, local_checkpoint_dir: /m }]\n"),
+      "hf_delta");
   const std::string files = "road: { kind: shared_fs, shared_fs: { dir: /d }, layout: hf_delta }\n";
-  EXPECT_SAYS(refusal(files + "engines: [{ url: http://a }]\n"), "local_checkpoint_dir");
+  EXPECT_SAYS(refusal(files + "engines: [{ url: http://a, action: pull_weights }]\n"),
+              "local_checkpoint_dir");
   EXPECT_SAYS(refusal(files + "engines: [{ url: a, local_checkpoint_dir: /m }]\n"),
               "engines[0].url");
   EXPECT_SAYS(refusal(files + "engines: [{ url: http://a, action: flush }]\n"),
               "road.layout: flush");
+}
+
+TEST(Config, ALayoutSaysWhatItCarries) {
+  const PublicationFormat& shards = publication_format(DirectoryLayout::kHfDelta);
+  EXPECT_TRUE(shards.carries(Encoding::kXor) && shards.carries_assets() && shards.in_directory);
+  EXPECT_FALSE(shards.carries(Encoding::kDeltas));
+  const PublicationFormat& flush = publication_format(DirectoryLayout::kFlush);
+  EXPECT_TRUE(flush.carries(Encoding::kDeltas) && flush.carries_assets());
+  EXPECT_FALSE(flush.carries(Encoding::kCompact));
+  const PublicationFormat& frames = publication_format(DirectoryLayout::kFrames);
+  EXPECT_TRUE(frames.carries(Encoding::kCompact));
+  EXPECT_FALSE(frames.in_directory || frames.carries_assets() || frames.carries(Encoding::kXor));
+  // A number that is no layout.
+  EXPECT_EQ(publication_format(static_cast<DirectoryLayout>(200)).layout, DirectoryLayout::kFrames);
 }
 
 TEST(Config, EncodingFollowsTheLayout) {

@@ -20,7 +20,7 @@ class FlushEngine {
  public:
   FlushEngine() : server_([this](const HttpRequest& request) { return answer(request); }) {}
   [[nodiscard]] EngineEndpoint endpoint() const {
-    return {server_.url(), EngineAction::kUpdateFlush, "", ""};
+    return {.url = server_.url(), .action = EngineAction::kUpdateFlush};
   }
 
   std::string label = "default";

@@ -283,7 +283,8 @@ TEST_F(PausedNotifierTest, TheTimeThatARunGivesIsEnoughForCallsThatAllTakeLong) 
   options_.retries = 0;
   Config config;
   config.notify = options_;
-  config.engines.resize(1);
+  config.engine_calls = options_;
+  config.engines.push_back(engine_at("http://e"));
   engine_.takes = milliseconds(230);
   open(EngineAction::kPullWeights);
   const EngineResult done = tell(delta_version(1), NotifiedEngines::longest(config));

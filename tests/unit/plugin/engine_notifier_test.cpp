@@ -336,9 +336,11 @@ TEST_F(EngineNotifierTest, EndpointsThatCannotBeCalledAreRefused) {
   two_lines.token = "a\r\nX: y";
   EngineEndpoint nowhere = engine_at("http://h");
   nowhere.local_checkpoint_dir.clear();
+  EngineEndpoint driven = engine_at("http://h");
+  driven.action.reset();
   for (const EngineEndpoint& engine :
        {engine_at("file:///etc/passwd"), engine_at("host:1"), engine_at("http://h/ x"),
-        engine_at("http://h/?a"), engine_at(""), two_lines, nowhere}) {
+        engine_at("http://h/?a"), engine_at(""), two_lines, nowhere, driven}) {
     options_.engines = {engine};
     EXPECT_EQ(EngineNotifier::create(options_).status().code(), StatusCode::kInvalidArgument)
         << engine.url;

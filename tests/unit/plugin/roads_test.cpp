@@ -7,9 +7,11 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <set>
 
 #include "plugin/job/joined_road.h"
 #include "plugin/job/publisher_session.h"
+#include "plugin/job/road_rows.h"
 #include "plugin/receive/report_proof.h"
 #include "support/loopback_road.h"
 #include "support/toy_kind.h"
@@ -186,6 +188,32 @@ TEST_F(Roads, ARoadBringsItsKeysAndIsLoadedWhenItIsAskedFor) {
   ASSERT_TRUE(road.ok()) << road.status().to_string();
   EXPECT_FALSE((*road)->run_info(Deadline::after(10ms)).ok());
   EXPECT_TRUE(backends(roads)[0].built) << backends(roads)[0].why_not;
+}
+
+struct Nothing {
+  static constexpr bool kHere = false, kMpi = false, kHdf5 = false, kNccl = false, kTcp = false,
+                        kStore = false;
+  static constexpr Availability kMpiAt{}, kHdf5At{}, kNcclAt{}, kTcpAt{}, kStoreAt{};
+};
+
+// The list of roads is also where a configuration finds their settings.
+TEST(RoadRows, EveryRowIsAKindOrAVariantOfOne) {
+  std::vector<const RoadKind*> kinds;
+  std::set<std::string_view> names;
+  for (const Road& row : RoadRows<Nothing>::kRows) {
+    EXPECT_TRUE(names.insert(row.name).second) << row.name;
+    EXPECT_EQ(row.opener, nullptr) << row.name << ": nothing is linked";
+    const std::string_view road = row.name.substr(0, row.name.find('/'));
+    if (row.kind != nullptr) {
+      kinds.push_back(row.kind);
+      EXPECT_EQ(row.kind->name, row.name);
+    }
+    if (road == row.name) continue;
+    ASSERT_FALSE(kinds.empty()) << row.name;
+    EXPECT_EQ(kinds.back()->name, road) << "a variant follows its road";
+    EXPECT_NE(kinds.back()->variant, nullptr) << row.name;
+  }
+  EXPECT_TRUE(std::ranges::equal(kinds, road_kinds()));
 }
 
 TEST(ReportProof, IsReadAsItWasWritten) {
