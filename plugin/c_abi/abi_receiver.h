@@ -49,7 +49,7 @@ class TensorSet {
 
 struct AbiOptions {
   std::optional<std::string> id;
-  bool launched = false;
+  Launch launch;
   unsigned threads = 0;  // 0: by the configuration
 };
 

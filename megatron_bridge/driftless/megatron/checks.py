@@ -21,8 +21,6 @@ from .errors import MapError
 from .map_command import read_config
 from .maps import family_of
 
-# Roads whose trainers may agree by torch.distributed, without MPI.
-_WITHOUT_MPI = ("shared_fs", "object_store")
 # What makes an optimizer write parameters elsewhere, or in another way: attributes of Megatron's
 # arguments and of the configurations that it makes of them.
 OPTIMIZER_WRITES_ELSEWHERE = (
@@ -61,8 +59,7 @@ def check_options(options: Options) -> None:
     config = load_config(options)
     settings = config.settings()
     _refuse_receiving(options, settings)
-    config.check_available()
-    _check_launcher(settings)
+    config.check_available("trainer")
     if settings["snapshot"] == "none" and whole_tensors(settings):
         raise MapError(f"no snapshot was asked for: {whole_tensors(settings)}")
     _check_directories(options, settings)
@@ -101,22 +98,12 @@ def _refuse_receiving(options: Options, settings: dict[str, Any]) -> None:
         )
 
 
-def _check_launcher(settings: dict[str, Any]) -> None:
-    road, layout = settings["road.kind"], settings["road.layout"]
-    joins_itself = road not in _WITHOUT_MPI or (road == "shared_fs" and layout == "hdf5")
-    if joins_itself and not driftless.launched_by_mpi():
-        what = "road.layout hdf5" if road == "shared_fs" else f"road.kind {road}"
-        raise MapError(
-            f"{what} joins its trainers by MPI, and no MPI launcher started this process: start it "
-            "by mpirun, or use --update-weight-transport disk"
-        )
-
-
 def _check_directories(options: Options, settings: dict[str, Any]) -> None:
     given = options.hf_checkpoint
     if given and not Path(given).is_dir():
         raise MapError(f"--update-weight-hf-checkpoint {given}: there is no such directory")
-    if settings["road.kind"] != "shared_fs" or int(os.environ.get("RANK") or 0) != 0:
+    place = driftless.launch()
+    if settings["road.kind"] != "shared_fs" or place.rank != 0 or place.world == 0:
         return  # of the others perhaps not all publish
     road = Path(settings["road.shared_fs.dir"])
     if not road.exists() and not road.parent.is_dir():
