@@ -35,6 +35,7 @@
 #include "core/hash128.h"
 #include "core/memory_kind.h"
 #include "core/status.h"
+#include "core/waiting.h"
 
 namespace driftless {
 

@@ -22,18 +22,24 @@ class Deadline {
   [[nodiscard]] static Deadline after(std::chrono::milliseconds wait);
   // The earlier of this one and `wait` from now.
   [[nodiscard]] Deadline sooner(std::chrono::milliseconds wait) const;
+  // The same, and over once `stopped` says so: a signal came, say. A wait that sleeps by Backoff
+  // ends within a fifth of a second; others notice it at their next look.
+  [[nodiscard]] Deadline unless(bool (*stopped)()) const;
 
-  [[nodiscard]] bool expired() const { return Clock::now() >= at_; }
+  [[nodiscard]] bool expired() const { return stopped() || Clock::now() >= at_; }
+  [[nodiscard]] bool stopped() const { return stopped_ != nullptr && stopped_(); }
+  [[nodiscard]] bool can_stop() const { return stopped_ != nullptr; }
   // Never negative.
   [[nodiscard]] std::chrono::milliseconds remaining() const;
   [[nodiscard]] Clock::time_point at() const { return at_; }
-  // Ok before it; after it kDeadlineExceeded: "<what>: gave up after 5000 ms".
+  // Ok before it; after it kDeadlineExceeded: "<what>: gave up after 5000 ms", or "stopped".
   [[nodiscard]] Status check(std::string_view what) const;
 
  private:
   Deadline(Clock::time_point begin, Clock::time_point at) : begin_(begin), at_(at) {}
   Clock::time_point begin_;
   Clock::time_point at_;
+  bool (*stopped_)() = nullptr;  // null: nothing stops it
 };
 
 // Sleeps between two looks at something: shortly at first, then twice as long each time.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/environment.h"
 
+#include <cstdio>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -18,6 +20,11 @@ class SystemEnvironment final : public Environment {
     std::random_device device;
     const auto word = [&] { return (std::uint64_t{device()} << 32) | device(); };
     return {word(), word()};
+  }
+  void say(std::string_view line) override {
+    std::string text("driftless: ");
+    text.append(line).push_back('\n');
+    std::fwrite(text.data(), 1, text.size(), stderr);  // at once: other threads write there, too
   }
 };
 

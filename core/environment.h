@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Environment: time, threads and random ids, as the code of this library sees them.
+// Environment: time, threads, random ids and lines for people, as the code of this library sees
+// them.
 //
 // The operating system's by default. A test may replace it for one thread, so that a simulation
 // decides how time passes and every run of it is the same (tests/sim). Nothing else replaces it,
@@ -11,6 +12,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <string_view>
 
 #include "core/hash128.h"
 
@@ -32,6 +34,8 @@ class Environment {
   [[nodiscard]] virtual std::function<void()> start(std::function<void()> body);
   // 128 random bits.
   [[nodiscard]] virtual Hash128 random() = 0;
+  // One line for whoever watches the process. The system's goes to stderr.
+  virtual void say(std::string_view /*line*/) {}
 };
 
 // The calling thread's.

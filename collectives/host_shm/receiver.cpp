@@ -88,14 +88,18 @@ class Receiver final : public ReceiveRoad {
 
   Result<std::string> run_info(const Deadline& deadline) override {
     Backoff wait = backoff();
+    Waiting waiting;
+    const auto whom = [&] {
+      return concat("host_shm: waiting for a sender named '", options_.name,
+                    "' to announce its run (driftless agent, road.host_shm.name)");
+    };
     do {
       const Result<Directory> directory = Directory::open(options_, false);
       Result<std::string> text =
           directory.ok() ? directory->read(kRunName, kMaxRunInfoBytes) : directory.status();
       if (text.ok() || text.status().code() != StatusCode::kNotFound) return text;
-    } while (wait.sleep(deadline));
-    return deadline.check(concat("host_shm: waiting for a sender named '", options_.name,
-                                 "' to announce its run (driftless agent, road.host_shm.name)"));
+    } while (waiting.sleep(wait, deadline, whom));
+    return deadline.check(whom());
   }
 
   Result<std::vector<PublicationId>> list(const Deadline&) override {

@@ -29,17 +29,12 @@ struct Header {
 };
 enum Kind : std::uint64_t { kGather = 1, kBroadcast = 2 };
 
-template <typename Ranks>
-std::string names_of(const Ranks& ranks) {
-  std::string names;
-  for (const auto rank : ranks) names += concat(names.empty() ? "" : ", ", rank);
-  return names;
-}
-
 class MpiGroup final : public Group {
  public:
-  explicit MpiGroup(const mpi_rma::OwnComm& own)
-      : own_(own), mailbox_(std::make_unique<MpiMailbox>(own.comm, kTag, kTag)) {}
+  MpiGroup(const mpi_rma::OwnComm& own, RankName name)
+      : own_(own),
+        name_(std::move(name)),
+        mailbox_(std::make_unique<MpiMailbox>(own.comm, kTag, kTag)) {}
   ~MpiGroup() override {
     if (mpi_rma::mpi_runs() && mailbox_->idle()) MPI_Comm_free(&own_.comm);
   }
@@ -64,6 +59,11 @@ class MpiGroup final : public Group {
     std::vector<unsigned> silent;
     for (unsigned from = 1; from < size(); ++from) silent.push_back(from);
     Backoff backoff(microseconds(10), microseconds(500));
+    Waiting waiting;
+    const auto whom = [&] {
+      return concat("nothing from ", names_of(silent), "; ", size() - 1 - silent.size(), " of ",
+                    size() - 1, " others have answered");
+    };
     do {
       DRIFTLESS_RETURN_IF_ERROR(work());
       std::vector<unsigned> still;
@@ -73,8 +73,8 @@ class MpiGroup final : public Group {
       }
       silent = std::move(still);
       if (silent.empty()) return messages;
-    } while (backoff.sleep(deadline));
-    return deadline.check(concat("nothing from publisher rank ", names_of(silent)));
+    } while (waiting.sleep(backoff, deadline, whom));
+    return deadline.check(whom());
   }
 
   Result<std::string> broadcast(std::string_view message, const Deadline& deadline) override {
@@ -85,12 +85,14 @@ class MpiGroup final : public Group {
     }
     Backoff backoff(microseconds(10), microseconds(500));
     std::string text;
+    Waiting waiting;
+    const auto whom = [this] { return concat(name_(rank()), ": nothing from ", name_(0)); };
     do {
       DRIFTLESS_RETURN_IF_ERROR(work());
       DRIFTLESS_ASSIGN_OR_RETURN(const bool there, arrived(0, kBroadcast, &text));
       if (there) return text;
-    } while (backoff.sleep(deadline));
-    return deadline.check(concat("publisher rank ", rank(), ": nothing from publisher rank 0"));
+    } while (waiting.sleep(backoff, deadline, whom));
+    return deadline.check(whom());
   }
 
  private:
@@ -117,13 +119,23 @@ class MpiGroup final : public Group {
     }
     Backoff backoff(microseconds(10), microseconds(500));
     std::vector<int> silent;
+    Waiting waiting;
+    const auto whom = [&] { return concat(name_(rank()), ": no answer from ", names_of(silent)); };
     do {
       DRIFTLESS_RETURN_IF_ERROR(work());
       DRIFTLESS_ASSIGN_OR_RETURN(silent, mailbox_->unsent(mark));
       if (silent.empty()) return {};
-    } while (backoff.sleep(deadline));
-    return deadline.check(
-        concat("publisher rank ", rank(), ": no answer from rank ", names_of(silent)));
+    } while (waiting.sleep(backoff, deadline, whom));
+    return deadline.check(whom());
+  }
+
+  template <typename Ranks>
+  [[nodiscard]] std::string names_of(const Ranks& ranks) const {
+    std::string names;
+    for (const auto rank : ranks) {
+      names += concat(names.empty() ? "" : ", ", name_(static_cast<unsigned>(rank)));
+    }
+    return names;
   }
 
   // Takes in everything that has arrived, and lets go on what is being sent.
@@ -167,6 +179,7 @@ class MpiGroup final : public Group {
   }
 
   mpi_rma::OwnComm own_;
+  RankName name_;
   std::unique_ptr<MpiMailbox> mailbox_;
   std::uint64_t epoch_ = 0;
   std::uint64_t operation_ = 0;
@@ -175,14 +188,15 @@ class MpiGroup final : public Group {
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> make_mpi_group(MPI_Comm publishers) {
+Result<std::unique_ptr<Group>> make_mpi_group(MPI_Comm publishers, RankName name) {
   if (!mpi_rma::mpi_runs()) {
     return error(StatusCode::kInvalidArgument,
                  "the group of publishers: MPI is not initialized, or finalized already");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const mpi_rma::OwnComm own,
                              mpi_rma::duplicate_comm(publishers, "the publishers' communicator"));
-  return std::unique_ptr<Group>(std::make_unique<MpiGroup>(own));
+  if (!name) name = [](unsigned rank) { return concat("publisher rank ", rank); };
+  return std::unique_ptr<Group>(std::make_unique<MpiGroup>(own, std::move(name)));
 }
 
 }  // namespace driftless

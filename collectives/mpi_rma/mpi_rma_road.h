@@ -20,6 +20,8 @@
 
 #include <mpi.h>
 
+#include <functional>
+
 #include "collectives/group.h"
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/road.h"
@@ -63,7 +65,11 @@ class MpiRmaWorld {
   bool sender_made_ = false;
 };
 
-// The publisher ranks' group over their communicator (duplicated inside; collective).
-[[nodiscard]] Result<std::unique_ptr<Group>> make_mpi_group(MPI_Comm publishers);
+// How a rank is called in messages: "publisher rank 3".
+using RankName = std::function<std::string(unsigned rank)>;
+// The publisher ranks' group over their communicator (duplicated inside; collective). `name` for a
+// group of others.
+[[nodiscard]] Result<std::unique_ptr<Group>> make_mpi_group(MPI_Comm publishers,
+                                                            RankName name = {});
 
 }  // namespace driftless

@@ -37,6 +37,10 @@ class RmaReceiver final : public ReceiveRoad {
 
   Result<std::string> run_info(const Deadline& deadline) override {
     Backoff wait = backoff();
+    Waiting waiting;
+    const auto whom = [] {
+      return std::string("mpi_rma: no announcement from the publisher (trainer 0)");
+    };
     do {
       DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
       if (now.announcement.hash.is_zero()) continue;
@@ -44,8 +48,8 @@ class RmaReceiver final : public ReceiveRoad {
                                  text(now.announcement, deadline, "mpi_rma: the announcement"));
       if (xxh3_128(info) == now.announcement.content_hash) return info;
       return error(StatusCode::kCorrupt, "mpi_rma: the announcement is not what its hash says");
-    } while (wait.sleep(deadline));
-    return deadline.check("mpi_rma: no announcement from the publisher");
+    } while (waiting.sleep(wait, deadline, whom));
+    return deadline.check(whom());
   }
 
   Result<std::vector<PublicationId>> list(const Deadline& deadline) override {

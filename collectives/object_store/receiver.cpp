@@ -68,6 +68,8 @@ class Receiver final : public ReceiveRoad {
 
 Result<std::string> Receiver::run_info(const Deadline& deadline) {
   Backoff backoff(options_.poll_first, options_.poll_longest);
+  Waiting waiting;
+  const auto whom = [&] { return concat("waiting for a publisher to write ", path(kRunKey)); };
   do {
     auto text =
         store_->get_text(std::string(kRunKey), kMaxTextBytes, at_least(deadline, kLookWait));
@@ -76,8 +78,8 @@ Result<std::string> Receiver::run_info(const Deadline& deadline) {
     // That the store does not answer does not mean that there is no run.
     if (text.status().code() != StatusCode::kDeadlineExceeded) return text.status();
     return error(StatusCode::kIo, text.status().message());
-  } while (backoff.sleep(deadline));
-  return deadline.check(concat("waiting for a publisher to write ", path(kRunKey)));
+  } while (waiting.sleep(backoff, deadline, whom));
+  return deadline.check(whom());
 }
 
 Result<std::vector<PublicationId>> Receiver::read_list(const Deadline& deadline) {

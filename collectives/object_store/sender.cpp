@@ -225,6 +225,10 @@ Result<std::uint64_t> Sender::begin_attempt(const PublicationId& id, const Deadl
 
 Result<std::uint64_t> Sender::read_attempt(const PublicationId& id, const Deadline& deadline) {
   Backoff backoff(options_.poll_first, options_.poll_longest);
+  Waiting waiting;
+  const auto whom = [&] {
+    return concat(store_->name(), ": rank ", rank_, " waits for rank 0 to begin ", to_string(id));
+  };
   do {
     std::string leader = leader_;
     if (leader.empty()) {  // it may not have announced itself yet
@@ -237,9 +241,8 @@ Result<std::uint64_t> Sender::read_attempt(const PublicationId& id, const Deadli
       leader_ = std::move(leader);
       return json["attempt"].get<std::uint64_t>();
     }
-  } while (backoff.sleep(deadline));
-  return deadline.check(
-      concat(store_->name(), ": rank ", rank_, " waits for rank 0 to begin ", to_string(id)));
+  } while (waiting.sleep(backoff, deadline, whom));
+  return deadline.check(whom());
 }
 
 Status Sender::begin(const PublicationId& id, const Deadline& deadline) {

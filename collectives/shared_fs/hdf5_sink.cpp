@@ -95,30 +95,41 @@ class Hdf5Sink final : public PartSink {
   // The thread is in a round, or waits for an attempt to have something to say.
   void run() {
     Backoff backoff(kPollFirst, kPollLongest);
+    Waiting waiting;
     for (;;) {
       const Hdf5Rounds::Progress progress = rounds_.advance();
       std::unique_lock<std::mutex> lock(monitor_->mutex);
       if (quit_) return;
       if (progress == Hdf5Rounds::Progress::kMoved) backoff.reset();
+      if (progress != Hdf5Rounds::Progress::kWaiting) waiting.restart();
       if (progress == Hdf5Rounds::Progress::kNothing) {
         monitor_->changed.wait(lock, [this] { return quit_ || rounds_.has_work_locked(); });
       }
       lock.unlock();
-      if (progress == Hdf5Rounds::Progress::kWaiting)
-        (void)backoff.sleep(Deadline::after(milliseconds(60)));
+      if (progress == Hdf5Rounds::Progress::kWaiting) {
+        (void)waiting.sleep(backoff, Deadline::after(milliseconds(60)),
+                            [this] { return others(); });
+      }
     }
   }
 
   // Without a thread: steps until `attempt` is over, or until there is nothing to do at once.
   void drive(const Hdf5Attempt& attempt, const Deadline& deadline) {
     Backoff backoff(kPollFirst, kPollLongest);
+    Waiting waiting;
     while (!attempt.over()) {
       if (rounds_.advance() == Hdf5Rounds::Progress::kMoved) {
         backoff.reset();
-      } else if (!backoff.sleep(deadline)) {
+      } else if (!waiting.sleep(backoff, deadline, [this] { return others(); })) {
         return;
       }
     }
+  }
+
+  // For a wait: MPI tells that not all ranks have come, not which.
+  [[nodiscard]] std::string others() const {
+    return concat("hdf5: publisher rank ", rounds_.rank(),
+                  " waits for the other publisher ranks to write their parts");
   }
 
   void run_ready_rounds() {
@@ -136,13 +147,15 @@ class Hdf5Sink final : public PartSink {
   [[nodiscard]] Result<Hash128> wait_for_id(const std::string& directory,
                                             const Deadline& deadline) const {
     Backoff backoff(kPollFirst, kPollLongest * 50);
+    Waiting waiting;
     for (;;) {
       Result<Hash128> id = read_hdf5_attempt_id(directory);
       if (id.ok() || id.status().code() != StatusCode::kIncomplete) return id;
-      if (!backoff.sleep(deadline)) {
-        return error(StatusCode::kDeadlineExceeded, id.status().message(), "; publisher rank ",
-                     rounds_.rank(), " waited: is this directory the same on all publisher ranks?");
-      }
+      const auto whom = [&] {
+        return concat(id.status().message(), "; publisher rank ", rounds_.rank(),
+                      " waits: is this directory the same on all publisher ranks?");
+      };
+      if (!waiting.sleep(backoff, deadline, whom)) return deadline.check(whom());
     }
   }
 

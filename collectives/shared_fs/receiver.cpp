@@ -22,15 +22,19 @@ class Receiver final : public ReceiveRoad {
   Result<std::string> run_info(const Deadline& deadline) override {
     const std::string file = join_path(options_.dir, kRunName);
     Backoff backoff(options_.poll_first, options_.poll_longest);
+    Waiting waiting;
+    const auto whom = [&] {
+      return concat("waiting for a publisher to write ", file,
+                    exists(*fs_, options_.dir)
+                        ? ""
+                        : "; not even its directory is there: mistyped, or not mounted?");
+    };
     do {
       DRIFTLESS_RETURN_IF_ERROR(before_read_.run());
       auto text = read_small(*fs_, file, kMaxRunInfoBytes);
       if (text.ok() || text.status().code() != StatusCode::kNotFound) return text;
-    } while (backoff.sleep(deadline));
-    const bool there = exists(*fs_, options_.dir);
-    return deadline.check(
-        concat("waiting for a publisher to write ", file,
-               there ? "" : "; not even its directory is there: mistyped, or not mounted?"));
+    } while (waiting.sleep(backoff, deadline, whom));
+    return deadline.check(whom());
   }
 
   Result<std::vector<PublicationId>> list(const Deadline& /*deadline*/) override {

@@ -416,6 +416,11 @@ class Sender final : public SendRoad {
   [[nodiscard]] Result<std::string> await_hidden(const PublicationId& id,
                                                  const Deadline& deadline) {
     Backoff backoff(options_.poll_first, options_.poll_longest);
+    Waiting waiting;
+    const auto whom = [&] {
+      return concat(options_.dir, ": rank ", rank_, " waits for the directory of ", to_string(id),
+                    ", which rank 0 makes");
+    };
     do {
       DRIFTLESS_RETURN_IF_ERROR(lock_.check());
       Result<std::vector<std::string>> listed = fs_->list(options_.dir);
@@ -429,9 +434,8 @@ class Sender final : public SendRoad {
                name == last_hidden_;
       });
       if (names.size() == 1) return names.front();
-    } while (backoff.sleep(deadline));
-    return deadline.check(concat(options_.dir, ": rank ", rank_, " waits for the directory of ",
-                                 to_string(id), ", which rank 0 makes"));
+    } while (waiting.sleep(backoff, deadline, whom));
+    return deadline.check(whom());
   }
 
   [[nodiscard]] Result<std::vector<PublicationId>> there() const {

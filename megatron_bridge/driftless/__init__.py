@@ -12,6 +12,7 @@ from ._native import (
     Config,
     EndOfRun,
     Job,
+    Launch,
     Layout,
     MemoryTarget,
     OwnedTarget,
@@ -27,6 +28,7 @@ from ._native import (
     __version__,
     backends,
     digest,
+    launch,
     launched_by_mpi,
 )
 from .errors import Error
@@ -40,6 +42,7 @@ __all__ = [
     "EndOfRun",
     "Error",
     "Job",
+    "Launch",
     "Layout",
     "MemoryTarget",
     "OwnedTarget",
@@ -59,5 +62,6 @@ __all__ = [
     "digest",
     "errors",
     "kernels",
+    "launch",
     "launched_by_mpi",
 ]

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ._native import Waiting
 from .errors import DeadlineExceededError, IncompleteError
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.05  # between two looks
@@ -90,7 +91,9 @@ class PublisherGroup:
         until = time.monotonic() + timeout_s
         pause_s, ask_s = _SHORTEST_S, _FIRST_ASK_S
         ask = time.monotonic() + ask_s
+        waiting = Waiting()
         while not self._store.check(keys):
+            waiting.look(lambda: self._silent_text(keys, ranks))
             late = time.monotonic() >= until
             if late or time.monotonic() >= ask:
                 each = zip(keys, ranks, strict=True)
@@ -99,6 +102,17 @@ class PublisherGroup:
                 ask = time.monotonic() + ask_s
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_S)
+
+    def _silent_text(self, keys: list[str], ranks: Sequence[int]) -> str:
+        each = zip(keys, ranks, strict=True)
+        silent = [rank for key, rank in each if not self._store.check([key])]
+        return (
+            f"publisher rank {self.rank}: nothing from ranks {silent[:8]} ({len(silent)} of "
+            f"{len(keys)}); it is at {_place(self._epoch)}, rank {silent[0]} at "
+            f"{_place(self._at(silent[0]))}"
+            if silent
+            else f"publisher rank {self.rank}: all ranks have just answered"
+        )
 
     def _look(self, ranks: dict[str, int], waited_s: float | None) -> None:
         """Raises if a rank that is waited for has gone on, or if all have been waited for."""

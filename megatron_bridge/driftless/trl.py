@@ -15,7 +15,15 @@ from collections.abc import Iterable
 
 import torch
 
-from ._native import CheckpointSource, Config, Job, Publisher, PublishReport, ReceiverReport
+from ._native import (
+    CheckpointSource,
+    Config,
+    Job,
+    Publisher,
+    PublishReport,
+    ReceiverReport,
+    Waiting,
+)
 from .errors import DeadlineExceededError
 from .whole import Tensors, taken
 
@@ -87,18 +95,23 @@ class WeightTransfer:
 
     def _await_receivers(self, publisher: Publisher, sent: PublishReport) -> None:
         deadline = time.monotonic() + self._timeout_s
+        waiting = Waiting()
         while True:
             found = publisher.receivers()
             there = [each for each in found if self._holds(each, sent)]
             if len(there) >= self._wait_for:
                 self._name_unproven(e.id for e in there if e.partial or not e.proven)
                 return
+            known = ", ".join(map(_described, found)) or "none is there"
+            waiting.look(
+                lambda: f"{len(there)} of {self._wait_for} receivers have version {sent.version}: "
+                f"{known}"
+            )
             if time.monotonic() > deadline:
-                known = ", ".join(map(_described, found))
                 raise DeadlineExceededError(
                     f"version {sent.version} (digest {sent.digest}) is published, but {len(there)} "
                     f"of {self._wait_for} receivers have it after {self._timeout_s:g} s "
-                    f"({known or 'none is there'}): look at the agent's log, or wait for fewer "
+                    f"({known}): look at the agent's log, or wait for fewer "
                     "(wait_for=)"
                 )
             time.sleep(0.02)

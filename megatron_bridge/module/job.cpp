@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
+#include <variant>
 
 #include "collectives/object_store/object_store_options.h"
 #include "core/file_system.h"
@@ -38,9 +39,9 @@ InUse::Turn::Turn(std::atomic_flag& flag, std::string_view what) : flag_(flag) {
   }
 }
 
-Job::Job(Config config, JobRole role, bool launched)
-    : config_(std::move(config)), role_(role), launched_(launched) {
-  process_ = take(without_gil([&] { return join_job(road_table(), config_, role_, launched_); }));
+Job::Job(Config config, JobRole role, const Launch& launch)
+    : config_(std::move(config)), role_(role), launched_(launch.mpi) {
+  process_ = take(without_gil([&] { return join_job(road_table(), config_, role_, launch); }));
 }
 
 // Every member holds the job, so that none is left here.
@@ -163,12 +164,13 @@ void bind_config(py::module_& module) {
           "connect_s", [](const Config& config) { return seconds_of(config.connect_deadline); })
       .def(
           "check_available",
-          [](const Config& config) {
-            check(check_available(road_table(), config, launched_by_mpi()));
+          [](const Config& config, const std::optional<std::string>& role) {
+            check(check_available(road_table(), config, take(launch_of_process()),
+                                  role ? std::optional(parse_role(*role)) : std::nullopt));
           },
+          py::arg("role") = py::none(),
           "Raises what a Job of this configuration would lack here: a road or another part that "
-          "was "
-          "not built. Joins nobody.")
+          "was not built, and, for a job of `role`, an MPI launcher. Joins nobody.")
       .def("settings", [](const Config& config) {
         py::dict settings;
         for (const auto& [key, value] : effective_settings(config)) settings[py::str(key)] = value;
@@ -184,20 +186,65 @@ void bind_config(py::module_& module) {
   module.def("backends", [] { return backends(); });
 }
 
+// Of what Job is given: a Launch, whether MPI joins the processes, or nothing.
+Launch launch_given(const std::optional<std::variant<bool, Launch>>& given) {
+  if (!given) return take(launch_of_process());
+  if (const Launch* const launch = std::get_if<Launch>(&*given)) return *launch;
+  return {.mpi = std::get<bool>(*given)};
+}
+
+void bind_launch(py::module_& module) {
+  py::class_<Launch> launch(module, "Launch",
+                            "The place that a launcher gave this process; core/launch.h.");
+  def_fields(launch, "mpi", &Launch::mpi, "rank", &Launch::rank, "world", &Launch::world,
+             "local_rank", &Launch::local_rank, "address", &Launch::address, "attempt",
+             &Launch::attempt);
+  launch.def_property_readonly(
+      "launcher", [](const Launch& one) { return std::string(to_string(one.launcher)); });
+  launch.def("__repr__", [](const Launch& one) {
+    return concat("Launch(", to_string(one.launcher), one.mpi ? ", mpi" : "", ", rank ", one.rank,
+                  " of ", one.world, ", local rank ", one.local_rank, ", address '", one.address,
+                  "', attempt '", one.attempt, "')");
+  });
+  module.def(
+      "launch",
+      [](std::optional<std::string> launcher, std::optional<unsigned> rank,
+         std::optional<unsigned> world, std::optional<unsigned> local_rank,
+         std::optional<std::string> address) {
+        return take(
+            launch_of_process({std::move(launcher), rank, world, local_rank, std::move(address)}));
+      },
+      py::kw_only(), py::arg("launcher") = py::none(), py::arg("rank") = py::none(),
+      py::arg("world") = py::none(), py::arg("local_rank") = py::none(),
+      py::arg("address") = py::none(),
+      "The place of this process, by the innermost launcher's variables; what is given by name "
+      "counts instead.");
+  module.def("launched_by_mpi", [] { return take(launch_of_process()).mpi; }, "launch().mpi");
+  py::class_<Waiting>(module, "Waiting", "Prints whom the process waits for; core/waiting.h.")
+      .def(py::init())
+      .def(
+          "look",
+          [](Waiting& self, const py::function& whom) {
+            self.look([&] { return whom().cast<std::string>(); });
+          },
+          py::arg("whom"), "Calls `whom` only if a line is due, and prints what it returns.")
+      .def("restart", &Waiting::restart);
+}
+
 }  // namespace
 
 void bind_job(py::module_& module) {
   bind_config(module);
-  module.def("launched_by_mpi", &launched_by_mpi,
-             "Whether an MPI launcher started this process, and torchrun did not.");
+  bind_launch(module);
   py::class_<Job, std::shared_ptr<Job>> job(
       module, "Job",
       "This process among the others of a job. Used by the thread that made it. `role`: trainer, "
       "rollout or bystander.");
-  job.def(py::init([](Config config, const std::string& role, std::optional<bool> launched) {
+  job.def(py::init([](Config config, const std::string& role,
+                      const std::optional<std::variant<bool, Launch>>& launched) {
             open_python_store(config);
             return std::make_shared<Job>(std::move(config), parse_role(role),
-                                         launched.value_or(launched_by_mpi()));
+                                         launch_given(launched));
           }),
           py::arg("config"), py::arg("role"), py::arg("launched") = py::none());
   job.def_property_readonly("role",

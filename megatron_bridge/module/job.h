@@ -52,7 +52,7 @@ class JobMember {
 
 class Job {
  public:
-  Job(Config config, JobRole role, bool launched);
+  Job(Config config, JobRole role, const Launch& launch);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
   ~Job();

@@ -70,8 +70,9 @@ Status Agent::open() {
   if (files) DRIFTLESS_RETURN_IF_ERROR(open_checkpoint());
   DRIFTLESS_ASSIGN_OR_RETURN(
       road_, process_.receiver(Deadline::after(process_.together() ? std::chrono::hours(24)
-                                                                   : config_.connect_deadline)));
-  const Deadline deadline = Deadline::after(config_.connect_deadline);
+                                                                   : config_.connect_deadline)
+                                   .unless(options_.stopped)));
+  const Deadline deadline = Deadline::after(config_.connect_deadline).unless(options_.stopped);
   if (files) {
     DRIFTLESS_ASSIGN_OR_RETURN(
         delivery_, make_checkpoint_delivery(config_, checkpoint_, *target_, *road_, deadline));
@@ -240,13 +241,22 @@ Status Agent::report() {
 }
 
 Result<bool> Agent::is_over() {
-  if (end_) return grace_->expired() || all_took(end_->version);
+  if (end_) return grace_->expired() || all_took_or_waits(end_->version);
   if (!options_.once) return false;
   if (once_.expired()) return true;  // end() says who is behind
   if (delivery_->version() == 0) return false;
   DRIFTLESS_ASSIGN_OR_RETURN(const bool behind, delivery_->behind());
   met_ = met_ || !behind;
-  return !behind && all_took(delivery_->version());
+  return !behind && all_took_or_waits(delivery_->version());
+}
+
+bool Agent::all_took_or_waits(std::uint64_t version) {
+  if (all_took(version)) return true;
+  waiting_.look([&] {
+    return concat(id_, ": not everybody on this host has version ", version,
+                  who_is_behind(version));
+  });
+  return false;
 }
 
 // Whether nobody is left to be waited for. An engine that was given up is not.

@@ -24,8 +24,9 @@
 namespace driftless {
 
 struct AgentRunOptions {
-  std::string base;   // hand-over checkpoint: copied if the directory is missing
-  bool once = false;  // it is over when all have what is there now
+  bool (*stopped)() = nullptr;  // open() ends once it says so, with kDeadlineExceeded; null: never
+  std::string base;             // hand-over checkpoint: copied if the directory is missing
+  bool once = false;            // it is over when all have what is there now
   // Called on the way; any may be empty. `failed`: with what is tried again, or harms nothing.
   std::function<void(const VersionRecord&)> delivered;
   std::function<void(const EngineRecord&)> updated;
@@ -69,6 +70,7 @@ class Agent {
   [[nodiscard]] Status report();
   [[nodiscard]] Result<bool> is_over();
   [[nodiscard]] bool all_took(std::uint64_t version);
+  [[nodiscard]] bool all_took_or_waits(std::uint64_t version);
   [[nodiscard]] std::string who_is_behind(std::uint64_t last) const;
   [[nodiscard]] EngineRecord engine_record(const EngineUpdate& update) const;
   void write(const nlohmann::ordered_json& line);
@@ -94,6 +96,7 @@ class Agent {
   bool met_ = false;                     // all was handed over, once
   std::optional<Deadline> grace_;        // after the end, for those that are behind
   std::set<std::string> reached_;        // workers that had the last version
+  Waiting waiting_;                      // for those that are behind, at the end
   double stage_ms_ = 0, commit_ms_ = 0;  // of an engine's last update, or the last hand-over
 };
 

@@ -58,8 +58,8 @@ Result<std::shared_ptr<AbiReceiver>> AbiReceiver::open(const std::string& config
                              load_config(posix_file_system(), config_path, overrides));
   forget_what_is_not_ours(config);
   if (options.threads != 0) config.receiver.threads = options.threads;
-  DRIFTLESS_RETURN_IF_ERROR(
-      check_available(road_table(), config, options.launched).with_context(config_path));
+  DRIFTLESS_RETURN_IF_ERROR(check_available(road_table(), config, options.launch, JobRole::kRollout)
+                                .with_context(config_path));
   auto receiver = std::make_shared<AbiReceiver>(std::move(config), options);
   receiver->show();
   return receiver;
@@ -93,9 +93,7 @@ Status AbiReceiver::check_started() const {
 }
 
 // Whether joining is a meeting with other processes, which cannot be held twice.
-bool AbiReceiver::collective() const {
-  return options_.launched || needs_mpi(road_table(), config_, JobRole::kRollout);
-}
+bool AbiReceiver::collective() const { return options_.launch.mpi; }
 
 Status AbiReceiver::meet(const Deadline& deadline) {
   LateHandler late;
@@ -105,7 +103,7 @@ Status AbiReceiver::meet(const Deadline& deadline) {
     };
   }
   DRIFTLESS_ASSIGN_OR_RETURN(
-      process_, join_job(road_table(), config_, JobRole::kRollout, options_.launched, late));
+      process_, join_job(road_table(), config_, JobRole::kRollout, options_.launch, late));
   DRIFTLESS_ASSIGN_OR_RETURN(joined_, join_road(config_, process_, options_.id, deadline));
   joined_->options.pause = [this] { return pause(); };
   joined_->options.resume = [this] { return resume(); };

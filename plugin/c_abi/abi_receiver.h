@@ -53,7 +53,7 @@ void forget_what_is_not_ours(Config& config);
 
 struct AbiOptions {
   std::optional<std::string> id;
-  bool launched = false;
+  Launch launch;
   unsigned threads = 0;  // 0: by the configuration
 };
 

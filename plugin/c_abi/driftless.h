@@ -57,7 +57,11 @@
  *   be compiled again. Functions, fields and codes may be added under the same number; an unknown
  *   code is to be taken like DRIFTLESS_INTERNAL.
  *
- * Environment. Only where `launched` is left open: what MPI launchers leave there is looked at.
+ * Environment. Only where `launched` is left open: what launchers (mpirun, srun, torchrun, Ray)
+ *   leave there is looked at.
+ *
+ * Output. None, but a line on stderr while a call has waited for other processes for 5 seconds, and
+ *   every 30 seconds from then on: "driftless: still waiting after 5 s: ...".
  *
  * Fork. A child may not use receivers of its parent.
  */

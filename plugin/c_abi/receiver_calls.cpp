@@ -19,17 +19,19 @@ using std::chrono::milliseconds;
 
 Result<AbiOptions> options_of(const driftless_options* options) {
   AbiOptions made;
-  made.launched = launched_by_mpi();
-  if (options == nullptr) return made;
-  DRIFTLESS_ASSIGN_OR_RETURN(const driftless_options read, read_struct(options, "options"));
+  driftless_options read{};
+  if (options != nullptr) {
+    DRIFTLESS_ASSIGN_OR_RETURN(read, read_struct(options, "options"));
+  }
   if (read.id != nullptr) made.id = read.id;
   if (read.launched < DRIFTLESS_LAUNCHED_AUTO || read.launched > DRIFTLESS_LAUNCHED_NO) {
     return error(StatusCode::kInvalidArgument, "options.launched is ", read.launched,
                  ": expected DRIFTLESS_LAUNCHED_AUTO, _YES or _NO");
   }
-  if (read.launched != DRIFTLESS_LAUNCHED_AUTO) {
-    made.launched = read.launched == DRIFTLESS_LAUNCHED_YES;
+  if (read.launched == DRIFTLESS_LAUNCHED_AUTO) {
+    DRIFTLESS_ASSIGN_OR_RETURN(made.launch, launch_of_process());
   }
+  if (read.launched == DRIFTLESS_LAUNCHED_YES) made.launch.mpi = true;
   made.threads = read.threads;
   return made;
 }

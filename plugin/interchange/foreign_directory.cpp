@@ -55,10 +55,13 @@ class ForeignDirectory final : public ReceiveRoad {
   // Others make the directory: it is waited for.
   Result<std::string> run_info(const Deadline& deadline) override {
     Backoff backoff(options_.poll_first, options_.poll_longest);
+    Waiting waiting;
+    const auto whom = [&] {
+      return concat("waiting for the directory ", options_.dir,
+                    ", which is not there: mistyped, or not mounted?");
+    };
     while (!exists(*fs_, options_.dir)) {
-      if (backoff.sleep(deadline)) continue;
-      return deadline.check(concat("waiting for the directory ", options_.dir,
-                                   ", which is not there: mistyped, or not mounted?"));
+      if (!waiting.sleep(backoff, deadline, whom)) return deadline.check(whom());
     }
     return run_info_;
   }

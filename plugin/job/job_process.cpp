@@ -16,10 +16,12 @@ namespace {
 // A process that knows of no other.
 class SoloProcess final : public JobProcess {
  public:
-  SoloProcess(const Config& config, const Road& road, JobRole role)
-      : JobProcess(config, road, role) {}
+  SoloProcess(const Config& config, const Road& road, JobRole role, const Launch& launch)
+      : JobProcess(config, road, role), rank_(role == JobRole::kRollout ? launch.rank : 0) {}
 
-  [[nodiscard]] unsigned rank() const override { return 0; }
+  // Rollouts that srun or torchrun started beside each other have files of their own. Trainers are
+  // one, unless a group joins them.
+  [[nodiscard]] unsigned rank() const override { return rank_; }
   [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
   [[nodiscard]] unsigned rollouts() const override { return role_ == JobRole::kRollout ? 1 : 0; }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
@@ -34,6 +36,8 @@ class SoloProcess final : public JobProcess {
   [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes, const Deadline&) override {
     return RoadPlace{role_, 0, 1, rollouts(), anchor_bytes, nullptr};
   }
+
+  unsigned rank_;
 };
 
 Status check_part(const RoadTable& table, std::string_view name, std::string_view key) {
@@ -63,6 +67,34 @@ Result<const Road*> road_of(const RoadTable& table, const Config& config) {
                  " is not in this build: ", road->at.why_not);
   }
   return &*road;
+}
+
+bool needs_mpi(const Road& road, JobRole role) {
+  return road.needs_mpi != nullptr && road.needs_mpi(role);
+}
+
+// "shared_fs, object_store": between hosts, and without MPI for this role.
+std::string names_without_mpi(const RoadTable& table, JobRole role) {
+  std::string names;
+  for (const Road& row : table.roads) {
+    const auto kind =
+        std::ranges::find(road_kinds(), row.name, [](const RoadKind* one) { return one->name; });
+    if (kind == road_kinds().end() || (*kind)->one_host || needs_mpi(row, role)) continue;
+    names += concat(names.empty() ? "" : ", ", row.name);
+  }
+  return names;
+}
+
+Status check_launch(const RoadTable& table, const Road& road, JobRole role, const Launch& launch) {
+  if (launch.mpi || !needs_mpi(road, role)) return {};
+  const std::string started = launch.launcher == Launcher::kNone
+                                  ? std::string("no launcher")
+                                  : concat(to_string(launch.launcher), ", without MPI,");
+  return error(StatusCode::kInvalidArgument, road.key, ": a ", to_string(role), " on ", road.name,
+               " joins the others by MPI, and ", started,
+               " started this process: start it by mpirun or srun --mpi=pmix, or use road.kind ",
+               names_without_mpi(table, role),
+               road.name.find('/') == std::string_view::npos ? "" : concat(", not ", road.name));
 }
 
 Result<const RoadTable*> load_roads(const Availability& at) {
@@ -177,14 +209,12 @@ Status check_has_road(JobRole role) {
                "a bystander has no group and no road: only trainers and rollouts have");
 }
 
-Status check_available(const RoadTable& roads, const Config& config, bool launched) {
+Status check_available(const RoadTable& roads, const Config& config, const Launch& launch,
+                       std::optional<JobRole> role) {
   DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));
-  return table_for(roads, config, launched).status();
-}
-
-bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role) {
-  const Result<const Road*> road = road_of(roads, config);
-  return road.ok() && (*road)->needs_mpi != nullptr && (*road)->needs_mpi(role);
+  DRIFTLESS_RETURN_IF_ERROR(table_for(roads, config, launch.mpi).status());
+  DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(roads, config));
+  return role ? check_launch(roads, *road, *role, launch) : Status();
 }
 
 bool takes_groups(const RoadTable& roads, const Config& config) {
@@ -193,25 +223,13 @@ bool takes_groups(const RoadTable& roads, const Config& config) {
 }
 
 Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
-                                             JobRole role, bool launched, const LateHandler& late) {
-  DRIFTLESS_RETURN_IF_ERROR(check_parts(roads, config));
-  DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, table_for(roads, config, launched));
+                                             JobRole role, const Launch& launch,
+                                             const LateHandler& late) {
+  DRIFTLESS_RETURN_IF_ERROR(check_available(roads, config, launch, role));
+  DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, table_for(roads, config, launch.mpi));
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(*table, config));
-  if (launched || needs_mpi(*table, config, role)) {
-    return table->join_mpi(config, *road, role, late);
-  }
-  return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role));
-}
-
-bool launched_by_mpi() {
-  const auto has = [](const char* name) {
-    return std::getenv(name) != nullptr;  // NOLINT(concurrency-mt-unsafe)
-  };
-  // torchrun's workers may have inherited the rest from a launcher that started torchrun once; they
-  // are no MPI processes.
-  if (has("TORCHELASTIC_RUN_ID")) return false;
-  return has("OMPI_COMM_WORLD_SIZE") || has("PMIX_RANK") || has("PMI_RANK") ||
-         has("MPI_LOCALNRANKS");
+  if (launch.mpi) return table->join_mpi(config, *road, role, late);
+  return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role, launch));
 }
 
 std::string receiver_id(const Config& config, const JobProcess& process, unsigned rollout) {

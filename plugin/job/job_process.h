@@ -6,6 +6,7 @@
 #pragma once
 
 #include "collectives/group.h"
+#include "core/launch.h"
 #include "plugin/job/roads.h"
 
 namespace driftless {
@@ -67,29 +68,27 @@ class JobProcess {
   OpenRoad open_;
 };
 
-// `launched`: mpirun (or another launcher of MPI programs) started this process; all processes that
-// it started join. Else MPI is used only if the road needs it. `late`: what to do if MPI itself
+// `launch`: if its processes find each other by MPI, all that were started join, whatever the road;
+// else none does, and kInvalidArgument names the roads to use instead of one that needs MPI.
+// launch_of_process() reads it, for programs and for libraries whose caller left it open;
+// components are told. `late`: what to do if MPI itself
 // waits for longer than deadlines.connect in a call that knows no deadline (here, while the road is
 // made, at the end); watchdog.h. Without it such calls are waited for. `roads` is road_table()
 // (roads.h); a library that a road is in is loaded. kUnsupported, with the reason, if the road was
 // not built or does not load.
 [[nodiscard]] Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads,
                                                            const Config& config, JobRole role,
-                                                           bool launched,
+                                                           const Launch& launch,
                                                            const LateHandler& late = {});
 // The same for a process that joins by MPI: a JoinMpi (mpi_job.cpp, where MPI is built).
 [[nodiscard]] Result<std::unique_ptr<JobProcess>> join_mpi_job(const Config& config,
                                                                const Road& road, JobRole role,
                                                                const LateHandler& late);
-// Whether that will find what it needs.
-[[nodiscard]] Status check_available(const RoadTable& roads, const Config& config, bool launched);
-// Whether a process of this role has to be an MPI process, because of its road.
-[[nodiscard]] bool needs_mpi(const RoadTable& roads, const Config& config, JobRole role);
+// Whether that will find what it needs; without a role, of the build alone.
+[[nodiscard]] Status check_available(const RoadTable& roads, const Config& config,
+                                     const Launch& launch, std::optional<JobRole> role = {});
 // Whether trainers that something else than MPI joined can use the configuration's road.
 [[nodiscard]] bool takes_groups(const RoadTable& roads, const Config& config);
-// Whether an MPI launcher started this process, by what launchers leave in the environment. For
-// programs, and for libraries whose caller left it open; components are told.
-[[nodiscard]] bool launched_by_mpi();
 
 // A rollout's name on the road: receiver.id, or one made of its place.
 [[nodiscard]] std::string receiver_id(const Config& config, const JobProcess& process,

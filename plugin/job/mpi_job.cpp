@@ -6,6 +6,7 @@
 // that initialized MPI.
 #include <array>
 #include <cstdlib>
+#include <cstring>
 
 #include "collectives/mpi_rma/mpi_comms.h"
 #include "collectives/mpi_rma/mpi_rma_road.h"
@@ -46,6 +47,10 @@ class MpiProcess final : public JobProcess {
  public:
   MpiProcess(const Config& config, const Road& road, JobRole role, LateHandler late)
       : JobProcess(config, road, role), late_(std::move(late)) {}
+  ~MpiProcess() override {  // without close(): the others may be gone
+    static_cast<void>(everybody_.release());
+    static_cast<void>(all_together_.release());
+  }
 
   // Collective over MPI_COMM_WORLD. Initializes MPI if nobody has, asking for MPI_THREAD_MULTIPLE
   // and taking what it gets; from then on MPI's errors come back. MPI waits for all processes here
@@ -53,7 +58,7 @@ class MpiProcess final : public JobProcess {
   [[nodiscard]] Status start() {
     const Watchdog watchdog(connect(),
                             "deadlines.connect: MPI_Init waits for all processes that the launcher "
-                            "started, and one of them does not come",
+                            "started",
                             late_);
     int running = 0;
     int over = 0;
@@ -119,7 +124,7 @@ class MpiProcess final : public JobProcess {
   // Without it nothing collective is done at the end: the others may be gone.
   [[nodiscard]] Status close(const Deadline& deadline) override {
     if (role_ == JobRole::kBystander) return finish(deadline);
-    DRIFTLESS_RETURN_IF_ERROR(meet_to_end(comms_.everybody, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(meet_to_end(*everybody_, deadline));
     // What waits for others there has deadlines of its own, which come first.
     const Watchdog watchdog(Deadline::after(config_.connect_deadline + kCloseGrace),
                             late_text("freeing windows and MPI_Finalize"), late_);
@@ -154,26 +159,40 @@ class MpiProcess final : public JobProcess {
     rank_ = static_cast<unsigned>(rank);
     trainers_ = static_cast<unsigned>(counts[0]);
     rollouts_ = static_cast<unsigned>(counts[1]);
+    DRIFTLESS_ASSIGN_OR_RETURN(all_together_, make_mpi_group(all_, [](unsigned process) {
+                                 return concat("process ", process, " of the job");
+                               }));
+    if (role_ == JobRole::kBystander) return {};
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        everybody_, make_mpi_group(comms_.everybody, [trainers = trainers_](unsigned process) {
+          return process < trainers ? concat("trainer ", process)
+                                    : concat("rollout ", process - trainers);
+        }));
     return {};
   }
 
-  // Collective over `comm`: the largest of each number. Also a meeting: none passes before all have
-  // come.
-  [[nodiscard]] Result<Numbers> largest(MPI_Comm comm, const Numbers& mine, std::string_view what,
-                                        const Deadline& deadline) {
-    // If the wait below gives up MPI may still write there: it stays as long as this object.
-    Exchange& exchange = *exchanges_.emplace_back(std::make_unique<Exchange>(Exchange{mine, {}}));
-    MPI_Request request = MPI_REQUEST_NULL;
-    // wait_for() ends it by MPI_Test, which the checker does not know.
-    // NOLINTBEGIN(clang-analyzer-optin.mpi.MPI-Checker)
-    DRIFTLESS_MPI(MPI_Iallreduce(exchange.sent.data(), exchange.received.data(), kNumbers,
-                                 MPI_UINT64_T, MPI_MAX, comm, &request));
-    DRIFTLESS_RETURN_IF_ERROR(wait_for(request, what, deadline));
-    // NOLINTEND(clang-analyzer-optin.mpi.MPI-Checker)
-    return exchange.received;
+  // Collective: the largest of each number. Also a meeting: none passes before all have come, and
+  // rank 0 names those that have not.
+  [[nodiscard]] static Result<Numbers> largest(Group& group, const Numbers& mine,
+                                               std::string_view what, const Deadline& deadline) {
+    group.next_epoch();
+    const std::string_view sent(reinterpret_cast<const char*>(mine.data()), sizeof(mine));
+    const auto said = group.gather(sent, deadline);
+    if (!said.ok()) return said.status().with_context(what);
+    Numbers most = mine;
+    for (const std::string& one : *said) {
+      Numbers numbers{};
+      std::memcpy(numbers.data(), one.data(), std::min(one.size(), sizeof(numbers)));
+      std::ranges::transform(most, numbers, most.begin(), std::ranges::max);
+    }
+    const auto told =
+        group.broadcast({reinterpret_cast<const char*>(most.data()), sizeof(most)}, deadline);
+    if (!told.ok()) return told.status().with_context(what);
+    std::memcpy(most.data(), told->data(), std::min(told->size(), sizeof(most)));
+    return most;
   }
-  [[nodiscard]] Status meet_to_end(MPI_Comm comm, const Deadline& deadline) {
-    return largest(comm, {}, "waiting for all processes of the job to end", deadline).status();
+  [[nodiscard]] static Status meet_to_end(Group& group, const Deadline& deadline) {
+    return largest(group, {}, "waiting for all processes of the job to end", deadline).status();
   }
 
   // All processes have read their configuration, and mean the same road.
@@ -182,7 +201,7 @@ class MpiProcess final : public JobProcess {
     const std::string_view layout = to_string(config_.publisher.layout);
     const std::uint64_t mine = number_of(concat(road_.name, " ", layout));
     DRIFTLESS_ASSIGN_OR_RETURN(const Numbers agreed,
-                               largest(comms_.everybody, {mine, ~mine, anchor_bytes},
+                               largest(*everybody_, {mine, ~mine, anchor_bytes},
                                        concat("deadlines.connect: ", to_string(role_), " ", rank_,
                                               " waiting for all processes of the job"),
                                        deadline));
@@ -196,7 +215,9 @@ class MpiProcess final : public JobProcess {
 
   // Collective over all, bystanders too: frees what start() made, and ends MPI if start() began it.
   [[nodiscard]] Status finish(const Deadline& deadline) {
-    DRIFTLESS_RETURN_IF_ERROR(meet_to_end(all_, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(meet_to_end(*all_together_, deadline));
+    everybody_.reset();
+    all_together_.reset();
     DRIFTLESS_MPI(MPI_Comm_free(&comms_.role));
     if (comms_.everybody != MPI_COMM_NULL) DRIFTLESS_MPI(MPI_Comm_free(&comms_.everybody));
     DRIFTLESS_MPI(MPI_Comm_free(&all_));
@@ -211,17 +232,13 @@ class MpiProcess final : public JobProcess {
     return concat("deadlines.connect: ", to_string(role_), " ", rank_, " within MPI, ", what);
   }
 
-  struct Exchange {
-    Numbers sent, received;
-  };
-
   LateHandler late_;
   bool began_ = false;  // MPI was initialized here
   unsigned rank_ = 0, trainers_ = 0, rollouts_ = 0;
   MPI_Comm all_ = MPI_COMM_NULL;  // bystanders included
   MpiComms comms_;
   std::optional<std::string> heard_;  // the trainer's last word: whoever asks again hears it again
-  std::vector<std::unique_ptr<Exchange>> exchanges_;
+  std::unique_ptr<Group> everybody_, all_together_;  // of these communicators; for meetings
 };
 
 #undef DRIFTLESS_MPI

@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
-#include "core/deadline.h"
 #include "core/status.h"
+#include "core/waiting.h"
 
 namespace driftless {
 
@@ -18,18 +18,24 @@ namespace driftless {
 // end of the process, so this is for programs: it says why and ends the process.
 using LateHandler = std::function<void(const Status& why)>;
 
-// Watches from its construction to its destruction, which waits for a handler that returns. Without
-// a handler it does nothing, and starts no thread.
+// Watches from its construction to its destruction, which waits for a handler that returns. It
+// prints what the process waits for (core/waiting.h). Without a handler it does no more.
 class Watchdog {
  public:
   Watchdog(const Deadline& deadline, std::string what, const LateHandler& late) {
-    if (!late) return;
     thread_ = std::jthread([deadline, late, what = std::move(what)](const std::stop_token& done) {
       std::mutex mutex;
       std::condition_variable_any ended;
       std::unique_lock lock(mutex);
-      ended.wait_until(lock, done, deadline.at(), [] { return false; });
-      if (!done.stop_requested()) late(deadline.check(what));
+      Waiting waiting;
+      while (!late || !deadline.expired()) {
+        const Deadline look = Deadline::after(std::chrono::seconds(1));
+        const auto until = late ? std::min(look.at(), deadline.at()) : look.at();
+        ended.wait_until(lock, done, until, [] { return false; });
+        if (done.stop_requested()) return;
+        waiting.look([&] { return what; });
+      }
+      late(deadline.check(what));
     });
   }
   Watchdog(const Watchdog&) = delete;

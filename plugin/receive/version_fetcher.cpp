@@ -148,8 +148,11 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
   while (true) {
     if (state.valid) {
       Status status = road_->wait_beyond(state.id.version, deadline);
-      if (status.ok()) return true;
+      if (status.ok()) return has_come();
       if (status.code() != StatusCode::kDeadlineExceeded) return status;
+      waiting_.look([&] {
+        return concat("no version past ", state.id.version, " of run ", to_hex(run_), " is there");
+      });
       DRIFTLESS_RETURN_IF_ERROR(check_run(state));
       return false;
     }
@@ -158,9 +161,15 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
     if (!listed.ok() && listed.status().code() != StatusCode::kDeadlineExceeded) {
       return listed.status();
     }
-    if (listed.ok() && !listed->empty()) return true;
-    if (!backoff.sleep(deadline)) return false;
+    if (listed.ok() && !listed->empty()) return has_come();
+    const auto whom = [this] { return concat("run ", to_hex(run_), " has no version yet"); };
+    if (!waiting_.sleep(backoff, deadline, whom)) return false;
   }
+}
+
+bool VersionFetcher::has_come() {
+  waiting_.restart();
+  return true;
 }
 
 // Numbers alone do not tell of a run in the place of this one before it has counted further.

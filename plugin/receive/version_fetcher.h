@@ -122,6 +122,7 @@ class VersionFetcher {
   [[nodiscard]] std::optional<Digest> digest_at(std::uint64_t version);
 
  private:
+  [[nodiscard]] bool has_come();
   [[nodiscard]] Status check_run(const TargetState& state);
   [[nodiscard]] Status wrong_run(const std::string& what, const Hash128& found) const;
   [[nodiscard]] Result<std::vector<FoundManifest>> choose(const TargetState& state, FetchMode mode,
@@ -155,6 +156,7 @@ class VersionFetcher {
   ReceiveRoad* road_;
   Hash128 run_;
   ReceiverOptions options_;
+  Waiting waiting_;       // for news
   Deadline next_look_;    // when check_run() looks at the road again
   bool damaged_ = false;  // the last fetch() gave up on what is damaged
 };

@@ -337,8 +337,9 @@ class Rollout {
 Status run(const Task& task) {
   const Config config = config_of(task);
   const JobRole role = task.trains ? JobRole::kTrainer : JobRole::kRollout;
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<JobProcess> process,
-                             join_job(road_table(), config, role, task.trains));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::unique_ptr<JobProcess> process,
+      join_job(road_table(), config, role, Launch{.mpi = task.trains || task.road == "mpi_rma"}));
   const Weights base = random_weights(task.seed, 16);
   Task mine = task;
   if (!task.trains && task.road == "mpi_rma") mine.number = process->rank();

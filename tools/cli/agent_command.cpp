@@ -81,11 +81,15 @@ Result<int> follow(const Common& common, const AgentArguments& arguments, const 
   AgentRunOptions options;
   options.base = arguments.base;
   options.once = arguments.once;
+  options.stopped = [] { return StopSignals::received() != 0; };
   options.delivered = [&log](const VersionRecord& record) { log.delivered(record); };
   options.updated = [&log](const EngineRecord& record) { log.updated(record); };
   options.failed = [&log](const Status& status) { log.tell(status); };
   Agent agent(config, process, std::move(options));
-  DRIFTLESS_RETURN_IF_ERROR(agent.open());
+  if (const Status opened = agent.open(); !opened.ok()) {
+    const int signal = StopSignals::received();
+    return signal != 0 ? Result<int>(128 + signal) : opened;
+  }
   bool over = false;
   while (!over && StopSignals::received() == 0) {
     DRIFTLESS_ASSIGN_OR_RETURN(over, agent.step());

@@ -29,7 +29,7 @@ Result<Config> job_config(const Common& common, const JobArguments& arguments) {
   DRIFTLESS_ASSIGN_OR_RETURN(Config config,
                              load_config(posix_file_system(), arguments.config, arguments.set));
   DRIFTLESS_RETURN_IF_ERROR(
-      check_available(road_table(), config, false).with_context(arguments.config));
+      check_available(road_table(), config, {}).with_context(arguments.config));
   if (common.threads != 0) config.publisher.threads = config.receiver.threads = common.threads;
   return config;
 }
@@ -47,8 +47,15 @@ Result<int> run_in_job(const Common& common, const Config& config, JobRole role,
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     std::_Exit(code);
   };
+  DRIFTLESS_ASSIGN_OR_RETURN(const Launch launch, launch_of_process());
+  if (role == JobRole::kTrainer && !launch.mpi && launch.world > 1) {
+    return error(StatusCode::kInvalidArgument, to_string(launch.launcher), " started ",
+                 launch.world,
+                 " trainers, and nothing joins them: start them by mpirun or srun "
+                 "--mpi=pmix, or start one");
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<JobProcess> process,
-                             join_job(road_table(), config, role, launched_by_mpi(), late));
+                             join_job(road_table(), config, role, launch, late));
   const Result<int> done = work(process);
   if (done.ok()) return *done;
   const int code = report(common, done.status().with_context(concat(word, " ", process->rank())));

@@ -167,7 +167,7 @@ bool JobProgress::complete() const {
                              [&](const auto& entry) { return entry.second.left || holds(entry); });
 }
 
-std::string JobProgress::missing() const {
+std::string JobProgress::missing(std::string_view absent) const {
   std::string text;
   for (const auto& [id, rollout] : rollouts_) {
     if (holds_last(rollout) || (least_ == 0 && rollout.left)) continue;
@@ -182,8 +182,8 @@ std::string JobProgress::missing() const {
     }
   }
   if (rollouts_.size() < least_) {
-    text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ", least_,
-                   " rollouts never came");
+    text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ", least_, " rollouts",
+                   absent);
   }
   return text;
 }

@@ -37,8 +37,9 @@ class JobProgress {
   [[nodiscard]] bool complete() const;
   // There is nobody to wait for.
   [[nodiscard]] bool nobody() const;
-  // Which are not, in one line.
-  [[nodiscard]] std::string missing() const;
+  // Which are not, in one line; the second once nobody waits any more.
+  [[nodiscard]] std::string missing() const { return missing(" have not come yet"); }
+  [[nodiscard]] std::string missing_for_good() const { return missing(" never came"); }
   // Some rollout fell too far behind and finds no anchor, as of the last heard().
   [[nodiscard]] bool anchor_wanted() const { return anchor_wanted_; }
   // Grows whenever a rollout gets on.
@@ -65,6 +66,7 @@ class JobProgress {
     std::uint64_t before = 0;  // then: what it last held, as it said; 0: nothing
     std::string last_proof;
   };
+  [[nodiscard]] std::string missing(std::string_view absent) const;
   [[nodiscard]] bool counts(const std::string& id) const;
   [[nodiscard]] bool holds_last(const Rollout& rollout) const;
   // Empty: it proved the digest of what it holds.

@@ -24,7 +24,8 @@ class Rollout {
       : common_(common), arguments_(arguments), config_(config), process_(std::move(process)) {}
 
   [[nodiscard]] Result<int> run() {
-    DRIFTLESS_RETURN_IF_ERROR(open());
+    if (arguments_.timeout) timeout_ = Deadline::after(*arguments_.timeout);
+    if (const Status opened = open(); !opened.ok()) return stopped_or(opened);
     DRIFTLESS_RETURN_IF_ERROR(follow());
     DRIFTLESS_RETURN_IF_ERROR(close());
     DRIFTLESS_RETURN_IF_ERROR(check_end());
@@ -39,16 +40,26 @@ class Rollout {
   }
 
  private:
+  // A signal, or --timeout, ended the wait for the run.
+  [[nodiscard]] Result<int> stopped_or(const Status& failure) const {
+    if (const int signal = StopSignals::received(); signal != 0) return 128 + signal;
+    return timeout_ && timeout_->expired() ? failure.with_context("--timeout") : failure;
+  }
+  // Until the other side is there: no longer than --timeout, or a signal.
+  [[nodiscard]] Deadline within(std::chrono::milliseconds wait) const {
+    const Deadline until = timeout_ ? timeout_->sooner(wait) : Deadline::after(wait);
+    return until.unless([] { return StopSignals::received() != 0; });
+  }
+
   [[nodiscard]] Status open() {
-    const Deadline deadline = Deadline::after(config_.connect_deadline);
+    const Deadline deadline = within(config_.connect_deadline);
     // Before the meeting of all processes: a wrong base is told at once.
     DRIFTLESS_ASSIGN_OR_RETURN(weights_, open_weights(config_, process_->rank(), arguments_.base));
     // Trainers that mpirun started beside us may first make up a run; if they fail, the job ends.
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        JoinedRoad joined,
-        join_road(config_, process_, std::nullopt,
-                  Deadline::after(process_->together() ? std::chrono::hours(24)
-                                                       : config_.connect_deadline)));
+    DRIFTLESS_ASSIGN_OR_RETURN(JoinedRoad joined,
+                               join_road(config_, process_, std::nullopt,
+                                         within(process_->together() ? std::chrono::hours(24)
+                                                                     : config_.connect_deadline)));
     id_ = joined.options.id;
     joined.options.warn = [this](const Status& why) { tell(why); };
     DRIFTLESS_ASSIGN_OR_RETURN(
@@ -80,8 +91,6 @@ class Rollout {
 
   // Until the end of the run, --target-version, --timeout or a signal.
   [[nodiscard]] Status follow() {
-    std::optional<Deadline> timeout;
-    if (arguments_.timeout) timeout = Deadline::after(*arguments_.timeout);
     while (StopSignals::received() == 0 && !reached()) {
       DRIFTLESS_ASSIGN_OR_RETURN(const bool staged,
                                  receiver_->stage_patiently(Deadline::after(kLookForVersion)));
@@ -97,7 +106,7 @@ class Rollout {
       if (end_ && at_least(end_->version)) return {};
       if (end_ && !after_end_) after_end_ = Deadline::after(config_.receiver.fetch_deadline);
       if (after_end_ && after_end_->expired()) return {};  // check_end() says what is missing
-      if (timeout && timeout->expired()) {
+      if (timeout_ && timeout_->expired()) {
         return error(StatusCode::kDeadlineExceeded, "--timeout: still at version ",
                      weights_.target->state().id.version);
       }
@@ -182,6 +191,7 @@ class Rollout {
   ReceiverCounts counts_;  // at the end
   Status trouble_;
   std::optional<EndOfRun> end_;
+  std::optional<Deadline> timeout_;    // --timeout
   std::optional<Deadline> after_end_;  // until when what is missing is waited for
 };
 

@@ -250,35 +250,17 @@ class Trainer {
     return {};
   }
 
-  // Says once, after a moment, what is waited for.
-  class Waiting {
-   public:
-    explicit Waiting(const Trainer& trainer) : trainer_(trainer) {}
-    void say(const std::string& what) {
-      if (said_ || !soon_.expired()) return;
-      said_ = true;
-      trainer_.say(concat("waiting, for deadlines.connect (",
-                          trainer_.config_.connect_deadline.count(), " ms) at most: ", what));
-    }
-
-   private:
-    const Trainer& trainer_;
-    Deadline soon_ = Deadline::after(std::chrono::seconds(1));
-    bool said_ = false;
-  };
-
   // Those that are expected: whoever comes later might find the ring past its first version.
   [[nodiscard]] Status wait_for_rollouts() {
     const Deadline deadline = Deadline::after(config_.connect_deadline);
     Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
-    Waiting waiting(*this);
+    Waiting waiting;
     for (;;) {
       DRIFTLESS_RETURN_IF_ERROR(listen());
       if (progress_.present() || StopSignals::received() != 0) return {};
-      waiting.say(progress_.missing());
-      if (!backoff.sleep(deadline)) {
+      if (!waiting.sleep(backoff, deadline, [this] { return progress_.missing(); })) {
         return error(StatusCode::kDeadlineExceeded, "deadlines.connect (",
-                     config_.connect_deadline.count(), " ms): ", progress_.missing());
+                     config_.connect_deadline.count(), " ms): ", progress_.missing_for_good());
       }
     }
   }
@@ -378,15 +360,16 @@ class Trainer {
     std::uint64_t progress = progress_.progress();
     Deadline deadline = Deadline::after(stopped_ ? kStopWait : config_.connect_deadline);
     Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
-    Waiting waiting(*this);
+    Waiting waiting;
     for (;;) {
       DRIFTLESS_RETURN_IF_ERROR(listen());
       progress_.print(false);
       if (progress_.complete()) break;
-      waiting.say(progress_.missing());
+      waiting.look([this] { return progress_.missing(); });
       if (progress_.anchor_wanted()) DRIFTLESS_RETURN_IF_ERROR(help_stranded());
       if (progress_.progress() != progress) {
         progress = progress_.progress();
+        waiting.restart();
         deadline = Deadline::after(stopped_ ? kStopWait : config_.connect_deadline);
       }
       if (!backoff.sleep(deadline)) break;
@@ -421,9 +404,8 @@ class Trainer {
                                                : engines->tallies());
     Status missed = engines == nullptr ? Status() : engines->outcome();
     if (progress_.complete()) return missed;
-    return error(StatusCode::kMismatch,
-                 "not every rollout ended at the trainer's last version: ", progress_.missing(),
-                 missed.ok() ? "" : "; ", missed.message());
+    return error(StatusCode::kMismatch, "not every rollout ended at the trainer's last version: ",
+                 progress_.missing_for_good(), missed.ok() ? "" : "; ", missed.message());
   }
 
   // The other ranks learn from the leader that the rollouts are done: their windows must stay until

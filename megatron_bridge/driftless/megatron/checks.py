@@ -59,8 +59,7 @@ def check_options(options: Options) -> None:
     config = load_config(options)
     settings = config.settings()
     _refuse_receiving(options, settings)
-    config.check_available()
-    _check_launcher(config)
+    config.check_available("trainer")
     if settings["snapshot"] == "none" and whole_tensors(config):
         raise MapError(f"no snapshot was asked for: {whole_tensors(config)}")
     _check_directories(options, config)
@@ -106,19 +105,12 @@ def _refuse_receiving(options: Options, settings: dict[str, Any]) -> None:
         )
 
 
-def _check_launcher(config: driftless.Config) -> None:
-    if not config.takes_groups and not driftless.launched_by_mpi():
-        raise MapError(
-            f"the road {config.road} joins its trainers by MPI, and no MPI launcher started this process: start it "
-            "by mpirun, or use --update-weight-transport disk"
-        )
-
-
 def _check_directories(options: Options, config: driftless.Config) -> None:
     given = options.hf_checkpoint
     if given and not Path(given).is_dir():
         raise MapError(f"--update-weight-hf-checkpoint {given}: there is no such directory")
-    if config.directory is None or int(os.environ.get("RANK") or 0) != 0:
+    place = driftless.launch()
+    if config.directory is None or place.rank != 0 or place.world == 0:
         return  # of the others perhaps not all publish
     road = Path(config.directory)
     if not road.exists() and not road.parent.is_dir():

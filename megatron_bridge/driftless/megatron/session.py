@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 import driftless
 
+from .._native import Waiting
 from ..torch import PublisherGroup
 from . import base as base_checkpoint
 from . import binding, optimizers, settings, topology
@@ -388,6 +389,7 @@ class Session:
         best: list[int] = []
         now: list[driftless.ReceiverReport] = []
         until = time.monotonic() + patience
+        waiting = Waiting()
         while time.monotonic() < until:
             now = self._publisher.receivers()
             if sum(map(self._holds_last, now)) >= self._job.rollouts:
@@ -396,12 +398,17 @@ class Session:
             versions = sorted((r.version for r in now), reverse=True)[: self._job.rollouts]
             if versions > best:
                 best, until = versions, time.monotonic() + patience
+                waiting.restart()
+            waiting.look(lambda: self._behind(now))
             time.sleep(0.01)
+        self.report.note(self._behind(now))
+
+    def _behind(self, now: list[driftless.ReceiverReport]) -> str:
         said = ", ".join(
             f"{r.id}: version {r.version}, digest {r.digest or '-'}"
             for r in sorted(now, key=lambda r: r.id)
         )
-        self.report.note(
+        return (
             f"not every rollout holds version {self.version} of this run, digest "
             f"{self._publisher.digest}: {said or 'none has reported'}"
         )
@@ -488,21 +495,21 @@ def exit_with_failure() -> None:
 
 
 def torch_environment() -> None:
-    """Under mpirun: what torch.distributed wants to be told, from what Open MPI says, for this
-    process' part of the command line (rollouts are other parts). Leaves alone what is set."""
-    if "OMPI_COMM_WORLD_RANK" not in os.environ or "RANK" in os.environ:
+    """Under mpirun and srun: what torch.distributed wants to be told, for this process' part of
+    mpirun's command line (rollouts are other parts). Leaves alone what is set."""
+    place = driftless.launch()
+    if place.launcher not in ("mpirun", "srun") or place.world == 0:
         return
-    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    counts = [int(n) for n in os.environ.get("OMPI_APP_CTX_NUM_PROCS", "").split()]
-    first, count = 0, int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    if sum(counts) == count:
-        for part in counts:  # OMPI_FIRST_RANKS would say it, and is wrong in 4.1
-            if rank < first + part:
-                count = part
-                break
-            first += part
-    os.environ["RANK"] = str(rank - first)
-    os.environ.setdefault("WORLD_SIZE", str(count))
-    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29400")
+    if not place.address:
+        raise SyncError(
+            f"{place.launcher} started processes on several hosts, and does not say where rank 0 "
+            "is: set MASTER_ADDR"
+        )
+    for name, value in (
+        ("RANK", place.rank),
+        ("WORLD_SIZE", place.world),
+        ("LOCAL_RANK", place.local_rank),
+        ("MASTER_ADDR", place.address),
+        ("MASTER_PORT", 29400),
+    ):
+        os.environ.setdefault(name, str(value))

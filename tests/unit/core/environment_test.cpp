@@ -8,24 +8,12 @@
 
 #include "core/deadline.h"
 #include "core/parallel.h"
+#include "support/still_environment.h"
 
 namespace driftless {
 namespace {
 
 using std::chrono::milliseconds;
-
-// A clock that moves by sleeping only.
-class StillEnvironment final : public Environment {
- public:
-  TimePoint now() override { return now_; }
-  void sleep_until(TimePoint when) override { now_ = std::max(now_, when); }
-  [[nodiscard]] bool has_threads() const override { return false; }
-  Hash128 random() override { return {1, ++randoms_}; }
-
- private:
-  TimePoint now_{std::chrono::hours(1)};
-  std::uint64_t randoms_ = 0;
-};
 
 TEST(Environment, DecidesHowTimePassesForOneThread) {
   StillEnvironment still;

@@ -86,14 +86,14 @@ class Roads : public ::testing::Test {
 
   void start(const Weights& base) { start(base, table(), config_for("toy")); }
   void start(const Weights& base, const RoadTable& roads, const Config& config) {
-    auto trainer = join_job(roads, config, JobRole::kTrainer, false);
+    auto trainer = join_job(roads, config, JobRole::kTrainer, {});
     ASSERT_TRUE(trainer.ok()) << trainer.status().to_string();
     trainer_ = std::move(*trainer);
     MemorySource source(base);
     auto publisher = PublisherSession::open(config, *trainer_, source);
     ASSERT_TRUE(publisher.ok()) << publisher.status().to_string();
     publisher_ = std::move(*publisher);
-    auto rollout = join_job(roads, config, JobRole::kRollout, false);
+    auto rollout = join_job(roads, config, JobRole::kRollout, {});
     ASSERT_TRUE(rollout.ok()) << rollout.status().to_string();
     rollout_ = std::move(*rollout);
     const auto joined = join_road(config, rollout_, "rollout", Deadline::after(1s));
@@ -182,7 +182,7 @@ TEST_F(Roads, ARoadBringsItsKeysAndIsLoadedWhenItIsAskedFor) {
   EXPECT_EQ(receiver_->state().digest, publisher_->newest().digest);
   // The setting reaches the opener: on another map there is no run.
   config->of_road<testing::ToyOptions>().map = "b";
-  auto lonely = join_job(roads, *config, JobRole::kRollout, false);
+  auto lonely = join_job(roads, *config, JobRole::kRollout, {});
   ASSERT_TRUE(lonely.ok());
   const auto road = (*lonely)->receiver(Deadline::after(1s));
   ASSERT_TRUE(road.ok()) << road.status().to_string();
@@ -261,7 +261,7 @@ TEST_F(Roads, AGroupOfTheCallersSaysWhereTheRoadIsOpened) {
     Road row = kRows[0];
     row.takes_groups = takes_groups;
     const RoadTable one{"", {&row, 1}, {}, {}, nullptr};
-    const auto trainer = join_job(one, config_for("toy"), JobRole::kTrainer, false);
+    const auto trainer = join_job(one, config_for("toy"), JobRole::kTrainer, {});
     return (*trainer)->sender(0, Deadline::after(1s), group.get()).status();
   };
   EXPECT_EQ(open(false).code(), StatusCode::kInvalidArgument);
@@ -272,7 +272,7 @@ TEST_F(Roads, AGroupOfTheCallersSaysWhereTheRoadIsOpened) {
 
 TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {
   const auto refusal = [](const std::string& road, bool launched = false) {
-    return join_job(table(), config_for(road), JobRole::kRollout, launched).status();
+    return join_job(table(), config_for(road), JobRole::kRollout, Launch{.mpi = launched}).status();
   };
   EXPECT_EQ(refusal("tyo").code(), StatusCode::kInvalidArgument);
   EXPECT_NE(refusal("tyo").message().find("road.kind: 'tyo' is no road; those are: toy"),
@@ -283,6 +283,23 @@ TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {
             std::string::npos);
   EXPECT_NE(refusal("toy", true).message().find("MPI is not in this build: no MPI was found"),
             std::string::npos);
+  // One that joins trainers by MPI, in a process that MPI did not start.
+  Road joining = kRows[0];
+  joining.name = "shared_fs/toy";
+  joining.key = "road.layout";
+  joining.needs_mpi = [](JobRole role) { return role == JobRole::kTrainer; };
+  const std::array rows = {joining, Road{"shared_fs", "", {}, &kToyOpener},
+                           Road{"host_shm", "", {}, &kToyOpener}};
+  const RoadTable some{"", rows, {}, {}, nullptr};
+  Config config = config_for("toy");
+  config.road = "shared_fs/toy";
+  const Launch actor{.launcher = Launcher::kRay};
+  EXPECT_EQ(
+      join_job(some, config, JobRole::kTrainer, actor).status().to_string(),
+      "invalid_argument: road.layout: a trainer on shared_fs/toy joins the others by MPI, and "
+      "ray, without MPI, started this process: start it by mpirun or srun --mpi=pmix, or use "
+      "road.kind shared_fs, not shared_fs/toy");
+  EXPECT_TRUE(join_job(some, config, JobRole::kRollout, actor).ok());
   const std::vector<Backend> listed = backends(table());
   ASSERT_EQ(listed.size(), kRows.size());
   EXPECT_TRUE(listed[0].built);

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launch: which launcher started this process, and the place among the others that it gave it.
+//
+// Launchers leave variables in the environment, and whatever a process starts inherits them. If
+// several launchers left theirs, the innermost one counts: torchrun in a task of srun, mpirun in an
+// allocation of Slurm, an actor of Ray on a host that mpirun started. Nothing else in Driftless
+// reads these variables.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/status.h"
+
+namespace driftless {
+
+// kVariables: RANK and WORLD_SIZE, set by hand or by a launcher that leaves nothing else.
+enum class Launcher : unsigned char { kNone, kMpirun, kSrun, kTorchrun, kRay, kVariables };
+// "none", "mpirun", "srun", "torchrun", "ray", "variables"
+[[nodiscard]] std::string_view to_string(Launcher launcher);
+
+struct Launch {
+  Launcher launcher = Launcher::kNone;
+  bool mpi = false;         // the processes find each other by MPI
+  unsigned rank = 0;        // among the `world`
+  unsigned world = 1;       // 0: the launcher does not say; of mpirun, one part of its command line
+  unsigned local_rank = 0;  // among all that it started on this host
+  std::string address = {};  // the host of rank 0; empty: the launcher does not say
+  std::string attempt = {};  // another one for each start of the job; empty: it does not say
+};
+
+// What the caller says instead. A rank comes with its world.
+struct LaunchNames {
+  std::optional<std::string> launcher = {};
+  std::optional<unsigned> rank = {}, world = {}, local_rank = {};
+  std::optional<std::string> address = {};
+};
+
+// The value of a variable, if it is set.
+using Variables = std::function<std::optional<std::string>(const char* name)>;
+
+// Pure over its arguments. `parent`: the id of the parent process; a worker of Ray is known by it.
+// kInvalidArgument names the variables that contradict each other, or that are no numbers.
+[[nodiscard]] Result<Launch> read_launch(const Variables& variables, long parent,
+                                         const LaunchNames& names = {});
+// Of this process.
+[[nodiscard]] Result<Launch> launch_of_process(const LaunchNames& names = {});
+
+// "gpu[03-05,7]x,other": the first host of a list as Slurm writes it, "gpu03x".
+[[nodiscard]] std::string first_host(std::string_view hosts);
+
+}  // namespace driftless

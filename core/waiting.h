@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting: makes a wait for other processes visible. It prints whom the process waits for after 5
+// seconds, and every 30 seconds from then on, by Environment::say().
+//
+//   Waiting waiting;
+//   const auto whom = [&] { return "nothing from ranks 2, 3; rank 1 has answered"; };
+//   do {
+//     if (there()) return {};
+//   } while (waiting.sleep(backoff, deadline, whom));
+//   return deadline.check(whom());
+//
+// One that is kept and looked at by calls with pauses between them starts again after a pause: in
+// between nobody waited. One thread at a time.
+#pragma once
+
+#include <string>
+
+#include "core/deadline.h"
+
+namespace driftless {
+
+class Waiting {
+ public:
+  static constexpr std::chrono::seconds kFirst{5}, kEvery{30};
+
+  // `whom` is called only if a line is due.
+  template <typename Whom>
+  void look(const Whom& whom) {
+    if (due()) say(whom());
+  }
+  // Looks, then sleeps. False: the deadline is over.
+  template <typename Whom>
+  [[nodiscard]] bool sleep(Backoff& backoff, const Deadline& deadline, const Whom& whom) {
+    look(whom);
+    return backoff.sleep(deadline);
+  }
+  // What was waited for has come.
+  void restart();
+
+ private:
+  [[nodiscard]] bool due();
+  void say(const std::string& whom) const;
+
+  Environment::TimePoint since_ = environment().now();
+  Environment::TimePoint looked_ = since_;
+  Environment::TimePoint next_ = since_ + kFirst;
+};
+
+}  // namespace driftless
