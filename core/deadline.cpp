@@ -19,9 +19,9 @@ Deadline Deadline::sooner(std::chrono::milliseconds wait) const {
   return other.at_ < at_ ? other : *this;
 }
 
-Deadline Deadline::unless(bool (*stopped)()) const {
+Deadline Deadline::unless(bool (*is_stopped)()) const {
   Deadline other = *this;
-  other.stopped_ = stopped;
+  other.stopped_ = is_stopped;
   return other;
 }
 

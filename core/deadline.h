@@ -24,7 +24,7 @@ class Deadline {
   [[nodiscard]] Deadline sooner(std::chrono::milliseconds wait) const;
   // The same, and over once `stopped` says so: a signal came, say. A wait that sleeps by Backoff
   // ends within a fifth of a second; others notice it at their next look.
-  [[nodiscard]] Deadline unless(bool (*stopped)()) const;
+  [[nodiscard]] Deadline unless(bool (*is_stopped)()) const;
 
   [[nodiscard]] bool expired() const { return stopped() || Clock::now() >= at_; }
   [[nodiscard]] bool stopped() const { return stopped_ != nullptr && stopped_(); }

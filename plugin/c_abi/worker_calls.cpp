@@ -37,7 +37,7 @@ class AbiHost final : public WorkerHost {
                                         settings.receiver.threads));
     }
     DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<JobProcess> process,
-                               join_job(road_table(), settings, JobRole::kRollout, false));
+                               join_job(road_table(), settings, JobRole::kRollout, Launch{}));
     DRIFTLESS_ASSIGN_OR_RETURN(JoinedRoad joined,
                                join_road(settings, std::move(process), std::nullopt, deadline));
     joined.options.pause = [this] { return tensors_.wait_for_streams(); };

@@ -189,7 +189,7 @@ int main(int argc, char** argv) {
       "the benchmark's configuration", {});
   must(config.status());
   auto process =
-      join_job(road_table(), *config, trains ? JobRole::kTrainer : JobRole::kRollout, true);
+      join_job(road_table(), *config, trains ? JobRole::kTrainer : JobRole::kRollout, Launch{.mpi = true});
   must(process.status());
   if (trains) {
     train(**process, *config);
