@@ -192,8 +192,8 @@ Status StridedPatch::exchange_strided(const std::byte* values_dev, std::byte* ol
     return by_width(unit_bytes_, exchange<1, From>, exchange<2, From>, exchange<4, From>,
                     exchange<8, From>);
   };
-  return launch_strided(work(), chunks_, "exchange_strided", kernel, stream,
-                        values_dev, old_values_dev, differs_dev);
+  return launch_strided(work(), chunks_, "exchange_strided", kernel, stream, values_dev,
+                        old_values_dev, differs_dev);
 }
 
 Status StridedPatch::digest_changes(const std::byte* old_values_dev, const std::byte* values_dev,

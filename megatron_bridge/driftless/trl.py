@@ -103,10 +103,10 @@ class WeightTransfer:
                 self._name_unproven(e.id for e in there if e.partial or not e.proven)
                 return
             known = ", ".join(map(_described, found)) or "none is there"
-            waiting.look(
-                lambda: f"{len(there)} of {self._wait_for} receivers have version {sent.version}: "
-                f"{known}"
+            said = (
+                f"{len(there)} of {self._wait_for} receivers have version {sent.version}: {known}"
             )
+            waiting.look(lambda said=said: said)
             if time.monotonic() > deadline:
                 raise DeadlineExceededError(
                     f"version {sent.version} (digest {sent.digest}) is published, but {len(there)} "

@@ -188,8 +188,8 @@ int main(int argc, char** argv) {
       "snapshot: device\nencoding: deltas\nroad: {kind: nccl, nccl: {arrival: device}}\n",
       "the benchmark's configuration", {});
   must(config.status());
-  auto process =
-      join_job(road_table(), *config, trains ? JobRole::kTrainer : JobRole::kRollout, Launch{.mpi = true});
+  auto process = join_job(road_table(), *config, trains ? JobRole::kTrainer : JobRole::kRollout,
+                          Launch{.mpi = true});
   must(process.status());
   if (trains) {
     train(**process, *config);

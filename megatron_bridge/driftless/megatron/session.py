@@ -399,7 +399,7 @@ class Session:
             if versions > best:
                 best, until = versions, time.monotonic() + patience
                 waiting.restart()
-            waiting.look(lambda: self._behind(now))
+            waiting.look(lambda now=now: self._behind(now))
             time.sleep(0.01)
         self.report.note(self._behind(now))
 
