@@ -6,6 +6,7 @@ Importing this needs neither torch nor MPI nor CUDA. docs/start/python.md tells 
 
 from . import errors, kernels
 from ._native import (
+    Agent,
     Backend,
     CheckpointSource,
     CheckpointTarget,
@@ -35,6 +36,7 @@ from .errors import Error
 from .sharded import Shard, ShardedSource
 
 __all__ = [
+    "Agent",
     "Backend",
     "CheckpointSource",
     "CheckpointTarget",

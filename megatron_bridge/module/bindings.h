@@ -24,6 +24,7 @@ void bind_targets(py::module_& module);
 void bind_engines(py::module_& module);
 void bind_receiver(py::module_& module);
 void bind_worker(py::module_& module);
+void bind_agent(py::module_& module);
 void bind_kernels(py::module_& module);
 void bind_engine_driver(py::module_& module);
 

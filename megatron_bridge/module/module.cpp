@@ -20,6 +20,7 @@ PYBIND11_MODULE(_native, module) {
   bind_engines(module);
   bind_receiver(module);
   bind_worker(module);
+  bind_agent(module);
   bind_kernels(module);
   bind_engine_driver(module);
 }

@@ -40,6 +40,13 @@ VersionRecord delivery_record(const DeliveryReport& delivery, unsigned rank) {
 
 }  // namespace
 
+Status check_agent_config(const Config& config) {
+  if (!config.kind().one_host) return {};
+  return error(StatusCode::kInvalidArgument, "road.kind: ", config.road,
+               " is what an agent offers; it follows a road between hosts: mpi_rma, nccl, "
+               "shared_fs or object_store");
+}
+
 Agent::Agent(Config config, JobProcess& process, AgentRunOptions options)
     : config_(std::move(config)),
       process_(process),

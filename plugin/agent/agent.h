@@ -43,6 +43,9 @@ struct AgentEnd {
   Status digests;      // kMismatch: the trainer's last version has another digest than this one
 };
 
+// kInvalidArgument for a road that an agent offers itself.
+[[nodiscard]] Status check_agent_config(const Config& config);
+
 class Agent {
  public:
   Agent(Config config, JobProcess& process, AgentRunOptions options);

@@ -6,6 +6,7 @@ import http.server
 import json
 import shutil
 import threading
+import time
 import uuid
 
 import numpy as np
@@ -309,6 +310,37 @@ def test_an_agent_names_the_key_and_the_key_hands_the_engine_over(server, run_of
     second.publish()
     assert agent_of(second, server).returncode == 0, "the key is not needed any more"
     assert server.holds(second) and server.label == "2"
+
+
+def test_an_agent_in_this_process_brings_the_engine_to_the_run(server, run_of):
+    """driftless.Agent, without the command."""
+    run = run_of(1).publish()
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    road = {"kind": "shared_fs", "shared_fs": {"dir": f"{run.place}/road"}, "host_shm": {"name": name}}
+    agent = {"engines": [{"url": server.url, "kind": "vllm"}], "stage_timeout": "5s"}
+    text = json.dumps({"road": road, "agent": agent, "deadlines": {"connect": "20s", "fetch": "5s"}})
+    records, failures = [], []
+    with driftless.Job(driftless.Config.parse(text), "rollout", launched=False) as job:
+        made = driftless.Agent(job, on_record=records.append, on_failure=failures.append)
+        limit = time.monotonic() + 60
+        while server.label != "1" and time.monotonic() < limit:
+            assert not made.step()
+        run.publish()
+        while server.label != "2" and time.monotonic() < limit:
+            assert not made.step()
+        assert server.identities() == {(run.id, 2)} and server.holds(run), failures
+        ended = made.end()
+        assert ended["version"] == 2 and ended["engines"][0]["version"] == 2, ended
+        with pytest.raises(driftless.errors.InvalidArgumentError, match="the agent is closed"):
+            made.step()
+    assert {record["version"] for record in records} == {1, 2} and not failures, (records, failures)
+    assert any(record.get("engine") == server.url for record in records), records
+    one_host = driftless.Config.parse(json.dumps({"road": {"kind": "host_shm", "host_shm": {"name": name}}}))
+    with driftless.Job(one_host, "rollout", launched=False) as job:
+        with pytest.raises(driftless.errors.InvalidArgumentError, match="is what an agent offers"):
+            driftless.Agent(job)
+    for path in jobs_memory(name):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def test_an_agent_of_another_run_closes_nothing(server, run_of, agent_of):

@@ -111,11 +111,7 @@ Result<int> follow(const Common& common, const AgentArguments& arguments, const 
 
 Result<int> run_agent(const Common& common, const AgentArguments& arguments) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments.job));
-  if (config.kind().one_host) {
-    return error(StatusCode::kInvalidArgument, "road.kind: ", config.road,
-                 " is what an agent offers; it follows a road between hosts: mpi_rma, nccl, "
-                 "shared_fs or object_store");
-  }
+  DRIFTLESS_RETURN_IF_ERROR(check_agent_config(config));
   return run_in_job(common, config, JobRole::kRollout, "agent", {}, [&](const auto& process) {
     return follow(common, arguments, config, *process);
   });

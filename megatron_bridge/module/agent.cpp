@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// driftless.Agent: an agent of the host inside a Python process.
+#include "plugin/agent/agent.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <nlohmann/json.hpp>
+
+#include "module/bindings.h"
+#include "module/receiver.h"
+
+namespace driftless::python {
+namespace {
+
+py::object as_dict(const nlohmann::ordered_json& json) {
+  const std::string text = json.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  return py::module_::import("json").attr("loads")(text);
+}
+
+class HeldAgent final : public HeldSession<Agent> {
+ public:
+  HeldAgent(std::shared_ptr<Job> job, std::string base, bool once, const py::object& on_record,
+            const py::object& on_failure)
+      : HeldSession(std::move(job), JobRole::kRollout, "agent") {
+    check(check_agent_config(job_->config()));
+    AgentRunOptions options;
+    options.base = std::move(base);
+    options.once = once;
+    const auto recorded = callback<py::object>(on_record, "on_record");
+    const auto failed = callback<std::string>(on_failure, "on_failure");
+    const auto record = [recorded](const auto& made) {
+      const py::gil_scoped_acquire acquired;
+      if (recorded) static_cast<void>(recorded(as_dict(to_json(made))));
+    };
+    options.delivered = record;
+    options.updated = record;
+    options.failed = [failed](const Status& why) {
+      if (failed) static_cast<void>(failed(why.to_string()));
+    };
+    session_ = std::make_unique<Agent>(job_->config(), job_->process(), std::move(options));
+    call(&Agent::open);
+  }
+
+  [[nodiscard]] bool step() {
+    const bool over = call(&Agent::step);
+    failure_.rethrow();  // a callback's
+    return over;
+  }
+  void run() {
+    while (!step()) look_at_signals();
+  }
+  [[nodiscard]] py::object end(bool confirm) {
+    Agent& made = session();
+    AgentEnd end;
+    {
+      const InUse::Turn turn = take_turn();
+      end = without_gil([&] { return made.end(confirm); });
+      drop_now();
+    }
+    check(end.digests);
+    nlohmann::ordered_json json = {
+        {"version", end.version}, {"digest", end.digest ? to_hex(*end.digest) : ""},
+        {"workers", end.workers}, {"all_have_it", end.all_have_it},
+        {"behind", end.behind},   {"engines", nlohmann::ordered_json::array()}};
+    for (const EngineState& engine : end.engines) {
+      json["engines"].push_back({{"url", engine.url},
+                                 {"version", engine.version},
+                                 {"status", std::string(to_string(engine.status.code()))},
+                                 {"error", std::string(engine.status.message())}});
+    }
+    return as_dict(json);
+  }
+
+ private:
+  void refresh() override {}
+};
+
+}  // namespace
+
+void bind_agent(py::module_& module) {
+  py::class_<HeldAgent, std::shared_ptr<HeldAgent>>(
+      module, "Agent",
+      "What `driftless agent` does, in this process: takes each version from the road of `job`, a "
+      "rollout's, once, and brings the engines of its configuration to it. `base`: a checkpoint "
+      "that is copied if agent.checkpoint is missing; `once`: it is over when all have what is "
+      "there now. on_record(dict): every hand-over and update; on_failure(text): what is tried "
+      "again.")
+      .def(py::init([](const std::shared_ptr<Job>& job, const std::string& base, bool once,
+                       const py::object& on_record, const py::object& on_failure) {
+             auto made = std::make_shared<HeldAgent>(job, base, once, on_record, on_failure);
+             job->enter(made);
+             return made;
+           }),
+           py::arg("job"), py::arg("base") = "", py::arg("once") = false,
+           py::arg("on_record") = py::none(), py::arg("on_failure") = py::none())
+      .def("step", &HeldAgent::step,
+           "Hands over what comes within a moment. True: the run has ended, or `once`, and all "
+           "have the last version or had their time for it.")
+      .def("run", &HeldAgent::run, "Steps until it is over. Ctrl-C ends it.")
+      .def("end", &HeldAgent::end, py::arg("confirm") = true,
+           "Leaves road, engines and workers: what they ended at. `confirm`: engines are asked "
+           "once more.");
+}
+
+}  // namespace driftless::python
