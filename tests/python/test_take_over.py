@@ -317,8 +317,10 @@ def test_an_agent_in_this_process_brings_the_engine_to_the_run(server, run_of):
     run = run_of(1).publish()
     name = f"test-{uuid.uuid4().hex[:12]}"
     road = {"kind": "shared_fs", "shared_fs": {"dir": f"{run.place}/road"}, "host_shm": {"name": name}}
-    agent = {"engines": [{"url": server.url, "kind": "vllm"}], "stage_timeout": "5s"}
-    text = json.dumps({"road": road, "agent": agent, "deadlines": {"connect": "20s", "fetch": "5s"}})
+    engines = [{"url": server.url, "kind": "vllm"}]
+    agent = {"stage_timeout": "5s"}
+    deadlines = {"connect": "20s", "fetch": "5s"}
+    text = json.dumps({"road": road, "engines": engines, "agent": agent, "deadlines": deadlines})
     records, failures = [], []
     with driftless.Job(driftless.Config.parse(text), "rollout", launched=False) as job:
         made = driftless.Agent(job, on_record=records.append, on_failure=failures.append)
