@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "formats/records.h"
 
+#include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "core/host_name.h"
+#include "formats/receiver_needs.h"
 
 namespace driftless {
 namespace {
@@ -56,6 +59,14 @@ void add(OrderedJson& json, const VersionRecord::Delivered& delivered) {
   json["plain_bytes"] = delivered.plain_bytes;
 }
 
+double number_after(std::string_view text, std::string_view key) {
+  const std::size_t at = text.find(key);
+  if (at == std::string_view::npos) return 0.0;
+  double value = 0;
+  std::from_chars(text.data() + at + key.size(), text.data() + text.size(), value);
+  return value;
+}
+
 std::string utc_with_milliseconds() {
   using namespace std::chrono;
   const auto now = system_clock::now();
@@ -99,14 +110,58 @@ OrderedJson to_json(const VersionRecord& record) {
 OrderedJson to_json(const EngineRecord& record) {
   OrderedJson json = begin(record.origin, record.run);
   json["engine"] = record.engine;
+  json["kind"] = record.kind;
   json["version"] = record.version;
   json["goal"] = record.goal;
   json["digest"] = record.digest;
+  json["proven"] = record.proven;
   json["status"] = to_string(record.status.code());
   if (!record.status.ok()) json["error"] = record.status.message();
   json["attempts"] = record.attempts;
   add(json, record.commit);
   return json;
+}
+
+OrderedJson to_json(const EndRecord& record) {
+  OrderedJson json = begin(record.origin, record.run);
+  json["event"] = record.event;
+  if (!record.id.empty()) json["id"] = record.id;
+  json["version"] = record.version;
+  json["digest"] = record.digest;
+  return json;
+}
+
+std::string to_text(const ReportProof& proof) {
+  std::string text = proof.digest;
+  if (proof.unproven > 0) text += concat(kUnproven, proof.unproven);
+  if (!proof.run.empty()) text += concat(kProofRun, proof.run);
+  if (!proof.timed) return text;
+  std::array<char, 96> times{};
+  std::snprintf(times.data(), times.size(), " stage_ms=%.3f commit_ms=%.3f", proof.stage_ms,
+                proof.commit_ms);
+  return text + times.data();
+}
+
+ReportProof parse_proof(std::string_view proof) {
+  constexpr std::string_view kStageMs = " stage_ms=";
+  constexpr std::size_t kDigits = 32;
+  if (proof == kAnchorWanted) return {};
+  const std::size_t run = proof.find(kProofRun);
+  return {std::string(proof.substr(0, kDigits)),
+          run == std::string_view::npos
+              ? std::string()
+              : std::string(proof.substr(run + kProofRun.size(), kDigits)),
+          static_cast<std::uint64_t>(std::clamp(number_after(proof, kUnproven), 0.0, 1e9)),
+          proof.find(kStageMs) != std::string_view::npos,
+          number_after(proof, kStageMs),
+          number_after(proof, " commit_ms=")};
+}
+
+std::string reported_run(std::string_view proof, std::string_view needs) {
+  std::string run = parse_proof(proof).run;
+  if (!run.empty() || needs.empty()) return run;
+  const Result<ReceiverNeeds> told = parse_needs(needs, "a report");
+  return told.ok() && !told->run.is_zero() ? to_hex(told->run) : run;
 }
 
 }  // namespace driftless

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// VersionRecord and EngineRecord: what one process did for one version, and how one update of one
-// engine went. metrics.file, the JSON lines of the commands and the C library's metrics are views
-// of them. docs/operate/metrics.md describes every key.
+// The records: what one process did for one version (VersionRecord), how one update of one engine
+// went (EngineRecord), how a process ended (EndRecord), and what a receiver reports to the trainer
+// (ReportProof). metrics.file, the JSON lines of the commands, reports and the C library's metrics
+// are views of them. docs/operate/metrics.md describes every key.
 #pragma once
 
 #include <cstdint>
@@ -68,18 +69,54 @@ struct VersionRecord {
 };
 
 struct EngineRecord {
+  RecordOrigin origin{};
+  Hash128 run{};
+  std::string engine;           // its URL
+  std::string_view kind{};      // "vllm" or "sglang"
+  std::uint64_t version = 0;    // that it holds; if the update failed, the one before; 0: none yet,
+                                // or nobody can say
+  std::uint64_t confirmed = 0;  // the last one, also if nobody can say since
+  std::uint64_t goal = 0;       // that it was to be brought to
+  std::string digest{};         // of the version, hex; empty: not known
+  std::string_view proven{};    // by its "workers" or by the "files" that it loaded; empty: not
+  Status status{};              // of the last update; not ok: it counts as not there
+  unsigned attempts = 0;
+  CommitTimes commit{};  // of the last attempt
+};
+
+// The last line of a command.
+struct EndRecord {
   RecordOrigin origin;
   Hash128 run;
-  std::string engine;         // its URL
-  std::uint64_t version = 0;  // that it holds; if the update failed, the one before
-  std::uint64_t goal = 0;     // that it was to be brought to
-  std::string digest;         // of the version, hex; empty: not known
-  Status status;
-  unsigned attempts = 0;
-  CommitTimes commit;  // of the last attempt
+  std::string_view event;  // "rollout", "agent" or "summary"
+  std::string id;          // the receiver's; empty: a trainer
+  std::uint64_t version = 0;
+  std::string digest;  // hex; empty: not known
 };
+
+// The proof of a receiver's report, as text: "<digest> unproven=2 run=<run> stage_ms=1.5
+// commit_ms=0.2". A road carries it unread; the trainer shows it.
+struct ReportProof {
+  std::string digest;          // 32 digits; empty if it holds nothing
+  std::string run;             // 32 digits; empty: not in it
+  std::uint64_t unproven = 0;  // tensors that the digest was not computed from
+  bool timed = false;          // the times of the last commit are in it
+  double stage_ms = 0;         // fetching included
+  double commit_ms = 0;
+};
+// The proof in the report of a receiver that cannot follow the versions and finds no anchor: the
+// publisher makes one with its next version.
+inline constexpr std::string_view kAnchorWanted = "anchor wanted";
+inline constexpr std::string_view kUnproven = " unproven=";
+inline constexpr std::string_view kProofRun = " run=";
+[[nodiscard]] std::string to_text(const ReportProof& proof);
+[[nodiscard]] ReportProof parse_proof(std::string_view proof);
+// The run that a report is of: in its proof or, if it proves nothing, in its needs. Empty: in
+// neither.
+[[nodiscard]] std::string reported_run(std::string_view proof, std::string_view needs);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const VersionRecord& record);
 [[nodiscard]] nlohmann::ordered_json to_json(const EngineRecord& record);
+[[nodiscard]] nlohmann::ordered_json to_json(const EndRecord& record);
 
 }  // namespace driftless

@@ -6,12 +6,12 @@
 
 #include <memory>
 
+#include "formats/records.h"
 #include "module/bindings.h"
 #include "module/job.h"
 #include "module/source.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/receive/report_proof.h"
 
 namespace driftless::python {
 namespace {

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include "formats/receiver_needs.h"
+#include "formats/records.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/engines/engine_http.h"
-#include "plugin/receive/report_proof.h"
 
 namespace driftless {
 namespace {
@@ -161,32 +161,34 @@ Result<bool> Agent::deliver() {
   return true;
 }
 
-EngineRecord Agent::engine_record(const EngineUpdate& update) const {
-  const std::optional<Digest> digest = delivery_->digest(update.version);
-  return {.origin = record_origin(kRole, process_.rank()),
-          .run = delivery_->run(),
-          .engine = update.url,
-          .version = update.version,
-          .goal = update.goal,
-          .digest = digest ? to_hex(*digest) : "",
-          .status = update.status,
-          .attempts = update.attempts,
-          .commit = update.times};
+// A version is confirmed only with its digest: by the engine's workers, or, of an engine that reads
+// the checkpoint, by the files.
+void Agent::complete(EngineRecord& record) const {
+  const std::optional<Digest> digest = delivery_->digest(record.version);
+  record.origin = record_origin(kRole, process_.rank());
+  record.run = delivery_->run();
+  record.digest = digest ? to_hex(*digest) : "";
+  const auto engine = std::ranges::find(engines_, record.engine, &EngineEndpoint::url);
+  if (engine != engines_.end()) record.kind = to_string(*engine->kind);
+  const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
+  if (record.status.ok() && digest && record.version > 0)
+    record.proven = files ? "files" : "workers";
 }
 
 bool Agent::take_updates() {
-  const std::vector<EngineUpdate> updates = fleet_->take_updates();
-  for (const EngineUpdate& update : updates) {
-    const EngineRecord record = engine_record(update);
-    write(to_json(record));
+  std::vector<EngineRecord> updates = fleet_->take_updates();
+  for (EngineRecord& update : updates) {
+    complete(update);
+    write(to_json(update));
     if (!update.status.ok()) {
-      tell(update.status.with_context(concat("engine ", update.url, " did not take version ",
+      tell(update.status.with_context(concat("engine ", update.engine, " did not take version ",
                                              update.goal, " after ", update.attempts, " tries")));
       continue;
     }
-    stage_ms_ = update.times.stage_ms;
-    commit_ms_ = update.times.pause_ms + update.times.apply_ms + update.times.resume_ms;
-    if (options_.updated) options_.updated(record);
+    const CommitTimes& times = update.commit;
+    stage_ms_ = times.stage_ms;
+    commit_ms_ = times.pause_ms + times.apply_ms + times.resume_ms;
+    if (options_.updated) options_.updated(update);
   }
   return !updates.empty();
 }
@@ -206,7 +208,7 @@ std::optional<std::uint64_t> Agent::confirmed() const {
     if (!worker.version) return std::nullopt;
     least = std::min(least, *worker.version);
   }
-  for (const EngineState& engine : fleet_->states()) {
+  for (const EngineRecord& engine : fleet_->states()) {
     if (engine.version == 0) return std::nullopt;
     least = std::min(least, engine.version);
   }
@@ -215,8 +217,8 @@ std::optional<std::uint64_t> Agent::confirmed() const {
 
 // The version that every engine confirmed once; 0 if one never did.
 std::uint64_t Agent::confirmed_before() const {
-  const std::vector<EngineState> engines = fleet_->states();
-  const auto least = std::ranges::min_element(engines, {}, &EngineState::confirmed);
+  const std::vector<EngineRecord> engines = fleet_->states();
+  const auto least = std::ranges::min_element(engines, {}, &EngineRecord::confirmed);
   return least == engines.end() ? 0 : least->confirmed;
 }
 
@@ -229,8 +231,8 @@ Status Agent::report() {
   report.version = version ? *version : confirmed_before();
   const std::optional<Digest> digest = version ? delivery_->digest(*version) : std::nullopt;
   if (digest) {
-    report.proof = proof_with_times(concat(to_hex(*digest), kProofRun, to_hex(delivery_->run())),
-                                    stage_ms_, commit_ms_);
+    report.proof = to_text(
+        ReportProof{to_hex(*digest), to_hex(delivery_->run()), 0, true, stage_ms_, commit_ms_});
   }
   if (delivery_->wants_anchor()) {
     report.version = delivery_->version();
@@ -275,9 +277,9 @@ bool Agent::all_took(std::uint64_t version) {
     if (there) reached_.insert(worker.id);
     all = all && there;
   }
-  const std::vector<EngineState> engines = fleet_->states();
+  const std::vector<EngineRecord> engines = fleet_->states();
   return all && reached_.size() >= config_.agent.workers &&
-         std::ranges::all_of(engines, [&](const EngineState& engine) {
+         std::ranges::all_of(engines, [&](const EngineRecord& engine) {
            return !engine.status.ok() || engine.version >= version;
          });
 }
@@ -296,7 +298,9 @@ AgentEnd Agent::end(bool confirm) {
         error(StatusCode::kMismatch, "version ", made.version, " has digest ", to_hex(*made.digest),
               " here and ", to_hex(end_->digest), " at the trainer");
   }
+  made.run = delivery_->run();
   made.engines = fleet_->states();
+  for (EngineRecord& engine : made.engines) complete(engine);
   made.workers = reached_.size();
   made.behind = who_is_behind(made.version);
   tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
@@ -314,9 +318,9 @@ std::string Agent::who_is_behind(std::uint64_t last) const {
     text += concat("; worker ", worker.id, " ",
                    worker.version ? concat("is at version ", *worker.version) : worker.waits);
   }
-  for (const EngineState& engine : fleet_->states()) {
+  for (const EngineRecord& engine : fleet_->states()) {
     if (engine.status.ok() && engine.version == last) continue;
-    text += concat("; engine ", engine.url, " is at version ", engine.version);
+    text += concat("; engine ", engine.engine, " is at version ", engine.version);
   }
   if (reached_.size() < config_.agent.workers) {
     text +=

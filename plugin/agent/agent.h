@@ -34,9 +34,10 @@ struct AgentRunOptions {
 };
 
 struct AgentEnd {
+  Hash128 run;
   std::uint64_t version = 0;  // that all should have
   std::optional<Digest> digest;
-  std::vector<EngineState> engines;
+  std::vector<EngineRecord> engines;
   std::size_t workers = 0;  // that had it
   bool all_have_it = false;
   std::string behind;  // else: who has not
@@ -75,7 +76,7 @@ class Agent {
   [[nodiscard]] bool all_took(std::uint64_t version);
   [[nodiscard]] bool all_took_or_waits(std::uint64_t version);
   [[nodiscard]] std::string who_is_behind(std::uint64_t last) const;
-  [[nodiscard]] EngineRecord engine_record(const EngineUpdate& update) const;
+  void complete(EngineRecord& record) const;
   void write(const nlohmann::ordered_json& line);
   void tell(const Status& status) const;
 

@@ -3,9 +3,9 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
+#include "formats/records.h"
 #include "plugin/agent/plain_parts.h"
 #include "plugin/receive/block_fetcher.h"
-#include "plugin/receive/report_proof.h"
 #include "plugin/targets/version_source.h"
 
 namespace driftless {

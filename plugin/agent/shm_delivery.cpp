@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delivery through shared memory.
 #include "collectives/host_shm/host_shm_road.h"
+#include "formats/records.h"
 #include "plugin/agent/relay.h"
-#include "plugin/receive/report_proof.h"
 
 namespace driftless {
 namespace {

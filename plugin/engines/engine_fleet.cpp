@@ -19,7 +19,7 @@ EngineFleet::EngineFleet(const EngineCalls& calls, std::vector<std::string> urls
     : calls_(calls), look_(look) {
   for (std::string& url : urls) {
     engines_.push_back(std::make_unique<Engine>());
-    engines_.back()->state.url = std::move(url);
+    engines_.back()->state.engine = std::move(url);
   }
 }
 
@@ -44,14 +44,14 @@ void EngineFleet::set_goal(std::uint64_t version) {
   changed_.notify_all();
 }
 
-std::vector<EngineUpdate> EngineFleet::take_updates() {
+std::vector<EngineRecord> EngineFleet::take_updates() {
   const std::scoped_lock lock(mutex_);
   return std::exchange(updates_, {});
 }
 
-std::vector<EngineState> EngineFleet::states() const {
+std::vector<EngineRecord> EngineFleet::states() const {
   const std::scoped_lock lock(mutex_);
-  std::vector<EngineState> states;
+  std::vector<EngineRecord> states;
   for (const auto& engine : engines_) states.push_back(engine->state);
   return states;
 }
@@ -104,12 +104,12 @@ void EngineFleet::run(Engine& engine) {
     } else {
       pause = calls_.retry_wait;
     }
-    EngineUpdate done = update(engine, goal);
+    EngineRecord done = update(engine, goal);
     failed_goal = done.status.ok() ? 0 : goal;
     const std::scoped_lock lock(mutex_);
     if (stop_ && !done.status.ok()) continue;  // what was cut short is no failure of the engine
-    engine.state.status = done.status;
-    if (done.status.ok()) engine.state.version = engine.state.confirmed = done.version;
+    engine.state = done;
+    if (done.status.ok()) engine.state.confirmed = done.version;
     if (!done.status.ok() && engine.session->lost()) engine.state.version = 0;
     if (updates_.size() < kMaxUpdates) updates_.push_back(std::move(done));
   }
@@ -130,18 +130,17 @@ void EngineFleet::confirm(Engine& engine) {
   if (stop_) engine.state.status = std::move(still);
 }
 
-EngineUpdate EngineFleet::update(Engine& engine, std::uint64_t goal) {
-  EngineUpdate done;
-  done.url = engine.state.url;
+EngineRecord EngineFleet::update(Engine& engine, std::uint64_t goal) {
+  EngineRecord done = engine.state;
   done.goal = goal;
-  done.version = engine.state.version;
+  done.attempts = 0;
   std::chrono::milliseconds wait = calls_.retry_wait;
   for (unsigned tries = 0; tries <= calls_.retries; ++tries) {
     if (tries > 0 && !sleep(wait, goal)) break;
     if (tries > 0) wait = std::min(2 * wait, kLongestWait);
     ++done.attempts;
-    done.times = {};
-    const Result<std::uint64_t> reached = engine.session->update(goal, done.times);
+    done.commit = {};
+    const Result<std::uint64_t> reached = engine.session->update(goal, done.commit);
     done.status = reached.status();
     if (!reached.ok()) continue;
     done.version = *reached;

@@ -23,23 +23,6 @@
 
 namespace driftless {
 
-// One update that was finished, or given up for now.
-struct EngineUpdate {
-  std::string url;
-  std::uint64_t version = 0;  // reached; if it failed, the one before
-  std::uint64_t goal = 0;
-  Status status;
-  unsigned attempts = 0;
-  CommitTimes times;  // of the last attempt
-};
-
-struct EngineState {
-  std::string url;
-  std::uint64_t version = 0;    // confirmed; 0: none yet, or nobody can say
-  std::uint64_t confirmed = 0;  // the last one, also if nobody can say since
-  Status status;                // of the last update; not ok: it counts as not there
-};
-
 class EngineFleet {
  public:
   // An update counts as failed after calls.retries further tries. `look`: between two questions to
@@ -56,9 +39,11 @@ class EngineFleet {
   void start(std::vector<std::unique_ptr<EngineSession>> sessions);
   // The engines are to be at this version; one more than the last.
   void set_goal(std::uint64_t version);
-  // What has finished since the last call.
-  [[nodiscard]] std::vector<EngineUpdate> take_updates();
-  [[nodiscard]] std::vector<EngineState> states() const;
+  // Records hold what an engine says of itself; origin, run, digest and kind are the caller's.
+  // The updates that were finished, or given up for now, since the last call.
+  [[nodiscard]] std::vector<EngineRecord> take_updates();
+  // What each engine holds now.
+  [[nodiscard]] std::vector<EngineRecord> states() const;
   // Whether every engine is at `version`.
   [[nodiscard]] bool all_at(std::uint64_t version) const;
   // Ends what may be ended; engines that are paused are resumed before it returns, if their ranks
@@ -67,12 +52,12 @@ class EngineFleet {
 
  private:
   struct Engine {
-    EngineState state;
+    EngineRecord state;
     std::unique_ptr<EngineSession> session;
     std::function<void()> join;  // empty: it does not run
   };
   void run(Engine& engine);
-  [[nodiscard]] EngineUpdate update(Engine& engine, std::uint64_t goal);
+  [[nodiscard]] EngineRecord update(Engine& engine, std::uint64_t goal);
   // What is not at its version any more is at none.
   void confirm(Engine& engine);
   // Sleeps; false: stopping, or there is a newer goal.
@@ -85,7 +70,7 @@ class EngineFleet {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t goal_ = 0;
-  std::vector<EngineUpdate> updates_;
+  std::vector<EngineRecord> updates_;
   std::vector<std::unique_ptr<Engine>> engines_;
 };
 

@@ -3,7 +3,7 @@
 
 #include "core/stopwatch.h"
 #include "formats/receiver_needs.h"
-#include "plugin/receive/report_proof.h"
+#include "formats/records.h"
 
 #include <nlohmann/json.hpp>
 

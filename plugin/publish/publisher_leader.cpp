@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "formats/receiver_proof.h"
+#include "formats/records.h"
 
 namespace driftless {
 namespace {

@@ -3,8 +3,8 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
+#include "formats/records.h"
 #include "plugin/receive/announced_needs.h"
-#include "plugin/receive/report_proof.h"
 #include "plugin/receive/version_fetcher.h"
 
 namespace driftless {
@@ -365,14 +365,10 @@ Status Receiver::say() {
   report.id = options_.id;
   if (state.valid) {  // else it has nothing: the road then keeps an anchor for it
     report.version = state.id.version;
-    report.proof = to_hex(state.digest);
     const std::size_t unproven =
         digests_.unproven().empty() ? target_->unproven_tensors() : digests_.layout().size();
-    if (unproven > 0) report.proof += concat(kUnproven, unproven);
-    report.proof += concat(kProofRun, to_hex(run()));
-    if (timed_ == state.digest) {
-      report.proof = proof_with_times(report.proof, timed_stage_ms_, timed_commit_ms_);
-    }
+    report.proof = to_text(ReportProof{to_hex(state.digest), to_hex(run()), unproven,
+                                       timed_ == state.digest, timed_stage_ms_, timed_commit_ms_});
   }
   if (stranded_) report.proof = kAnchorWanted;
   report.needs = needs_;

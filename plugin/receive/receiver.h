@@ -14,7 +14,7 @@
 
 #include "collectives/road.h"
 #include "formats/receiver_needs.h"
-#include "formats/receiver_proof.h"
+#include "formats/records.h"
 #include "plugin/receive/run_digests.h"
 #include "plugin/receive/run_end.h"
 #include "plugin/targets/weight_target.h"

@@ -364,6 +364,11 @@ def test_engines_that_read_files_hold_every_version(work, name):
     summary = ended(agent, 60)
     assert finish(trainer).returncode == 0
     assert [engine["version"] for engine in summary["engines"]] == [STEPS, STEPS]
+    assert [(engine["engine"], engine["kind"], engine["proven"]) for engine in summary["engines"]] == [
+        (vllm.url, "vllm", "files"), (sglang.url, "sglang", "files"),
+    ]  # fmt: skip
+    for line in (summary, *summary["engines"]):
+        assert len(line["run"]) == 32 and line["host"] and line["time"].endswith("Z") and line["digest"]
     assert read_checkpoint(work / "local") == history[-1]
     steps = {tuple(sorted(step.items())) for step in history}
     for engine in (vllm, sglang):

@@ -155,7 +155,7 @@ void Agent::report(const Relay& relay, const EngineFleet& fleet, ReceiveRoad& ro
   ReceiverReport report;
   report.id = "agent";
   std::uint64_t least = relay.version();
-  for (const EngineState& engine : fleet.states()) least = std::min(least, engine.version);
+  for (const EngineRecord& engine : fleet.states()) least = std::min(least, engine.version);
   if (const auto digest = relay.digests()->find(least)) {
     report.version = least;
     report.proof = to_hex(*digest);

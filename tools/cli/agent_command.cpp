@@ -12,8 +12,8 @@ namespace {
 // What an agent prints on the way: with --verbose what it did. A failure goes to stderr.
 class AgentLog {
  public:
-  AgentLog(bool json, bool verbose, std::string id)
-      : json_(json), verbose_(verbose), id_(std::move(id)) {}
+  AgentLog(bool json, bool verbose, std::string id, unsigned rank)
+      : json_(json), verbose_(verbose), id_(std::move(id)), rank_(rank) {}
 
   void tell(const Status& status) const {
     if (!status.ok()) std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
@@ -41,24 +41,23 @@ class AgentLog {
 
   void ended(const AgentEnd& end) const {
     if (json_) {
-      nlohmann::ordered_json json = {
-          {"event", "agent"},          {"id", id_},
-          {"version", end.version},    {"digest", end.digest ? to_hex(*end.digest) : ""},
-          {"versions", versions_},     {"anchors", anchors_},
-          {"wire_bytes", wire_bytes_}, {"plain_bytes", plain_bytes_},
-          {"workers", end.workers},    {"engines", nlohmann::ordered_json::array()}};
-      for (const EngineState& engine : end.engines) {
-        json["engines"].push_back({{"url", engine.url},
-                                   {"version", engine.version},
-                                   {"status", std::string(to_string(engine.status.code()))}});
-      }
+      nlohmann::ordered_json json =
+          to_json(EndRecord{record_origin("agent", rank_), end.run, "agent", id_, end.version,
+                            end.digest ? to_hex(*end.digest) : ""});
+      json["versions"] = versions_;
+      json["anchors"] = anchors_;
+      json["wire_bytes"] = wire_bytes_;
+      json["plain_bytes"] = plain_bytes_;
+      json["workers"] = end.workers;
+      json["engines"] = nlohmann::ordered_json::array();
+      for (const EngineRecord& engine : end.engines) json["engines"].push_back(to_json(engine));
       return print_json(json);
     }
     std::cout << concat(id_, ": ended at version ", end.version, ", ", versions_, " versions and ",
                         anchors_, " anchors handed over, ", human_bytes(wire_bytes_), " fetched, ",
                         end.workers, " workers\n");
-    for (const EngineState& engine : end.engines) {
-      std::cout << concat(id_, ": ", engine.url, " at version ", engine.version,
+    for (const EngineRecord& engine : end.engines) {
+      std::cout << concat(id_, ": ", engine.engine, " at version ", engine.version,
                           engine.status.ok() ? "" : ", failed: ", engine.status.message(), "\n");
     }
     std::cout.flush();
@@ -72,12 +71,14 @@ class AgentLog {
 
   bool json_, verbose_;
   std::string id_;
+  unsigned rank_;
   std::uint64_t versions_ = 0, anchors_ = 0, wire_bytes_ = 0, plain_bytes_ = 0;
 };
 
 Result<int> follow(const Common& common, const AgentArguments& arguments, const Config& config,
                    JobProcess& process) {
-  AgentLog log(common.json, arguments.verbose, receiver_id(config, process, process.rank()));
+  AgentLog log(common.json, arguments.verbose, receiver_id(config, process, process.rank()),
+               process.rank());
   AgentRunOptions options;
   options.base = arguments.base;
   options.once = arguments.once;

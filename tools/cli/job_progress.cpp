@@ -7,10 +7,8 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "formats/receiver_proof.h"
-#include "plugin/job/metrics.h"
+#include "formats/records.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/receive/report_proof.h"
 #include "tools/bench/measure.h"
 #include "tools/cli/console.h"
 
@@ -28,15 +26,17 @@ bool all_took(std::span<const EngineTally> engines) {
 JobProgress::JobProgress(bool json, std::vector<std::string> expected, std::size_t least)
     : json_(json), expected_(std::move(expected)), least_(std::max(least, expected_.size())) {}
 
-void JobProgress::start(std::uint64_t version, const Digest& digest) {
-  last_version_ = printed_ = version;
-  last_digest_ = to_hex(digest);
+void JobProgress::start(const EndOfRun& newest) {
+  run_ = newest.run;
+  last_version_ = printed_ = newest.version;
+  last_digest_ = to_hex(newest.digest);
 }
 
 void JobProgress::published(const PublishReport& report) {
   last_version_ = report.version;
   last_digest_ = to_hex(report.digest);
-  versions_[report.version] = Version{report, last_digest_};
+  versions_[report.version] =
+      Version{record_of(report, 0), report.mirror_bytes, report.notes, last_digest_};
 }
 
 bool JobProgress::counts(const std::string& id) const {
@@ -110,15 +110,15 @@ void JobProgress::print(bool all) {
 }
 
 void JobProgress::print_line(const Version& version) {
-  const PublishReport& report = version.report;
+  const VersionRecord& record = version.record;
   if (json_) {
-    nlohmann::ordered_json json = to_json(record_of(report, 0));
+    nlohmann::ordered_json json = to_json(record);
     json["event"] = "version";
-    json["ratio"] = ratio(report.full_bytes, report.wire_bytes);
+    json["ratio"] = ratio(record.full_bytes, record.wire_bytes);
     if (version.staged) json["stage_ms"] = version.stage_ms;
     if (version.staged) json["commit_ms"] = version.commit_ms;
-    if (report.mirror_bytes > 0) json["mirror_bytes"] = report.mirror_bytes;
-    json["notes"] = report.notes;
+    if (version.mirror_bytes > 0) json["mirror_bytes"] = version.mirror_bytes;
+    json["notes"] = version.notes;
     return print_json(json);
   }
   constexpr const char* kFormat = "%7s  %12s  %9s  %10s  %7s  %10s  %9s  %9s\n";
@@ -129,16 +129,16 @@ void JobProgress::print_line(const Version& version) {
     std::cout << line.data();
     header_ = true;
   }
-  std::snprintf(line.data(), line.size(), kFormat, std::to_string(report.version).c_str(),
-                std::to_string(report.changed_units).c_str(),
-                (fixed(100 * ratio(report.changed_units, report.total_units), 3) + " %").c_str(),
-                human_bytes(report.wire_bytes).c_str(),
-                fixed(ratio(report.full_bytes, report.wire_bytes), 1).c_str(),
-                fixed(report.total_ms, 1).c_str(),
+  std::snprintf(line.data(), line.size(), kFormat, std::to_string(record.version).c_str(),
+                std::to_string(record.changed_units).c_str(),
+                (fixed(100 * record.published->density, 3) + " %").c_str(),
+                human_bytes(record.wire_bytes).c_str(),
+                fixed(ratio(record.full_bytes, record.wire_bytes), 1).c_str(),
+                fixed(record.published->total_ms, 1).c_str(),
                 version.staged ? fixed(version.stage_ms, 1).c_str() : "-",
                 version.staged ? fixed(version.commit_ms, 1).c_str() : "-");
   std::cout << line.data();
-  for (const std::string& note : report.notes) std::cout << "         " << note << "\n";
+  for (const std::string& note : version.notes) std::cout << "         " << note << "\n";
   std::cout.flush();
 }
 
@@ -194,9 +194,9 @@ JobProgress::Totals JobProgress::totals() const {
   std::vector<double> stage;
   std::vector<double> commit;
   for (const auto& [number, version] : versions_) {
-    totals.full_bytes += version.report.full_bytes;
-    totals.wire_bytes += version.report.wire_bytes;
-    publish.push_back(version.report.total_ms);
+    totals.full_bytes += version.record.full_bytes;
+    totals.wire_bytes += version.record.wire_bytes;
+    publish.push_back(version.record.published->total_ms);
     if (!version.staged) continue;
     stage.push_back(version.stage_ms);
     commit.push_back(version.commit_ms);
@@ -209,11 +209,9 @@ JobProgress::Totals JobProgress::totals() const {
 
 void JobProgress::print_summary_json(std::span<const EngineTally> engines,
                                      const Totals& totals) const {
-  nlohmann::ordered_json json;
-  json["event"] = "summary";
+  nlohmann::ordered_json json = to_json(
+      EndRecord{record_origin("trainer", 0), run_, "summary", "", last_version_, last_digest_});
   json["ok"] = complete() && all_took(engines);
-  json["version"] = last_version_;
-  json["digest"] = last_digest_;
   json["versions"] = versions_.size();
   json["full_bytes"] = totals.full_bytes;
   json["wire_bytes"] = totals.wire_bytes;

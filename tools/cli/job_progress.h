@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "collectives/road.h"
+#include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
-#include "plugin/publish/publisher.h"
+#include "plugin/receive/run_end.h"
 
 namespace driftless::cli {
 
@@ -24,7 +25,7 @@ class JobProgress {
   JobProgress(bool json, std::vector<std::string> expected, std::size_t least);
 
   // The first version of this process, already there.
-  void start(std::uint64_t version, const Digest& digest);
+  void start(const EndOfRun& newest);
   void published(const PublishReport& report);
   // `left`: the ids of those that signed off.
   void heard(const std::vector<ReceiverReport>& reports, const std::vector<std::string>& left);
@@ -50,7 +51,9 @@ class JobProgress {
 
  private:
   struct Version {
-    PublishReport report;
+    VersionRecord record;
+    std::uint64_t mirror_bytes = 0;
+    std::vector<std::string> notes;
     std::string digest;
     double stage_ms = 0, commit_ms = 0;  // the slowest rollout's
     bool staged = false;                 // some rollout ended a commit here
@@ -84,6 +87,7 @@ class JobProgress {
   bool json_;
   std::vector<std::string> expected_;
   std::size_t least_;
+  Hash128 run_;
   std::uint64_t last_version_ = 0;
   std::string last_digest_;
   std::map<std::uint64_t, Version> versions_;  // of this process

@@ -164,12 +164,9 @@ class Rollout {
   void print_end() const {
     const TargetState state = weights_.target->state();
     if (common_.json) {
-      nlohmann::ordered_json json;
-      json["event"] = "rollout";
-      json["id"] = id_;
-      json["rank"] = process_->rank();
-      json["version"] = state.id.version;
-      json["digest"] = to_hex(state.digest);
+      nlohmann::ordered_json json =
+          to_json(EndRecord{record_origin("rollout", process_->rank()), state.id.run, "rollout",
+                            id_, state.id.version, to_hex(state.digest)});
       json["commits"] = counts_.commits;
       json["versions"] = counts_.versions;
       json["anchors"] = counts_.anchors;

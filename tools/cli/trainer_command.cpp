@@ -187,7 +187,7 @@ class Trainer {
     DRIFTLESS_ASSIGN_OR_RETURN(session_, PublisherSession::open(config_, process_, source));
     if (!leads()) return {};
     const EndOfRun first = session_->newest();
-    progress_.start(first.version, first.digest);
+    progress_.start(first);
     for (const std::string& note : session_->publisher().notes()) say(note);
     if (!session_->publisher().resumed()) return {};
     say(concat("resumed at version ", first.version));

@@ -62,12 +62,37 @@ TEST(Records, AFailedUpdateSaysWhy) {
   EXPECT_FALSE(to_json(good).contains("error"));
 }
 
+TEST(Records, EveryViewNamesProcessRunAndDigest) {
+  const EngineRecord engine{.origin = record_origin("agent", 2),
+                            .run = Hash128{1, 2},
+                            .engine = "http://a",
+                            .kind = "vllm",
+                            .version = 7,
+                            .digest = std::string(32, 'd'),
+                            .proven = "workers"};
+  const EndRecord end{engine.origin, engine.run, "agent", "one", 7, engine.digest};
+  for (const nlohmann::ordered_json& json : {to_json(engine), to_json(end)}) {
+    EXPECT_EQ(json["role"], "agent");
+    EXPECT_EQ(json["rank"], 2);
+    EXPECT_FALSE(json["host"].get<std::string>().empty());
+    EXPECT_TRUE(json["time"].get<std::string>().ends_with('Z'));
+    EXPECT_EQ(json["run"], to_hex(engine.run));
+    EXPECT_EQ(json["digest"], engine.digest);
+    EXPECT_EQ(json["version"], 7);
+  }
+  EXPECT_EQ(to_json(engine)["kind"], "vllm");
+  EXPECT_EQ(to_json(engine)["proven"], "workers");
+  EXPECT_EQ(to_json(end)["id"], "one");
+}
+
 TEST(Records, EveryKeyIsOnThePage) {
   std::ifstream file(std::string(testing::test_data()) + "/../docs/operate/metrics.md");
   std::stringstream page;
   page << file.rdbuf();
   ASSERT_FALSE(page.str().empty());
-  for (const auto& record : {to_json(full_record()), to_json(failed_update())}) {
+  for (const auto& record :
+       {to_json(full_record()), to_json(failed_update()),
+        to_json(EndRecord{record_origin("agent", 0), {}, "agent", "one", 7, ""})}) {
     for (const auto& [key, value] : record.items()) {
       EXPECT_NE(page.str().find("`" + key + "`"), std::string::npos) << key;
     }

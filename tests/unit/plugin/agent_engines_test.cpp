@@ -430,8 +430,8 @@ TEST(EngineFleetTest, OneThatHangsOrFailsHoldsUpNobody) {
   EXPECT_GE(tries, 3);
   EXPECT_EQ(ScriptedSession::closed, 3) << "each is closed, so that what is paused is resumed";
   bool said = false;
-  for (const EngineUpdate& update : fleet.take_updates()) {
-    said = said || (update.url == "failing" && !update.status.ok() && update.attempts <= 3);
+  for (const EngineRecord& update : fleet.take_updates()) {
+    said = said || (update.engine == "failing" && !update.status.ok() && update.attempts <= 3);
   }
   EXPECT_TRUE(said);
 }

@@ -9,10 +9,10 @@
 #include <array>
 #include <set>
 
+#include "formats/records.h"
 #include "plugin/job/joined_road.h"
 #include "plugin/job/publisher_session.h"
 #include "plugin/job/road_rows.h"
-#include "plugin/receive/report_proof.h"
 #include "support/loopback_road.h"
 #include "support/toy_kind.h"
 #include "support/toy_road.h"
@@ -218,9 +218,11 @@ TEST(RoadRows, EveryRowIsAKindOrAVariantOfOne) {
 
 TEST(ReportProof, IsReadAsItWasWritten) {
   const std::string digest(32, 'a');
-  const ReportProof all = parse_proof(proof_with_times(digest + " unproven=3", 1.5, 0.25));
+  const ReportProof all =
+      parse_proof(to_text(ReportProof{digest, std::string(32, 'b'), 3, true, 1.5, 0.25}));
   EXPECT_EQ(all.digest, digest);
   EXPECT_EQ(all.unproven, 3U);
+  EXPECT_EQ(all.run, std::string(32, 'b'));
   EXPECT_TRUE(all.timed);
   EXPECT_EQ(all.stage_ms, 1.5);
   EXPECT_EQ(all.commit_ms, 0.25);
