@@ -18,9 +18,16 @@ from ._native import Publisher, PublishReport
 from .errors import UnsupportedError
 from .sharded import BUCKET_BYTES, Shard, ShardedSource, parted
 from .torch_dtypes import dtype_name
-from .torch_group import PublisherGroup
+from .torch_group import PublisherGroup, torch_environment
 
-__all__ = ["PublisherGroup", "ShardedModel", "publisher_group", "shard_of", "unstack"]
+__all__ = [
+    "PublisherGroup",
+    "ShardedModel",
+    "publisher_group",
+    "shard_of",
+    "torch_environment",
+    "unstack",
+]
 
 # What wrappers put into the names of parameters.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")

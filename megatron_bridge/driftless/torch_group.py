@@ -15,6 +15,7 @@ on to a later attempt fails at once: that rank left this one out, or gave it up.
 from __future__ import annotations
 
 import copy
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ._native import Waiting
-from .errors import DeadlineExceededError, IncompleteError
+from ._native import Waiting, launch
+from .errors import DeadlineExceededError, IncompleteError, InvalidArgumentError
 
 _SHORTEST_S, _LONGEST_S = 0.0002, 0.05  # between two looks
 _FIRST_ASK_S, _LAST_ASK_S = 0.2, 4.0  # between two looks at where the silent ranks are
@@ -162,3 +163,24 @@ def _store_of(group: dist.ProcessGroup) -> dist.Store:
     name = [secrets.token_hex(16)]
     dist.broadcast_object_list(name, src=dist.get_global_rank(group, 0), group=group)
     return dist.PrefixStore(f"driftless/{name[0]}", store)
+
+
+def torch_environment() -> None:
+    """Under mpirun and srun: what torch.distributed wants to be told, for this process' part of
+    mpirun's command line (rollouts are other parts). Leaves alone what is set."""
+    place = launch()
+    if place.launcher not in ("mpirun", "srun") or place.world == 0:
+        return
+    if not place.address:
+        raise InvalidArgumentError(
+            f"{place.launcher} started processes on several hosts, and does not say where rank 0 "
+            "is: set MASTER_ADDR"
+        )
+    for name, value in (
+        ("RANK", place.rank),
+        ("WORLD_SIZE", place.world),
+        ("LOCAL_RANK", place.local_rank),
+        ("MASTER_ADDR", place.address),
+        ("MASTER_PORT", 29400),
+    ):
+        os.environ.setdefault(name, str(value))

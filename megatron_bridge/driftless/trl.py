@@ -8,6 +8,7 @@ TRL calls it on its main process, with whole tensors. docs/start/trl.md shows it
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -103,10 +104,8 @@ class WeightTransfer:
                 self._name_unproven(e.id for e in there if e.partial or not e.proven)
                 return
             known = ", ".join(map(_described, found)) or "none is there"
-            said = (
-                f"{len(there)} of {self._wait_for} receivers have version {sent.version}: {known}"
-            )
-            waiting.look(lambda said=said: said)
+            text = f"{len(there)} of {self._wait_for} receivers have version {sent.version}: {known}"
+            waiting.look(functools.partial(str, text))
             if time.monotonic() > deadline:
                 raise DeadlineExceededError(
                     f"version {sent.version} (digest {sent.digest}) is published, but {len(there)} "

@@ -19,7 +19,8 @@ from .errors import MapError, SyncError
 if TYPE_CHECKING:
     from .callback import WeightUpdates
     from .hook import attach
-    from .session import Session, torch_environment
+    from ..torch_group import torch_environment
+    from .session import Session
 
 __all__ = [
     "MapError",
@@ -37,10 +38,10 @@ __all__ = [
 ]
 
 _LATER = {
-    "attach": "hook",
-    "Session": "session",
-    "torch_environment": "session",
-    "WeightUpdates": "callback",
+    "attach": ".hook",
+    "Session": ".session",
+    "torch_environment": "..torch_group",
+    "WeightUpdates": ".callback",
 }
 
 
@@ -50,4 +51,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_LATER[name]}", __name__), name)
+    return getattr(import_module(_LATER[name], __name__), name)

@@ -59,7 +59,10 @@ def check_options(options: Options) -> None:
     config = load_config(options)
     settings = config.settings()
     _refuse_receiving(options, settings)
-    config.check_available("trainer")
+    try:
+        config.check_available("trainer")
+    except driftless.errors.InvalidArgumentError as refused:
+        raise MapError(f"{refused}; files are --update-weight-transport disk") from refused
     if settings["snapshot"] == "none" and whole_tensors(config):
         raise MapError(f"no snapshot was asked for: {whole_tensors(config)}")
     _check_directories(options, config)
@@ -109,8 +112,8 @@ def _check_directories(options: Options, config: driftless.Config) -> None:
     given = options.hf_checkpoint
     if given and not Path(given).is_dir():
         raise MapError(f"--update-weight-hf-checkpoint {given}: there is no such directory")
-    place = driftless.launch()
-    if config.directory is None or place.rank != 0 or place.world == 0:
+    launch = driftless.launch()
+    if config.directory is None or launch.rank != 0 or launch.world == 0:
         return  # of the others perhaps not all publish
     road = Path(config.directory)
     if not road.exists() and not road.parent.is_dir():

@@ -16,10 +16,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ..torch_group import torch_environment
 from .arguments import add_arguments
 from .checks import check_arguments
 from .errors import SyncError
-from .session import Session, torch_environment
+from .session import Session
 
 _sessions: list[Session] = []  # those of this process' script, to be closed at its end
 

@@ -399,7 +399,7 @@ class Session:
             if versions > best:
                 best, until = versions, time.monotonic() + patience
                 waiting.restart()
-            waiting.look(lambda now=now: self._behind(now))
+            waiting.look(functools.partial(self._behind, now))
             time.sleep(0.01)
         self.report.note(self._behind(now))
 
@@ -492,24 +492,3 @@ def exit_with_failure() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
-
-
-def torch_environment() -> None:
-    """Under mpirun and srun: what torch.distributed wants to be told, for this process' part of
-    mpirun's command line (rollouts are other parts). Leaves alone what is set."""
-    place = driftless.launch()
-    if place.launcher not in ("mpirun", "srun") or place.world == 0:
-        return
-    if not place.address:
-        raise SyncError(
-            f"{place.launcher} started processes on several hosts, and does not say where rank 0 "
-            "is: set MASTER_ADDR"
-        )
-    for name, value in (
-        ("RANK", place.rank),
-        ("WORLD_SIZE", place.world),
-        ("LOCAL_RANK", place.local_rank),
-        ("MASTER_ADDR", place.address),
-        ("MASTER_PORT", 29400),
-    ):
-        os.environ.setdefault(name, str(value))

@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from driftless.megatron import binding, topology  # noqa: E402
 from driftless.megatron.export import StageExport  # noqa: E402
 from driftless.megatron.maps import family_of  # noqa: E402
-from driftless.megatron.session import torch_environment  # noqa: E402
+from driftless.megatron import torch_environment  # noqa: E402
 
 
 def megatron_model(path, tp, pp, ep):

@@ -399,7 +399,7 @@ def test_what_a_trainer_lacks_is_said_before_a_model_is_built(work):
         ("write to", *on, f"{work}/file"),
         ("model.config.json", *on, f"{work}/road", "--update-weight-hf-checkpoint", f"{work}/model"),
         ("no such directory", *on, f"{work}/road", "--update-weight-hf-checkpoint", f"{work}/none"),
-        ("MPI launcher", "--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma"),
+        ("by MPI.*disk", "--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma"),
         ("flush have whole", *on, f"{work}/road", "--update-weight-snapshot", "none"),
     ):
         args = parsed(*flags)

@@ -68,7 +68,7 @@ LINES = {
     "no map": (ON + HF + "gpt2", "validation: there is no map for model_type 'gpt2'"),
     "no checkpoint": (ON + HF + "none", "validation: --update-weight-hf-checkpoint"),
     "no directory": (ON + "/a/b", "validation: road.shared_fs.dir"),
-    "no launcher": ("--update-weight-mode delta", "validation: road.kind mpi_rma"),
+    "no launcher": ("--update-weight-mode delta", "validation: road.kind: a trainer on mpi_rma"),
     "whole tensors": (ON + " --update-weight-snapshot none", "validation: no snapshot was asked"),
     "a rollout's flag": (ON + " --update-weight-delta-chunk-bytes 65536", "receiver.chunk_size"),
     "combined": (ON + " --update-weight-encoding deltas --update-weight-delta-encoding xor",

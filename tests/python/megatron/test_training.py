@@ -47,10 +47,10 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout):
 
 
 def test_under_torchrun_the_publishers_agree_without_mpi(work):
-    job = Job(work, pp=2, steps=2)
+    job = Job(work, tp=2, pp=2, steps=2)
     job.over_disk(outside_mpi=False, rollouts=("disk0",))
     rollouts = job.start_disk_rollouts("disk0")
-    job.run_torchrun(trainers=2)
+    job.run_torchrun(trainers=4)
     ended(*rollouts)
     assert [v["version"] for v in job.versions()] == [1, 2]
     job.check(0, ["disk0"], tiny_config.hf_config(job.job))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a trainer with sharded parameters, under torchrun's variables: test_sharded.py.
+"""A rank of a trainer with sharded parameters, of any launcher: test_sharded.py, test_launchers.py.
 
     fsdp_trainer.py LAYOUT CONFIG OUT [RANK]
 
@@ -120,6 +120,7 @@ class Breaking(driftless.torch.ShardedModel):
 def main():
     layout, config, out = sys.argv[1:4]
     breaks = int(sys.argv[4]) if len(sys.argv) > 4 else None
+    driftless.torch.torch_environment()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(3)
@@ -158,4 +159,5 @@ def main():
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()

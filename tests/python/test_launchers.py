@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs under every launcher that installs here, and the lines of their pages in docs/start."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import binding
+import jobs
+import test_samples
+import test_sharded
+from ports import free_port
+from slurm import Slurm
+from support import COMMAND, REPOSITORY
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
+import megatron_jobs  # noqa: E402
+
+binding.driftless()  # or a skip
+HERE = Path(__file__).resolve().parent
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    work = Path(tempfile.mkdtemp(prefix="driftless-slurm-"))
+    made = Slurm(work)
+    yield made
+    made.stop()
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def run(line, env, cwd, seconds=180):
+    """The end of a process and of all that it started."""
+    process = subprocess.Popen(
+        line, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+        pytest.fail(f"did not end in {seconds} s: {out[-3000:]}")
+    assert process.returncode == 0, out[-4000:]
+    return out
+
+
+def run_page(page, work, python, **more):
+    """Every shell line of the page, with its files and those of the page on sharded trainers."""
+    test_samples.write_samples("docs/start/sharded.md", work)
+    (work / "configs").unlink()
+    test_samples.write_samples(page, work)
+    env = megatron_jobs.environment(OMPI_MCA_rmaps_base_oversubscribe="1", **more)
+    places = [Path(python).parent, Path(COMMAND).parent, env["PATH"]]
+    env["PATH"] = os.pathsep.join(map(str, places))
+    for block in SHELL.findall((REPOSITORY / page).read_text()):
+        shutil.rmtree(work / "weights", ignore_errors=True)
+        yield run(["bash", "-euc", block], env, work)
+
+
+def test_the_page_on_torchrun(work):
+    first, second = run_page("docs/start/torchrun.md", work, megatron_jobs.venv_python())
+    assert "version=10" in first and "version=10" in second
+
+
+def test_the_page_on_mpirun(work):
+    jobs.need_mpirun()
+    first, second = run_page("docs/start/mpirun.md", work, megatron_jobs.venv_python())
+    assert "All rollouts ended at version 3" in first and "version=10" in second
+
+
+def test_the_page_on_srun(work, slurm):
+    jobs.need("mpi_rma")
+    first, second = run_page("docs/start/srun.md", work, megatron_jobs.venv_python(), **slurm.env)
+    assert "All rollouts ended at version 3" in first and "version=10" in second
+
+
+@pytest.mark.parametrize("mpi", ["none", pytest.param("pmix", marks=pytest.mark.long)])
+def test_every_version_of_tasks_of_srun_is_the_full_tensors(work, slurm, mpi):
+    path = test_sharded.configured(work, "frames")
+    line = ["srun", f"--mpi={mpi}", "-n", "4", megatron_jobs.venv_python(),
+            str(HERE / "sharded/fsdp_trainer.py"), "fsdp", str(path), str(work)]  # fmt: skip
+    run(line, megatron_jobs.environment(**slurm.env), work)
+    assert len(test_sharded.check_followed(work, path)) == 5
+
+
+def test_tasks_of_srun_without_pmi_are_no_trainers_of_one_run(work, slurm):
+    (work / "c.yaml").write_text(f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }} }}\n")
+    line = ["srun", "--mpi=none", "-n", "2", COMMAND, "trainer", "--config", str(work / "c.yaml")]
+    ended = subprocess.run(
+        line, env={**os.environ, **slurm.env}, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode != 0 and "srun started 2 trainers" in ended.stderr
+    assert not (work / "road").exists()
+
+
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_SCHEDULER_EVENTS": "0"}
+
+
+@pytest.mark.long  # installs an environment of its own
+def test_every_version_of_actors_of_ray_is_the_full_tensors(work):
+    path = test_sharded.configured(work, "frames")
+    line = [megatron_jobs.environment_python("verl"), str(HERE / "ray_fsdp.py"), str(path),
+            str(work), str(free_port())]  # fmt: skip
+    run(line, megatron_jobs.environment(**RAY), work)
+    assert len(test_sharded.check_followed(work, path)) == 5
+
+
+@pytest.mark.long  # installs an environment of its own
+def test_the_page_on_ray(work):
+    shutil.rmtree("/tmp/driftless-ray", ignore_errors=True)
+    Path("/tmp/driftless-ray").mkdir()
+    try:
+        python = megatron_jobs.environment_python("verl")
+        (said,) = run_page("docs/start/ray.md", work, python, **RAY)
+    finally:
+        shutil.rmtree("/tmp/driftless-ray", ignore_errors=True)
+    assert "version=3" in said
+
+
+# --- waiting -------------------------------------------------------------------------------------
+
+
+def test_a_wait_for_a_run_is_visible_and_ends_by_a_signal_or_its_timeout(work, rng):
+    job = jobs.Files(work / "job")
+    jobs.make_run(work / "run", rng, 0)
+    base = ["--base", work / "run/step_000000"]
+    rollout = job.start_rollout(*base)
+    said = rollout.stderr.readline()
+    assert "driftless: still waiting after 5 s: waiting for a publisher to write" in said, said
+    rollout.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert jobs.finish(rollout, 10).returncode == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 3
+    late = jobs.finish(job.start_rollout("--timeout", "1s", *base), 15)
+    assert late.returncode == 6 and "--timeout" in late.stderr and "gave up after" in late.stderr
+    assert time.monotonic() - began < 12
+
+
+def test_an_agent_that_waits_for_its_run_ends_by_a_signal(work):
+    job = jobs.Files(work)
+    agent = jobs.start([COMMAND, *map(str, ["agent", *job.rollout()[1:]])])
+    time.sleep(0.5)
+    agent.send_signal(signal.SIGTERM)
+    assert jobs.finish(agent, 5).returncode == 128 + signal.SIGTERM
+
+
+JOINS_ONLY = """
+import sys, time, driftless
+job = driftless.Job(driftless.Config.load(sys.argv[1], sys.argv[2:]), "rollout")
+time.sleep(600)
+"""
+
+
+def test_a_process_that_does_not_come_is_named(work):
+    """A rollout joins the MPI job, and does not come to the meeting before the road is made."""
+    jobs.need_mpirun()
+    job = jobs.Files(work, **{"deadlines.connect": "7s"})
+    trainer = [COMMAND, *map(str, job.trainer("--steps", "1"))]
+    settings = [f"road.shared_fs.dir={job.dir}"]
+    line = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "1", *trainer, ":", "-n", "1",
+            sys.executable, "-c", JOINS_ONLY, str(job.config), *settings]  # fmt: skip
+    env = {**jobs.environment(), "PYTHONPATH": str(binding.PACKAGE)}
+    result = jobs.finish(jobs.start(line, env=env), 90)
+    assert result.returncode != 0
+    silent = "nothing from rollout 0; 0 of 1 others have answered"
+    assert f"driftless: still waiting after 5 s: {silent}" in result.stderr, result.stderr
+    assert f"{silent}: gave up after 7000 ms" in result.stderr, result.stderr
