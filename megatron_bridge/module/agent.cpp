@@ -63,12 +63,7 @@ class HeldAgent final : public HeldSession<Agent> {
         {"version", end.version}, {"digest", end.digest ? to_hex(*end.digest) : ""},
         {"workers", end.workers}, {"all_have_it", end.all_have_it},
         {"behind", end.behind},   {"engines", nlohmann::ordered_json::array()}};
-    for (const EngineState& engine : end.engines) {
-      json["engines"].push_back({{"url", engine.url},
-                                 {"version", engine.version},
-                                 {"status", std::string(to_string(engine.status.code()))},
-                                 {"error", std::string(engine.status.message())}});
-    }
+    for (const EngineRecord& engine : end.engines) json["engines"].push_back(to_json(engine));
     return as_dict(json);
   }
 
