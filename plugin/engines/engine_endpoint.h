@@ -20,8 +20,10 @@ enum class EngineAction : unsigned char {
   kUpdateFlush,     // POST /update_weights_from_disk with the flush files of each version
 };
 
-// The layout of the files that it loads.
-[[nodiscard]] DirectoryLayout layout_read_by(EngineAction action);
+// The layout of the files that it loads. Here, since job/ asks, which takes nothing of engines/.
+[[nodiscard]] constexpr DirectoryLayout layout_read_by(EngineAction action) {
+  return action == EngineAction::kUpdateFlush ? DirectoryLayout::kFlush : DirectoryLayout::kHfDelta;
+}
 
 // Exactly one of `kind` and `action` is set.
 struct EngineEndpoint {

@@ -107,10 +107,6 @@ std::string_view to_string(EngineKind kind) {
   return kind == EngineKind::kVllm ? "vllm" : "sglang";
 }
 
-DirectoryLayout layout_read_by(EngineAction action) {
-  return action == EngineAction::kUpdateFlush ? DirectoryLayout::kFlush : DirectoryLayout::kHfDelta;
-}
-
 Status prepare_endpoint(EngineEndpoint& engine) {
   const std::string &url = engine.url, name = shown(url);
   if (!url.starts_with("http://") && !url.starts_with("https://")) {
