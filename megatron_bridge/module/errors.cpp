@@ -36,7 +36,11 @@ Status caught_status() {
   } catch (const abi::__forced_unwind&) {
     wait_for_end_of_process();
   } catch (const py::error_already_set& raised) {
-    return status_of(raised);
+    try {
+      return status_of(raised);
+    } catch (const std::exception&) {
+      return error(StatusCode::kInternal, "an exception of Python whose text cannot be read");
+    }
   } catch (const StatusError& raised) {
     return raised.status;
   } catch (const std::exception& raised) {

@@ -93,7 +93,11 @@ class PythonHost final : public WorkerHost {
       target_.attr("reads") = false;
       return WorkerHost::start([work = std::move(work)] {
         const GilTaken taken;
-        forbid_gradients();
+        try {
+          forbid_gradients();
+        } catch (py::error_already_set& raised) {  // torch is not whole: nothing has gradients
+          raised.discard_as_unraisable("driftless");
+        }
         const GilReleased released;
         work();
       });

@@ -36,7 +36,7 @@ struct Group {
 
 // The streams of a bucket.
 struct PlacedStreams {
-  std::uint64_t positions_at = 0, values_at = 0;  // in the workspace, if they are copied
+  std::uint64_t positions_at = 0, values_at = 0;  // in the workspace
   const std::byte* positions_dev = nullptr;
   const std::byte* values_dev = nullptr;
 };
@@ -220,13 +220,9 @@ class ChangesOnDevice final : public PlacedChanges {
       if (std::exchange(last, group.bucket) != group.bucket) {
         const SourceBucket& bucket = buckets[group.bucket];
         PlacedStreams& streams = streams_[group.bucket];
-        streams.positions_dev = bucket.view.positions.data();
-        streams.values_dev = bucket.view.values.data();
-        if (!usable_there(bucket)) {
-          streams.positions_at = dev_plan_.take(bucket.view.positions.size());
-          streams.values_at = dev_plan_.take(bucket.view.values.size());
-          copied_.push_back(group.bucket);
-        }
+        streams.positions_at = dev_plan_.take(bucket.view.positions.size());
+        streams.values_at = dev_plan_.take(bucket.view.values.size());
+        used_.push_back(group.bucket);
       }
       group.ends_at = dev_plan_.take(group.parts.size() * kEndsBytes);
       group.ends_host_at = host_plan_.take(group.parts.size() * kEndsBytes);
@@ -246,8 +242,9 @@ class ChangesOnDevice final : public PlacedChanges {
     groups_.push_back(std::move(group));
   }
 
+  // Also of frames that lie on the device: what was measured is what a commit writes.
   Status place_streams(std::span<const SourceBucket> buckets) {
-    for (const std::size_t number : copied_) {
+    for (const std::size_t number : used_) {
       const SourceBucket& bucket = buckets[number];
       PlacedStreams& streams = streams_[number];
       std::byte* const positions = dev(streams.positions_at);
@@ -352,7 +349,7 @@ class ChangesOnDevice final : public PlacedChanges {
   std::vector<Group> groups_;
   std::uint64_t offsets_at_ = 0, values_at_ = 0;
   std::vector<PlacedStreams> streams_;  // by bucket
-  std::vector<std::size_t> copied_;     // buckets whose streams are
+  std::vector<std::size_t> used_;       // buckets that parts are of
   std::vector<Digest> changes_;         // by part
   WorkspaceLease workspace_;            // goes first: it waits for what works in it
 };

@@ -45,9 +45,10 @@ Status copy_mapped(std::span<MappedFile> parts, unsigned threads) {
   std::vector<MappedFile> files;  // until they are copied
   for (MappedFile& part : parts) {
     if (!part.mapped()) continue;
-    files.push_back(std::move(part));
-    std::span<const std::byte> rest = files.back().bytes();
+    const std::uint64_t size = part.bytes().size();
     try {
+      files.push_back(std::move(part));
+      std::span<const std::byte> rest = files.back().bytes();
       const auto held = std::make_shared_for_overwrite<std::byte[]>(rest.size());
       part = MappedFile(files.back().path(), held, {held.get(), rest.size()});
       for (std::byte* to = held.get(); !rest.empty(); to += pieces.back().from.size()) {
@@ -55,8 +56,8 @@ Status copy_mapped(std::span<MappedFile> parts, unsigned threads) {
         rest = rest.subspan(pieces.back().from.size());
       }
     } catch (const std::bad_alloc&) {
-      return error(StatusCode::kNoSpace, "no memory for a copy of part ", files.back().path(),
-                   " of ", rest.size(), " bytes; lower the receiver's fold_bytes");
+      return error(StatusCode::kNoSpace, "no memory for a copy of a part of ", size,
+                   " bytes; lower the receiver's fold_bytes");
     }
   }
   return parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned) -> Status {

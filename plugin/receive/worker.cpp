@@ -121,7 +121,7 @@ std::string Worker::close(const std::string& nonce) {
 
 bool Worker::wait(Wait timeout) const {
   std::unique_lock lock(mutex_);
-  return wait_until(ended_, lock, Deadline::after(timeout).at(), [&] { return !thread_; });
+  return wait_until(ended_, lock, Deadline::after(timeout).at(), [&] { return threads_ == 0; });
 }
 
 // --- what they do
@@ -181,7 +181,7 @@ Status Worker::stage_now(Wait timeout, const std::string& nonce, const std::stri
     now.state = WorkerState::kStaging;
     now.error.reset();
     now.staged_version.reset();
-    thread_ = true;
+    ++threads_;
   });
   Status started = host_->start(
       [self = shared_from_this(), timeout, nonce] { self->stage_on_thread(timeout, nonce); });
@@ -189,7 +189,7 @@ Status Worker::stage_now(Wait timeout, const std::string& nonce, const std::stri
   use_.reset();
   set([&](WorkerReply& now) {
     now.state = WorkerState::kFailed;
-    thread_ = false;
+    --threads_;
   });
   return started;
 }
@@ -210,6 +210,7 @@ void Worker::stage_on_thread(Wait timeout, const std::string& nonce) {
     before = std::exchange(now.waits, waits);
     now.timings = {{"staging_ms", staging_ms}};
     now.staged_version = staged.ok() && *staged ? version : std::nullopt;
+    now.error.reset();  // also of a call that came meanwhile, and was told to wait
     if (!staged.ok()) now.error = staged.status().to_string();
     now.state = !staged.ok() ? WorkerState::kFailed
                 : *staged    ? WorkerState::kStaged
@@ -222,7 +223,7 @@ void Worker::stage_on_thread(Wait timeout, const std::string& nonce) {
     host_->log(concat("driftless: rank ", now_.rank, " waits: ", waits));
   }
   host_->staged(reply);
-  set([&](WorkerReply&) { thread_ = false; });
+  set([&](WorkerReply&) { --threads_; });
   ended_.notify_all();
 }
 
@@ -282,17 +283,18 @@ Status Worker::commit_now(std::optional<std::int64_t> version, const std::string
 
 Status Worker::take_back() {
   DRIFTLESS_ASSIGN_OR_RETURN(const auto use, host_->use());
-  return receiver_->rollback();
+  return without_exceptions([&] { return receiver_->rollback(); });
 }
 
 Status Worker::written(bool undo) {
   holds_none_ = true;  // until the engine has taken one version whole
-  Status taken = host_->written();
+  const auto tell = [this] { return without_exceptions([this] { return host_->written(); }); };
+  Status taken = tell();
   if (taken.ok() || !undo) {
     holds_none_ = !taken.ok();
     return taken;
   }
-  holds_none_ = !take_back().ok() || !host_->written().ok();
+  holds_none_ = !take_back().ok() || !tell().ok();
   return taken;
 }
 
@@ -361,7 +363,7 @@ void Worker::look() {
 Status Worker::close_now() {
   {
     const std::scoped_lock lock(mutex_);
-    if (thread_) {
+    if (threads_ > 0) {
       return error(StatusCode::kBusy, "rank ", now_.rank, " is still staging: ask again");
     }
   }

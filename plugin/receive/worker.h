@@ -149,8 +149,8 @@ class Worker : public std::enable_shared_from_this<Worker> {
   // The staging thread writes these, and status() reads them.
   mutable std::mutex mutex_;
   mutable std::condition_variable ended_;
-  WorkerReply now_;      // written by calls, and by the staging thread while it is `thread_`
-  bool thread_ = false;  // it has not ended
+  WorkerReply now_;       // written by calls, and by the staging thread while it stages
+  unsigned threads_ = 0;  // of stagings that have not ended: one stages, others tell of theirs
 };
 
 }  // namespace driftless

@@ -161,7 +161,10 @@ class StagedUpdate final : public StagedChange {
     goals_.erase(goals_.begin(), goals_.end() - 1);  // they are folded
     goals_.back().source = source_;
     changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
-    DecodedBlocks decoded = ahead != nullptr ? ahead->take_decoded(*weights_) : DecodedBlocks();
+    return fold_and_place(ahead != nullptr ? ahead->take_decoded(*weights_) : DecodedBlocks());
+  }
+  // Decodes on the host.
+  Status fold_and_place(DecodedBlocks decoded) {
     DRIFTLESS_RETURN_IF_ERROR(changes_->fold(std::move(decoded)).with_context(source_));
     DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
     DRIFTLESS_RETURN_IF_ERROR(sum_parts());
@@ -194,7 +197,7 @@ class StagedUpdate final : public StagedChange {
       for (const BucketEntry& entry : buckets[number].view.entries) {
         const MappedWeights::Tensor& own = weights_->tensors[entry.tensor];
         const std::uint64_t units = weights_->layout[entry.tensor].units();
-        if (own.maps > 0) units_ += entry.count();
+        if (own.maps > 0 || own.external) units_ += entry.count();
         for (std::uint32_t m = own.first_map; m < own.first_map + own.maps; ++m) {
           parts.push_back({number, &entry, &weights_->maps[m], units, &own.key});
           parts_.emplace_back().map = &weights_->maps[m];
@@ -203,13 +206,17 @@ class StagedUpdate final : public StagedChange {
     }
     Result<std::unique_ptr<PlacedChanges>> placed =
         weights_->memory->buckets()->place_parts(parts, buckets);
+    const bool there = std::ranges::any_of(
+        buckets, [](const SourceBucket& bucket) { return bucket.memory == MemoryKind::kDevice; });
+    if (placed.status().code() == StatusCode::kNoSpace && !there) {
+      parts_.clear();
+      return fold_and_place({});  // what no map has takes no room then
+    }
     if (!placed.ok()) return placed.status().with_context(source_);
     placed_ = std::move(*placed);
     DRIFTLESS_RETURN_IF_ERROR(sum_parts());
     DRIFTLESS_RETURN_IF_ERROR(stage_external());
-    const bool there = std::ranges::any_of(
-        buckets, [](const SourceBucket& bucket) { return bucket.memory == MemoryKind::kDevice; });
-    if (!there && !external_) changes_.reset();  // the memory has a copy
+    if (!external_) changes_.reset();  // the memory has a copy
     return {};
   }
 

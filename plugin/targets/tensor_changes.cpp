@@ -275,6 +275,7 @@ Status TensorChanges::fold_external() {
 }
 
 void TensorChanges::note_external() {
+  external_.clear();
   for (const DeltaPiece& piece : pieces_.pieces) {
     if (!weights_->tensors[piece.tensor].external) continue;
     if (external_.empty() || external_.back() != piece.tensor) external_.push_back(piece.tensor);

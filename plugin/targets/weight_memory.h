@@ -154,8 +154,9 @@ class BucketMemory {
   // `chain`: adjoining positional deltas. `tensors`: one for each tensor of the layout.
   [[nodiscard]] virtual Result<Placed> place_buckets(std::span<const ContiguousTensor> tensors,
                                                      std::vector<VersionSource> chain) = 0;
-  // The same of one version through maps, which may be any. `parts` are of `buckets`, the
-  // version's; what both point to outlives the result.
+  // The same of one version through maps, which may be any, and which outlive the result. `parts`
+  // are of `buckets`, the version's, of which it takes a copy. kNoSpace: it has no room for all
+  // changes of these buckets, whatever the maps have of them.
   [[nodiscard]] virtual Result<std::unique_ptr<PlacedChanges>> place_parts(
       std::span<const BucketPart> parts, std::span<const SourceBucket> buckets) = 0;
 };

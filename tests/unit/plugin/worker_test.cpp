@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <nlohmann/json.hpp>
 
 #include "support/receiver_fixture.h"
@@ -21,7 +22,8 @@ struct Script {
   std::vector<std::string> moved, logged, staged, opened;
   std::string unread;
   bool partial = false, valid = true;
-  std::function<void()> in_follow;
+  std::function<void()> in_follow, in_written, in_staged;
+  std::atomic<int> tellings = 0;
   int closed = 0, used = 0;
 
   static Status next(std::deque<Status>& told) {
@@ -98,7 +100,10 @@ class WorkerTest : public testing::ReceiverTest {
       DRIFTLESS_RETURN_IF_ERROR(Script::next(test.script_.follow));
       return std::exchange(test.script_.moved, {});
     }
-    Status written() override { return Script::next(test.script_.written); }
+    Status written() override {
+      if (test.script_.in_written) test.script_.in_written();
+      return Script::next(test.script_.written);
+    }
     [[nodiscard]] std::string unread() const override { return test.script_.unread; }
     [[nodiscard]] std::map<std::string, std::uint64_t> ways() const override {
       return {{"direct", test.run_.layout.size()}};
@@ -107,7 +112,11 @@ class WorkerTest : public testing::ReceiverTest {
       DRIFTLESS_RETURN_IF_ERROR(Script::next(test.script_.start));
       return WorkerHost::start(std::move(work));
     }
-    void staged(const std::string& reply) override { test.script_.staged.push_back(reply); }
+    void staged(const std::string& reply) override {
+      test.script_.staged.push_back(reply);
+      if (const auto told = test.script_.in_staged) told();
+      ++test.script_.tellings;
+    }
     void log(const std::string& line) override { test.script_.logged.push_back(line); }
     WorkerTest& test;
   };
@@ -291,6 +300,28 @@ TEST_F(WorkerTest, NothingElseHappensWhileAThreadStages) {
   EXPECT_EQ(parsed(worker_->open("job.yaml", {}, "n", ""))["state"], "staging");
   publish(1, 1);
   EXPECT_TRUE(worker_->wait(milliseconds(5'000)));
+  const Json staged = status();
+  EXPECT_EQ(staged["staged_version"], 1);
+  EXPECT_TRUE(staged["ok"]) << "what was refused meanwhile is over: " << staged;
+}
+
+// A thread that tells of its staging while the next one stages does not end that one's.
+TEST_F(WorkerTest, AStagingBegunByTheTellingOfOneKeepsTheReceiver) {
+  publish(1, 1);
+  ASSERT_TRUE(open()["ok"]);
+  script_.in_staged = [this] {
+    EXPECT_EQ(parsed(worker_->stage(milliseconds(400), "again", "t"))["state"], "staging");
+    script_.in_staged = nullptr;
+  };
+  ASSERT_EQ(parsed(worker_->stage(milliseconds(200), "s", "t"))["state"], "staging");
+  const Deadline deadline = Deadline::after(milliseconds(5'000));
+  while (script_.tellings == 0 && !deadline.expired()) std::this_thread::yield();
+  while (status()["state"] == "staging" && !deadline.expired()) {
+    EXPECT_FALSE(worker_->wait(milliseconds(0)));
+    EXPECT_TRUE(says(parsed(worker_->close("n")), "is still staging") ||
+                status()["state"] != "staging");
+  }
+  EXPECT_TRUE(worker_->wait(milliseconds(5'000)));
   EXPECT_EQ(status()["staged_version"], 1);
 }
 
@@ -457,6 +488,14 @@ TEST_F(WorkerTest, WhatAHostThrowsIsAReply) {
   EXPECT_TRUE(says(stage(), "internal: a loader's own"));
   script_.in_follow = nullptr;
   EXPECT_TRUE(stage()["ok"]);
+  script_.in_written = [] { throw std::runtime_error("a loader's own"); };
+  const Json said = commit(1);
+  EXPECT_TRUE(says(said, "internal: a loader's own"));
+  EXPECT_EQ(said["state"], "failed");
+  EXPECT_EQ(said["version"], kTornVersion);  // nobody knows what the engine took
+  script_.in_written = nullptr;
+  ASSERT_EQ(stage()["staged_version"], 1);
+  EXPECT_EQ(commit(1)["version"], 1);
 }
 
 // The engine ends while a thread stages: the thread is the last one that has the worker.
