@@ -100,6 +100,11 @@ OrderedJson to_json(const VersionRecord& record) {
   json["full_bytes"] = record.full_bytes;
   json["delta_bytes"] = record.delta_bytes;
   json["wire_bytes"] = record.wire_bytes;
+  for (const TensorDensity& change : record.most_changed) {
+    json["most_changed"].push_back({{"tensor", change.tensor},
+                                    {"changed_units", change.changed_units},
+                                    {"total_units", change.total_units}});
+  }
   if (record.published) add(json, *record.published);
   if (record.captured) add(json, *record.captured);
   if (record.received) add(json, *record.received);
@@ -120,6 +125,13 @@ OrderedJson to_json(const EngineRecord& record) {
   json["attempts"] = record.attempts;
   add(json, record.commit);
   return json;
+}
+
+OrderedJson to_json(const RolloutRecord& record) {
+  return {
+      {"id", record.id},         {"run", record.run},           {"version", record.version},
+      {"digest", record.digest}, {"proven", record.proven},     {"unproven", record.unproven},
+      {"left", record.left},     {"stage_ms", record.stage_ms}, {"commit_ms", record.commit_ms}};
 }
 
 OrderedJson to_json(const EndRecord& record) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/digest.h"
 #include "core/hash128.h"
@@ -34,6 +35,13 @@ struct CommitTimes {
   double stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
 };
 
+// How much of one tensor a version changed.
+struct TensorDensity {
+  std::string tensor;
+  std::uint64_t changed_units = 0, total_units = 0;
+};
+inline constexpr std::size_t kMostChangedTensors = 16;  // of a record
+
 struct VersionRecord {
   RecordOrigin origin;
   Hash128 run;
@@ -43,6 +51,8 @@ struct VersionRecord {
   Digest digest;
   std::uint64_t changed_units = 0;
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
+  // The tensors with the most changed weights, largest first; empty if this process does not know.
+  std::vector<TensorDensity> most_changed{};
 
   struct Published {  // by a trainer
     Encoding encoding = Encoding::kDeltas;
@@ -84,6 +94,18 @@ struct EngineRecord {
   CommitTimes commit{};  // of the last attempt
 };
 
+// What a receiver last reported to the trainer.
+struct RolloutRecord {
+  std::string id;              // of the receiver
+  std::string run;             // hex; empty: the report does not name it
+  std::uint64_t version = 0;   // that it holds
+  std::string digest;          // that it reports, hex; empty: it holds no version
+  bool proven = false;         // the digest is the version's own, computed from all of its tensors
+  std::uint64_t unproven = 0;  // tensors that the digest was not computed from
+  bool left = false;           // it has signed off
+  double stage_ms = 0, commit_ms = 0;  // of its last commit; 0: not known
+};
+
 // The last line of a command.
 struct EndRecord {
   RecordOrigin origin;
@@ -117,6 +139,7 @@ inline constexpr std::string_view kProofRun = " run=";
 
 [[nodiscard]] nlohmann::ordered_json to_json(const VersionRecord& record);
 [[nodiscard]] nlohmann::ordered_json to_json(const EngineRecord& record);
+[[nodiscard]] nlohmann::ordered_json to_json(const RolloutRecord& record);
 [[nodiscard]] nlohmann::ordered_json to_json(const EndRecord& record);
 
 }  // namespace driftless

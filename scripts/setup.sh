@@ -12,9 +12,10 @@ packages_of() {
     build) echo g++ cmake ninja-build pkg-config libzstd-dev libxxhash-dev nlohmann-json3-dev \
                 libcli11-dev zlib1g-dev libyaml-cpp-dev libopenmpi-dev openmpi-bin \
                 libhdf5-openmpi-dev libcurl4-openssl-dev libssl-dev libpugixml-dev python3-dev \
-                python3-venv pybind11-dev ccache ;;
+                python3-venv pybind11-dev ccache libcpp-httplib-dev prometheus-cpp-dev ;;
     test) echo libgtest-dev python3 python3-numpy python3-zstandard python3-xxhash python3-pytest python3-pytest-xdist \
-               python3-h5py hdf5-tools iproute2 faketime slurm-wlm munge ;;
+               python3-h5py hdf5-tools iproute2 faketime slurm-wlm munge \
+               chromium chromium-driver python3-selenium prometheus ;;
     lint) echo clang-format-19 clang-tidy-19 python3 python3-venv ;;
     fuzz) echo clang-19 libclang-rt-19-dev ;;
     *) echo "scripts/setup.sh: unknown group '$1'; known: build test lint fuzz" >&2; return 2 ;;

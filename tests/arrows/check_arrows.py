@@ -29,9 +29,10 @@ MAY_SEE = {
     "tools": {"core", "formats", "kernels", "collectives", "plugin"},
     "megatron_bridge": {"core", "formats", "kernels", "collectives", "plugin"},
 }
-_BELOW_JOB = {"targets", "interchange", "checkpoint", "publish", "receive", "device", "engines"}
+_BELOW_JOB = {"observe", "targets", "interchange", "checkpoint", "publish", "receive", "device", "engines"}
 # The rooms of plugin/, and which of them each may see.
 ROOM_MAY_SEE = {
+    "observe": set(),
     "targets": set(),
     "interchange": {"targets"},
     "checkpoint": {"targets", "interchange"},

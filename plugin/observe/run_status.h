@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// RunStatus: what an operator asks of a run: is the trainer alive, which versions are there, who
+// holds which. The status server answers with its JSON form, `driftless status` prints it.
+// docs/operate/status.md describes every key.
+#pragma once
+
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "formats/records.h"
+
+namespace driftless {
+
+enum class TrainerState { kUnknown, kAlive, kSilent, kEnded };
+[[nodiscard]] std::string_view to_string(TrainerState state);  // "unknown", "alive", ...
+
+struct RunStatus {
+  RecordOrigin origin;  // the process that answers; role "status": the command
+  Hash128 run;
+  std::uint64_t version = 0;  // the newest of the run
+  std::string digest;         // of the weights at it, hex; empty: not known
+  TrainerState trainer = TrainerState::kUnknown;
+  std::string trainer_seen{};             // UTC, its last sign of life; empty: not known
+  std::vector<VersionRecord> versions{};  // oldest first
+  std::vector<EngineRecord> engines{};
+  std::vector<RolloutRecord> rollouts{};
+  std::map<std::string, std::uint64_t> refusals{};  // failures so far, by their code's name
+};
+
+// Engines and rollouts have `lag`, too: the versions that they are behind the newest one.
+[[nodiscard]] nlohmann::ordered_json to_json(const RunStatus& status);
+
+}  // namespace driftless
