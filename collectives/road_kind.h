@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "collectives/road.h"
+#include "core/finding.h"
 #include "core/setting_key.h"
 
 namespace driftless {
@@ -104,6 +105,11 @@ struct RoadOpener {
   // A URL, for so long, that opens the run to rollouts without credentials.
   Result<std::string> (*share)(const RoadOptions& options, const ReadParts& read,
                                std::chrono::seconds valid) = nullptr;
+  // What the road needs of its directory, store or memory, tried from this host. Changes nothing
+  // that others see and leaves nothing behind. `space_bytes`: what the versions and anchors that
+  // are kept will take; 0: not known.
+  std::vector<Finding> (*examine)(const RoadOptions& options, std::uint64_t space_bytes,
+                                  const Deadline& deadline) = nullptr;
 };
 
 // Keys that several roads have, each with a default of its own.

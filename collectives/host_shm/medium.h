@@ -5,9 +5,14 @@
 #pragma once
 
 #include "collectives/host_shm/host_shm_road.h"
+#include "collectives/road_kind.h"
 #include "core/descriptor.h"
 
 namespace driftless::host_shm {
+
+// RoadOpener::examine.
+[[nodiscard]] std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
+                                           const Deadline& deadline);
 
 inline constexpr const char* kLockName = "lock";
 inline constexpr const char* kRunName = "run";

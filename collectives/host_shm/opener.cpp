@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/host_shm/host_shm_road.h"
-#include "collectives/road_kind.h"
+#include "collectives/host_shm/medium.h"
 
 namespace driftless {
 namespace host_shm {
@@ -29,6 +28,9 @@ Result<std::optional<std::string>> hear_end(const RoadOptions& options) {
 }  // namespace host_shm
 
 constinit const RoadOpener kHostShmOpener{
-    .open = host_shm::open, .tell_end = host_shm::tell_end, .hear_end = host_shm::hear_end};
+    .open = host_shm::open,
+    .tell_end = host_shm::tell_end,
+    .hear_end = host_shm::hear_end,
+    .examine = host_shm::examine};
 
 }  // namespace driftless

@@ -7,6 +7,10 @@
 
 namespace driftless::object_store {
 
+// RoadOpener::examine.
+[[nodiscard]] std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
+                                           const Deadline& deadline);
+
 inline constexpr std::string_view kRunKey = "run.json";
 inline constexpr std::string_view kPublisherKey = "publisher.json";
 inline constexpr std::string_view kIndexKey = "index.json";

@@ -132,6 +132,8 @@ struct S3Options {
 };
 // kInvalidArgument if the names cannot be right. Credentials are looked for with the first call.
 [[nodiscard]] Result<std::shared_ptr<ObjectStore>> make_s3_store(const S3Options& options);
+// The server's address, without '/' at its end.
+[[nodiscard]] std::string s3_endpoint(const S3Options& options);
 
 // Reads objects at url/key, without credentials: a public bucket, a web server, a URL whose query
 // is sent with every request. list() reads the object "index.json" that a publisher keeps. A URL of

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/object_store/object_store_road.h"
+#include "collectives/object_store/medium.h"
 
 namespace driftless {
 namespace object_store {
@@ -62,6 +62,7 @@ constinit const RoadOpener kObjectStoreOpener{.open = object_store::open,
                                               .history = object_store::history,
                                               .withdraw_end = object_store::withdraw_end,
                                               .tell_end = object_store::tell_end,
-                                              .share = object_store::share};
+                                              .share = object_store::share,
+                                              .examine = object_store::examine};
 
 }  // namespace driftless

@@ -55,9 +55,7 @@ class S3Store final : public ObjectStore {
         name_(concat("s3://", options.bucket, options.prefix.empty() ? "" : "/", options.prefix)),
         credentials_(options.profile),
         http_(options.ca_file) {
-    endpoint_ = options.endpoint.empty() ? concat("https://s3.", options.region, ".amazonaws.com")
-                                         : options.endpoint;
-    while (endpoint_.ends_with('/')) endpoint_.pop_back();
+    endpoint_ = s3_endpoint(options);
     host_ = endpoint_.substr(endpoint_.find("://") + 3);
   }
 
@@ -398,6 +396,14 @@ Result<std::vector<ObjectInfo>> S3Store::list(const std::string& prefix, const s
 }
 
 }  // namespace
+
+std::string s3_endpoint(const S3Options& options) {
+  std::string endpoint = options.endpoint.empty()
+                             ? concat("https://s3.", options.region, ".amazonaws.com")
+                             : options.endpoint;
+  while (endpoint.ends_with('/')) endpoint.pop_back();
+  return endpoint;
+}
 
 Result<std::shared_ptr<ObjectStore>> make_s3_store(const S3Options& options) {
   const bool named = !options.bucket.empty() && options.bucket.find('/') == std::string::npos;

@@ -32,6 +32,11 @@ Result<std::unique_ptr<ReceiveRoad>> history(const RoadOptions& options) {
 
 }  // namespace
 
+std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
+                             const Deadline&) {
+  return examine_shared_fs(posix_file_system(), options_in<SharedFsOptions>(options), space_bytes);
+}
+
 Status withdraw_end(const RoadOptions& options) {
   const Status removed = posix_file_system().remove_file(end_path(options));
   return removed.code() == StatusCode::kNotFound ? Status() : removed;
@@ -54,6 +59,7 @@ constinit const RoadOpener kSharedFsOpener{.open = shared_fs::open,
                                            .history = shared_fs::history,
                                            .withdraw_end = shared_fs::withdraw_end,
                                            .tell_end = shared_fs::tell_end,
-                                           .hear_end = shared_fs::hear_end};
+                                           .hear_end = shared_fs::hear_end,
+                                           .examine = shared_fs::examine};
 
 }  // namespace driftless

@@ -24,6 +24,7 @@
 #pragma once
 
 #include "collectives/shared_fs/part_container.h"
+#include "core/finding.h"
 
 namespace driftless {
 
@@ -68,6 +69,11 @@ struct SharedFsOptions {
 // `reader` finds the parts that the publishers' sinks wrote (null: a file each).
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_shared_fs_receiver(
     FileSystem& fs, const SharedFsOptions& options, PartReader reader = nullptr);
+
+// RoadOpener::examine: writes, syncs, renames and locks in a hidden directory of its own, which it
+// removes. A directory that others write (foreign_base) is only read.
+[[nodiscard]] std::vector<Finding> examine_shared_fs(FileSystem& fs, const SharedFsOptions& options,
+                                                     std::uint64_t space_bytes);
 
 struct RoadKind;
 struct RoadOpener;

@@ -42,6 +42,10 @@ class EngineTransport {
 [[nodiscard]] DriverResult run_request(EngineDriver& driver, EngineCall first,
                                        EngineTransport& transport);
 
+// Which engine answers there: SGLang's /server_info has tp_size, vLLM's does not. kIo if none
+// answers.
+[[nodiscard]] Result<EngineKind> find_engine_kind(const EngineLink& link);
+
 // vLLM with our worker extension: asked by /collective_rpc, committed in its weight transfer
 // session.
 [[nodiscard]] std::unique_ptr<EngineTransport> make_vllm_transport(EngineLink link);

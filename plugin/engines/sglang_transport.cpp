@@ -237,6 +237,12 @@ class SglangTransport final : public EngineTransport {
 
 }  // namespace
 
+Result<EngineKind> find_engine_kind(const EngineLink& link) {
+  const Result<Json> info = link.get("/server_info", true);
+  if (!info.ok() && info.status().code() == StatusCode::kIo) return info.status();
+  return info.ok() && info->contains("tp_size") ? EngineKind::kSglang : EngineKind::kVllm;
+}
+
 Status sglang_post(const EngineLink& link, std::string_view path, const Json& body, bool must) {
   const EngineReply reply = link.call(path, &body, link.timeout(), must);
   // The one call that is answered in plain text; a page of somebody else's is no answer elsewhere.

@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +7,7 @@
 #include "core/file_system.h"
 #include "formats/strict_json.h"
 #include "tools/bench/measure.h"
+#include "tools/memory_file.h"
 
 namespace driftless::bench {
 namespace {
@@ -17,22 +15,6 @@ namespace {
 constexpr std::chrono::seconds kImportLimit{60};
 constexpr std::chrono::minutes kRunLimit{30};
 constexpr std::uint64_t kMaxOutputBytes = std::uint64_t{1} << 20;
-
-// A file in memory, without a name: gone with its last user, however that ends.
-class MemoryFile {
- public:
-  MemoryFile() : descriptor_(::memfd_create("driftless-bench", MFD_CLOEXEC)) {}
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
-  ~MemoryFile() { ::close(descriptor_); }
-  // For this process and its children.
-  [[nodiscard]] std::string path() const {
-    return concat("/proc/", ::getpid(), "/fd/", descriptor_);
-  }
-
- private:
-  int descriptor_;
-};
 
 Status fill(const MemoryFile& file, std::span<const std::byte> bytes) {
   std::ofstream out(file.path(), std::ios::binary);

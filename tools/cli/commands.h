@@ -87,6 +87,15 @@ struct PresignArguments {
   std::string valid = "24h";
 };
 
+struct DoctorArguments {
+  JobArguments job;  // config empty: none
+  std::vector<std::string> engines;
+  std::string token_file;
+  std::string python;             // empty: python3
+  std::vector<std::string> only;  // groups; empty: all
+  bool mpi_probe = false;         // one of the ranks that doctor itself starts
+};
+
 struct AgentArguments {
   JobArguments job;
   std::string base;  // hand-over checkpoint: copied if the directory is missing
@@ -105,6 +114,7 @@ struct AgentArguments {
 [[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);
 [[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments);
 [[nodiscard]] Result<int> run_presign(const Common& common, const PresignArguments& arguments);
+[[nodiscard]] Result<int> run_doctor(const Common& common, const DoctorArguments& arguments);
 [[nodiscard]] Result<int> run_info(const Common& common);
 // Version, and every backend: built, or why not.
 [[nodiscard]] std::string version_text();

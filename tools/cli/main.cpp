@@ -8,6 +8,7 @@
 
 #include "core/version.h"
 #include "tools/cli/commands.h"
+#include "tools/doctor/doctor.h"
 
 namespace driftless::cli {
 namespace {
@@ -36,6 +37,7 @@ struct Arguments {
   RolloutArguments rollout;
   AgentArguments agent;
   PresignArguments presign;
+  DoctorArguments doctor;
   std::function<Result<int>()> run;
 };
 
@@ -250,6 +252,29 @@ void add_presign(CLI::App& app, Arguments& all) {
   runs(*command, all, [&all] { return run_presign(all.common, all.presign); });
 }
 
+void add_doctor(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "doctor", "Check what this host, a configuration and engines can do; 1: a check failed");
+  DoctorArguments& options = all.doctor;
+  command->add_option("--config", options.job.config, "The YAML file of a job");
+  add_set(*command, options.job);
+  CLI::Option* engine = command->add_option("--engine", options.engines,
+                                            "A running engine's address; may be repeated");
+  command->add_option("--token-file", options.token_file, "File with the API key of --engine")
+      ->needs(engine);
+  command->add_option("--python", options.python,
+                      "The Python of trainer or engine (default: python3)");
+  const auto groups = doctor::all_groups();
+  command
+      ->add_option("--only", options.only,
+                   "Only these groups: configuration, mpi, cuda, nccl, nixl, road, host, python, "
+                   "engine")
+      ->delimiter(',')
+      ->check(CLI::IsMember(std::vector<std::string>(groups.begin(), groups.end())));
+  command->add_flag("--mpi-probe", options.mpi_probe)->group("");  // what doctor itself starts
+  runs(*command, all, [&all] { return run_doctor(all.common, all.doctor); });
+}
+
 void add_info(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "info", "List every configuration key, every backend (built, or why not) and the kernels");
@@ -353,7 +378,7 @@ int run(int argc, char** argv) {
   Arguments all;
   for (const auto add :
        {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench, add_demo, add_config,
-        add_info, add_trainer, add_rollout, add_agent, add_presign}) {
+        add_info, add_trainer, add_rollout, add_agent, add_presign, add_doctor}) {
     add(app, all);
   }
   for (CLI::App* command : app.get_subcommands({})) {

@@ -11,12 +11,9 @@ namespace {
 
 constexpr int kExitCannotTell = 2;
 
-// SGLang says how many ranks it has; vLLM's page of the same name does not.
-Result<bool> is_sglang(const VerifyEngineArguments& options, const EngineLink& link) {
-  if (options.kind != "auto") return options.kind == "sglang";
-  const Result<Json> info = link.get("/server_info", true);
-  if (!info.ok() && info.status().code() == StatusCode::kIo) return info.status();
-  return info.ok() && info->contains("tp_size");
+Result<EngineKind> kind_of(const VerifyEngineArguments& options, const EngineLink& link) {
+  if (options.kind == "auto") return find_engine_kind(link);
+  return options.kind == "sglang" ? EngineKind::kSglang : EngineKind::kVllm;
 }
 
 Result<std::unique_ptr<EngineTransport>> connect(const VerifyEngineArguments& options) {
@@ -24,8 +21,8 @@ Result<std::unique_ptr<EngineTransport>> connect(const VerifyEngineArguments& op
   DRIFTLESS_RETURN_IF_ERROR(prepare_endpoint(engine));
   const std::chrono::milliseconds timeout(static_cast<long>(options.timeout_seconds * 1000));
   EngineLink link(engine, timeout, nullptr);
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool sglang, is_sglang(options, link));
-  if (!sglang) return make_vllm_transport(std::move(link));
+  DRIFTLESS_ASSIGN_OR_RETURN(const EngineKind kind, kind_of(options, link));
+  if (kind == EngineKind::kVllm) return make_vllm_transport(std::move(link));
   return make_sglang_transport(std::move(link), options.loader, timeout, options.shm_dir);
 }
 

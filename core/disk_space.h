@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The room on a file system and its kind, for checks before a run. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/status.h"
+
+namespace driftless {
+
+struct DiskSpace {
+  std::uint64_t free_bytes = 0;   // for this user
+  std::uint64_t total_bytes = 0;  // 0: the file system does not report it
+  std::string kind;               // "nfs", "lustre", "tmpfs", ...; "0x1234" if it is not known
+};
+// Of the file system that `path` lies on, which is there.
+[[nodiscard]] Result<DiskSpace> disk_space(const std::string& path);
+
+// Rounded down to whole GiB, MiB or KiB, so that two or more digits stay: "12GiB", "512MiB".
+[[nodiscard]] std::string about(std::uint64_t bytes);
+
+}  // namespace driftless

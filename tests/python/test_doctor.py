@@ -1,0 +1,565 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`driftless doctor`: each check is seen to fail, with a next action, against something that is really
+broken; and what is hung costs its own row and its deadline."""
+
+import contextlib
+import http.server
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import jobs
+from support import COMMAND, REPOSITORY, run
+
+sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
+import servers  # noqa: E402
+
+LONGEST = 10  # seconds that doctor may take
+
+
+def doctor(*arguments, code=None, **options):
+    """{(group, check): row} of one run."""
+    begin = time.monotonic()
+    result = run("doctor", "--json", *arguments, **options)
+    took = time.monotonic() - begin
+    assert result.stderr == "", result.stderr
+    told = json.loads(result.stdout)
+    assert told["seconds"] < LONGEST and took < LONGEST + 5, told["seconds"]
+    failed = [row for row in told["checks"] if row["state"] == "fail"]
+    assert told["ok"] == (not failed) and result.returncode == (1 if failed else 0), failed
+    assert code is None or result.returncode == code, failed
+    assert all(row["next"] for row in failed), failed
+    assert all(row["finding"] for row in told["checks"])
+    return {(row["group"].split(" ")[-1], row["check"]): row for row in told["checks"]}
+
+
+def assert_row(rows, group, check, state, *words):
+    row = rows[group, check]
+    text = f"{row['finding']} -> {row['next']}"
+    assert row["state"] == state, text
+    for word in words:
+        assert word in text, f"no {word!r} in {text}"
+
+
+def config(work, text):
+    path = work / "job.yaml"
+    path.write_text(text)
+    return ["--config", path]
+
+
+def shared_fs(work, directory):
+    return config(work, f"road: {{ kind: shared_fs, shared_fs: {{ dir: {directory} }} }}\n")
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def test_a_table_of_all_groups_and_its_time(work):
+    path = os.pathsep.join(["/usr/bin", "/bin"])
+    result = run("doctor", *shared_fs(work, work), env={**os.environ, "PATH": path})
+    for word in ("group", "configuration", "mpi", "cuda", "nixl", "road", "host", "python", "fsync"):
+        assert word in result.stdout, result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert " failed, " in last and float(last.split("; ")[1].removesuffix(" s")) < LONGEST
+    assert result.returncode == (0 if last.startswith("0 failed") else 1)
+
+
+def test_a_configuration_that_is_wrong(work):
+    rows = doctor(*config(work, "road: { kind: shared_fs, dirr: x }\n"), "--only", "configuration")
+    assert_row(rows, "configuration", "configuration", "fail", "dirr")
+    rows = doctor("--only", "configuration", code=0)
+    assert_row(rows, "configuration", "configuration", "skip", "--config")
+
+
+def test_launchers_that_contradict_each_other():
+    rows = doctor("--only", "configuration", env={**os.environ, "RANK": "x", "WORLD_SIZE": "2"})
+    assert_row(rows, "configuration", "launcher", "fail", "RANK")
+
+
+# --- MPI -----------------------------------------------------------------------------------------
+
+MPI = "road: { kind: mpi_rma }\n"
+
+
+def script(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_two_ranks_make_windows_and_the_flags_are_named(work):
+    jobs.need_mpirun()
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_"))}
+    backing = {k: v for k, v in jobs.environment().items() if "backing" in k}
+    rows = doctor(*config(work, MPI), "--only", "mpi", env=plain | backing, code=0)
+    flags = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    assert_row(rows, "mpi", "windows", "ok", "read the other's", *flags)
+
+
+def test_no_mpirun_and_one_that_fails(work):
+    jobs.need("mpi_rma")
+    tools = work / "bin"
+    tools.mkdir()
+    named = [*config(work, MPI), "--only", "mpi"]
+    rows = doctor(*named, env={**os.environ, "PATH": str(tools)}, code=1)
+    assert_row(rows, "mpi", "mpirun", "fail", "PATH", "openmpi-bin")
+    rows = doctor("--only", "mpi", env={**os.environ, "PATH": str(tools)}, code=0)
+    assert_row(rows, "mpi", "mpirun", "warn", "PATH")
+
+    path = {**os.environ, "PATH": f"{tools}:/usr/bin:/bin"}
+    script(tools, "mpirun", "echo 'driftless: io: MPI_ERR_WIN: run mpirun with --mca pml ucx' >&2; exit 1")
+    rows = doctor(*named, env=path, code=1)
+    assert_row(rows, "mpi", "windows", "fail", "MPI_ERR_WIN", "--mca osc ucx")
+    # Flags that mpirun itself asks for are tried; a process of its own each: another MPI's mpirun.
+    script(tools, "mpirun", 'case "$*" in *isolated*) shift 3; exec "$@";; esac\n'
+           "echo plm_rsh_agent: ssh : rsh; exit 1")  # fmt: skip
+    rows = doctor(*named, env=path, code=1)
+    assert_row(rows, "mpi", "windows", "fail")
+
+
+def test_an_mpirun_that_hangs(work):
+    jobs.need("mpi_rma")
+    script(work / "bin", "mpirun", '[ "$1" = --version ] && echo Open MPI 4 && exit; sleep 60')
+    path = {**os.environ, "PATH": f"{work / 'bin'}:/usr/bin:/bin"}
+    rows = doctor(*config(work, MPI), "--only", "mpi", env=path, code=1)
+    assert_row(rows, "mpi", "windows", "fail", "did not end within")
+
+
+def test_inside_a_job_of_mpirun():
+    jobs.need("mpi_rma")
+    inside = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "0"}
+    rows = doctor("--only", "mpi", env={**os.environ, **inside}, code=0)
+    assert_row(rows, "mpi", "windows", "skip", "by itself")
+
+
+# --- GPUs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """A folder with a stand-in of CUDA's driver."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    source = REPOSITORY / "tests/support/cuda_driver_stand_in.cpp"
+    line = [compiler, "-std=c++20", "-shared", "-fPIC", source, "-o", folder / "libcuda.so.1"]
+    subprocess.run([*line, "-Wl,-soname,libcuda.so.1"], check=True)
+    return folder
+
+
+def with_driver(folder, **says):
+    library = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}".strip(":")
+    return {**os.environ, "LD_LIBRARY_PATH": library, **says}
+
+
+def test_no_driver_matters_only_if_a_gpu_is_needed(work, driver):
+    if "GPU 0" in str(doctor("--only", "cuda")):
+        pytest.skip("there is a real driver")
+    rows = doctor("--only", "cuda,nccl", code=0)
+    assert_row(rows, "cuda", "driver", "skip", "no driver")
+    needs = config(work, "snapshot: pinned\n" + MPI)
+    assert_row(doctor(*needs, "--only", "cuda", code=1), "cuda", "driver", "fail", "snapshot: host")
+
+
+def test_a_driver_that_is_too_old_and_gpus_that_do_not_fit(work, driver):
+    jobs.need("cuda")
+    needs = config(work, f"snapshot: pinned\ngpu: {{ device: 2 }}\n{MPI}")
+    says = {"CUDA_STAND_IN_VERSION": "11040", "CUDA_STAND_IN_CAPABILITY": "70"}
+    rows = doctor(*needs, "--only", "cuda", env=with_driver(driver, **says), code=1)
+    assert_row(rows, "cuda", "driver", "fail", "11.4", "install a driver")
+    assert_row(rows, "cuda", "GPU 0", "fail", "7.0", "-DDRIFTLESS_CUDA_ARCHITECTURES=70-real")
+    assert_row(rows, "cuda", "gpu.device", "fail", "number 2 of 2")
+    assert_row(rows, "cuda", "peers", "warn", "0 of 2 pairs")
+    says = {"CUDA_STAND_IN_VERSION": "99000", "CUDA_STAND_IN_CAPABILITY": "90"}
+    rows = doctor("--only", "cuda", env=with_driver(driver, **says, CUDA_STAND_IN_PEERS="1"), code=0)
+    assert_row(rows, "cuda", "driver", "ok", "99.0")
+    assert_row(rows, "cuda", "GPU 1", "ok", "Stand-in")
+    assert_row(rows, "cuda", "peers", "ok", "2 of 2")
+    rows = doctor("--only", "cuda", env=with_driver(driver, CUDA_STAND_IN_CRASH="1"), code=0)
+    assert_row(rows, "cuda", "check", "warn", "signal")
+
+
+# --- the road's directory ------------------------------------------------------------------------
+
+
+def test_a_directory_that_holds_all_promises(work):
+    rows = doctor(*shared_fs(work, work / "road"), "--only", "road")
+    for check in ("directory", "fsync", "clock", "exclusive create", "rename", "lock"):
+        assert_row(rows, "road", check, "ok")
+    assert sorted(path.name for path in work.iterdir()) == ["job.yaml"], "it leaves nothing behind"
+
+
+def test_a_directory_that_is_missing_or_closed(work):
+    rows = doctor(*shared_fs(work, "/nowhere/at/all"), "--only", "road", code=1)
+    assert_row(rows, "road", "directory", "fail", "mount the file system")
+    if os.getuid() == 0:  # whom a mode does not stop
+        rows = doctor(*shared_fs(work, "/proc/self"), "--only", "road", code=1)
+        assert_row(rows, "road", "write", "fail", "another road.shared_fs.dir")
+        return
+    closed = work / "closed"
+    closed.mkdir(mode=0o500)
+    rows = doctor(*shared_fs(work, closed), "--only", "road", code=1)
+    assert_row(rows, "road", "write", "fail", "another road.shared_fs.dir")
+
+
+def test_a_file_system_that_is_full(work):
+    place = work / "small"
+    place.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", place]
+    if os.getuid() != 0 or subprocess.run(line, capture_output=True).returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        (place / "all").write_bytes(bytes(60 << 10))
+        rows = doctor(*shared_fs(work, place), "--only", "road", code=1)
+        assert_row(rows, "road", "space", "warn", "free space")
+        assert_row(rows, "road", "file system", "warn", "tmpfs")
+        assert_row(rows, "road", "write", "fail", "no_space", "free space")
+        assert [path.name for path in place.iterdir()] == ["all"]
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_shared_memory_that_is_too_small_and_segments_of_the_dead(work):
+    shm = work / "shm"
+    shm.mkdir()
+    road = f"road: {{ kind: host_shm, host_shm: {{ dir: {shm}, size: 15TiB, name: left }} }}\n"
+    left = shm / f"driftless-{os.getuid()}-left"
+    left.mkdir(mode=0o700)
+    (left / "s000001.x.0").write_bytes(bytes(1 << 20))
+    (left / "lock").write_text("1")
+    for path in left.iterdir():
+        path.chmod(0o600)
+    rows = doctor(*config(work, road), "--only", "road", code=1)
+    assert_row(rows, "road", "memory", "fail", "15360GiB", "road.host_shm.size")
+    assert_row(rows, "road", "segments", "warn", "1024KiB", "dead process")
+
+
+# --- object stores -------------------------------------------------------------------------------
+
+
+def bucket(work, endpoint, name=servers.BUCKET):
+    return config(work, f"""
+road:
+  kind: object_store
+  object_store: {{ url: "s3://{name}/doctor", endpoint: "{endpoint}" }}
+""")
+
+
+@pytest.fixture(scope="module")
+def store():
+    jobs.need("object_store")
+    try:
+        with servers.serve("rclone") as endpoint:
+            yield endpoint
+    except servers.Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_a_bucket_and_what_can_be_wrong_with_it(work, store):
+    right = servers.client_environment()
+    only = ["--only", "road"]
+    rows = doctor(*bucket(work, store), *only, env=right, code=0)
+    for check in ("reachable", "clock", "list", "conditional PUT"):
+        assert_row(rows, "road", check, "ok")
+    rows = doctor(*bucket(work, store.unguarded), *only, env=right, code=1)
+    assert_row(rows, "road", "conditional PUT", "fail", "If-None-Match", "another store")
+    wrong = servers.client_environment(AWS_SECRET_ACCESS_KEY="wrong")
+    rows = doctor(*bucket(work, store), *only, env=wrong, code=1)
+    assert_row(rows, "road", "list", "fail", "AWS_ACCESS_KEY_ID")
+    rows = doctor(*bucket(work, store, "nobucket"), *only, env=right, code=1)
+    assert_row(rows, "road", "list", "fail", "bucket")
+    left = [path for path in store.directory.rglob("*") if path.is_file()]
+    assert left == [], "the bucket stays clean"
+
+
+def test_a_store_that_is_not_there_and_a_clock_that_is_wrong(work):
+    jobs.need("object_store")
+    environment = servers.client_environment()
+    rows = doctor(*bucket(work, closed_port()), "--only", "road", env=environment, code=1)
+    assert_row(rows, "road", "reachable", "fail", "road.object_store.endpoint")
+    with served({}, date="Mon, 01 Jan 2024 00:00:00 GMT") as url:
+        rows = doctor(*bucket(work, url), "--only", "road", env=environment, code=1)
+    assert_row(rows, "road", "clock", "fail", "NTP")
+
+
+# --- the host ------------------------------------------------------------------------------------
+
+
+def test_limits_temporary_space_and_secrets(work):
+    token = work / "token"
+    token.write_text("secret-of-an-engine")
+    token.chmod(0o644)
+    engine = f"engines: [{{ url: 'http://127.0.0.1:1', kind: vllm, token_file: {token} }}]\n"
+
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        os.umask(0)
+
+    rows = doctor(*config(work, MPI + engine), "--only", "host", preexec_fn=few, code=1,
+                  env={**os.environ, "TMPDIR": str(work / "nowhere")})  # fmt: skip
+    assert_row(rows, "host", "open files", "fail", "64", "ulimit -n")
+    assert_row(rows, "host", "engines[0].token_file", "fail", "644", "chmod 600")
+    assert_row(rows, "host", "temporary", "fail", "TMPDIR")
+    assert_row(rows, "host", "umask", "warn", "umask 022")
+    assert "secret-of-an-engine" not in str(rows)
+    assert_row(rows, "host", "cores", rows["host", "cores"]["state"], "for this process")
+
+
+def test_one_core_is_few():
+    mine = sorted(os.sched_getaffinity(0))[:1]
+    rows = doctor("--only", "host", preexec_fn=lambda: os.sched_setaffinity(0, mine), code=0)
+    assert_row(rows, "host", "cores", "warn", "1 of", "affinity")
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+
+class Engine(http.server.BaseHTTPRequestHandler):
+    """Answers by a table {path: answer}: a dict, or a status. Paths of POST alone answer 405 to GET, as
+    FastAPI does."""
+
+    def log_message(self, *_):
+        pass
+
+    def reply(self, answer):
+        status, content = (answer, {}) if isinstance(answer, int) else (200, answer)
+        if isinstance(content, tuple):
+            status, content = content
+        body = json.dumps(content).encode()
+        self.send_response_only(status)
+        self.send_header("Date", self.server.date or self.date_time_string())
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def answer(self, method):
+        size = int(self.headers.get("Content-Length") or 0)
+        self.rfile.read(size)
+        self.server.calls.append((method, self.path))
+        path = self.path.split("?")[0]
+        key = self.server.key
+        if key and path in self.server.guarded and self.headers["Authorization"] != f"Bearer {key}":
+            return self.reply(401)
+        answers = self.server.answers
+        if (method, path) in answers:
+            return self.reply(answers[method, path])
+        other = "POST" if method == "GET" else "GET"
+        return self.reply(405 if (other, path) in answers else 404)
+
+    def do_GET(self):
+        self.answer("GET")
+
+    def do_HEAD(self):
+        self.answer("HEAD")
+
+    def do_POST(self):
+        self.answer("POST")
+
+    def do_PUT(self):
+        self.answer("PUT")
+
+
+@contextlib.contextmanager
+def served(answers, key="", guarded=(), date=""):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
+    server.answers, server.key, server.guarded, server.date = answers, key, guarded, date
+    server.calls = []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = Address(f"http://127.0.0.1:{server.server_address[1]}")
+        url.calls = server.calls
+        yield url
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Address(str):
+    """With the calls that came."""
+
+
+def closed_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def name(url):
+    """The group's last word."""
+    return str(url)
+
+
+RANK = {
+    "nonce": "n", "rank": 0, "process": "p", "ok": True, "error": "", "state": "idle", "version": 3,
+    "staged_version": None, "run": "a" * 32, "follows": "a" * 32, "digest": "b" * 32,
+    "session": True, "updating": False,
+}  # fmt: skip
+EXTENSION = "driftless.engines.vllm.WorkerExtension"
+
+
+def vllm(extension=EXTENSION, told=True, paused=False):
+    parallel = {"parallel_config": {"worker_extension_cls": extension}} if told else {}
+    raised = (500, {"error": {"message": "'CPUWorker' object has no attribute 'driftless_status'"}})
+    return {
+        ("GET", "/version"): {"version": "0.32.0"},
+        ("GET", "/v1/models"): {"data": [{"id": "m", "root": "/models/base"}]},
+        ("GET", "/server_info"): {"vllm_config": parallel},
+        ("GET", "/is_paused"): {"is_paused": paused},
+        ("POST", "/collective_rpc"): {"results": [RANK]} if extension else raised,
+    }
+
+
+def sglang(loader=("driftless.engines.sglang.load",), **more):
+    return {
+        ("GET", "/model_info"): {"model_path": "/models/base", "weight_version": "7"},
+        ("GET", "/server_info"): {
+            "version": "0.5.23", "tp_size": 2, "dp_size": 1, "custom_weight_loader": list(loader),
+        } | more,
+        ("POST", "/update_weights_from_disk"): {"success": True},
+    }  # fmt: skip
+
+
+def test_engines_that_are_ready():
+    with served(vllm()) as first, served(sglang()) as second:
+        rows = doctor("--engine", first, "--engine", second, "--only", "engine", code=0)
+        assert_row(rows, first, "reachable", "ok", "vLLM 0.32.0")
+        assert_row(rows, first, "base", "ok", "/models/base")
+        assert_row(rows, first, "paused", "ok", "no")
+        assert_row(rows, first, "extension", "ok", "rank 0 idle", "version 3")
+        assert_row(rows, first, "ways", "ok", "in place by our receiver, load from disk")
+        assert_row(rows, second, "reachable", "ok", "SGLang 0.5.23")
+        assert_row(rows, second, "base", "ok", "weight_version 7")
+        assert_row(rows, second, "extension", "ok", "driftless.engines.sglang.load")
+        posts = [path for method, path in first.calls + second.calls if method != "GET"]
+        assert posts == ["/collective_rpc"], "nothing else could change an engine"
+
+
+def test_what_an_engine_lacks_names_its_flag():
+    no_dev = {key: value for key, value in vllm().items() if key[1] in ("/version", "/v1/models")}
+    with contextlib.ExitStack() as stack:
+        plain, old, dev, paused, loader, router = (
+            stack.enter_context(served(answers))
+            for answers in (vllm(""), vllm("", told=False), no_dev, vllm(paused=True),
+                            sglang([], dp_size=2), {})  # fmt: skip
+        )
+        engines = (plain, old, dev, paused, loader, router, closed_port())
+        arguments = [word for url in engines for word in ("--engine", url)]
+        rows = doctor(*arguments, "--only", "engine", code=1)
+        flag = f"--worker-extension-cls {EXTENSION}"
+        assert_row(rows, plain, "extension", "fail", flag)
+        assert ("POST", "/collective_rpc") not in plain.calls
+        assert_row(rows, old, "extension", "fail", "do not have our receiver", flag)
+        assert_row(rows, dev, "dev mode", "fail", "404", "VLLM_SERVER_DEV_MODE=1")
+        assert_row(rows, paused, "paused", "warn", "yes")
+        assert_row(rows, loader, "extension", "fail", "--custom-weight-loader driftless.engines")
+        assert_row(rows, loader, "replicas", "fail", "a server for each replica")
+        assert_row(rows, router, "kind", "fail", "neither vLLM nor SGLang")
+        assert_row(rows, engines[-1], "reachable", "fail", "start the engine")
+
+
+def test_hand_over_by_files_needs_no_extension(work):
+    with served(vllm("")) as first, served(sglang([])) as second:
+        text = f"engines: [{{ url: '{first}', kind: vllm }}, {{ url: '{second}', kind: vllm }}]\n"
+        text += f"agent: {{ hand_over: checkpoint, checkpoint_dir: {work} }}\n"
+        rows = doctor(*config(work, MPI + text), "--only", "engine", code=1)
+        assert_row(rows, first, "extension", "skip")
+        assert_row(rows, first, "ways", "ok", "load from disk")
+        assert_row(rows, second, "kind", "fail", "set it to sglang")
+
+
+def test_engines_that_the_trainer_tells(work):
+    with served(sglang()) as first, served(vllm()) as second:
+        engine = "{{ url: '{}', action: pull_weights, local_checkpoint_dir: /local }}"
+        text = f"engines: [{engine.format(first)}, {engine.format(second)}]\n"
+        road = f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work} }}, layout: hf_delta }}\n"
+        rows = doctor(*config(work, road + text), "--only", "engine", code=1)
+        assert_row(rows, first, "action", "fail", "/pull_weights")
+        assert_row(rows, second, "action", "fail", "kind: vllm")
+
+
+def test_tokens(work):
+    right, wrong, open_to_all = work / "right", work / "wrong", work / "open"
+    for path, text in ((right, "key"), (wrong, "other"), (open_to_all, "key")):
+        path.write_text(text)
+        path.chmod(0o600)
+    open_to_all.chmod(0o644)
+    with served(vllm(), "key", ["/v1/models"]) as url, served(
+        sglang(), "key", ["/model_info", "/server_info"]
+    ) as second:
+        both = ["--engine", url, "--engine", second, "--only", "engine"]
+        rows = doctor(*both, "--token-file", right, code=0)
+        assert_row(rows, url, "token", "ok")
+        for arguments, words in (([], ["asks for a token"]), (["--token-file", wrong], ["--api-key"])):
+            rows = doctor(*both, *arguments, code=1)
+            assert_row(rows, url, "token", "fail", *words)
+            assert_row(rows, second, "token", "fail", *words)
+        rows = doctor(*both, "--token-file", open_to_all, code=1)
+        assert_row(rows, url, "token", "fail", "644")
+
+
+def test_an_engine_that_hangs_ends_within_the_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        rows = doctor("--engine", url, "--only", "engine", code=1)
+        assert_row(rows, url, "reachable", "fail", "no reply within", "log")
+
+
+# --- Python --------------------------------------------------------------------------------------
+
+
+def package(folder, name, release):
+    made = folder / f"{name.replace('-', '_')}-{release}.dist-info"
+    made.mkdir(parents=True)
+    (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {release}\n")
+
+
+def test_packages_of_a_python(work):
+    folder = work / "packages"
+    package(folder, "megatron-core", "0.9.0")
+    package(folder, "driftless", "0.0.1")
+    package(folder, "torch", "2.13.0")
+    package(folder, "vllm", "0.32.0")
+    core = folder / "megatron/core/transformer"
+    core.mkdir(parents=True)
+    (core.parent / "__init__.py").write_text("raise ImportError('nothing is imported')\n")
+    (core / "transformer_config.py").write_text("class TransformerConfig:\n    num_layers: int = 0\n")
+    (folder / "torch").mkdir()
+    (folder / "torch/__init__.py").write_text("raise ImportError('nothing is imported')\n")
+    (folder / "torch/version.py").write_text("cuda: str = '13.0'\nhip = None\n")
+    nixl = folder / ".nixl_cu13.mesonpy.libs"
+    (nixl / "plugins").mkdir(parents=True)
+    for file in ("libnixl_capi.so", "plugins/libplugin_UCX.so", "plugins/libplugin_POSIX.so"):
+        (nixl / file).write_text("")
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    rows = doctor("--only", "python,nixl", "--python", sys.executable, env=environment, code=0)
+    assert_row(rows, "python", "megatron-core", "warn", "0.9.0", "0.12 to 0.19")
+    assert_row(rows, "python", "megatron flags", "warn", "hidden_size")
+    assert_row(rows, "python", "torch", "ok", "2.13.0, for CUDA 13.0")
+    assert_row(rows, "python", "driftless", "warn", "0.0.1", "one release")
+    assert_row(rows, "python", "vllm", "ok", "0.32.0")
+    assert_row(rows, "python", "sglang", "skip")
+    assert_row(rows, "nixl", "carriers", "ok", "POSIX, UCX")
+
+
+def test_a_python_that_is_missing_or_broken(work):
+    rows = doctor("--only", "python,nixl", "--python", "/nowhere/python3", code=0)
+    assert_row(rows, "python", "python", "skip", "--python")
+    assert_row(rows, "nixl", "library", "skip", "pip install nixl")
+    script(work / "bin", "python", "echo broken >&2; exit 3")
+    rows = doctor("--only", "python", "--python", work / "bin/python", code=0)
+    assert_row(rows, "python", "python", "warn", "3")
+
+
+def test_an_unknown_group_is_refused():
+    result = subprocess.run([COMMAND, "doctor", "--only", "x"], capture_output=True, text=True)
+    assert result.returncode == 2 and "usage" in result.stderr

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// A running engine: kind, release, token, base, whether it is paused, and the ways in which it can
+// take a version. Every missing flag is named. Only calls that change nothing are made.
+#include <nlohmann/json.hpp>
+
+#include "plugin/engines/engine_transport.h"
+#include "plugin/engines/rank_reply.h"
+#include "tools/doctor/doctor.h"
+
+namespace driftless::doctor {
+namespace {
+
+using enum FindingState;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kCallWait{3'000};
+constexpr std::string_view kExtension = "driftless.engines.vllm.WorkerExtension";
+constexpr long kUnknownPath = 404, kOtherMethod = 405;
+
+bool refused(const EngineReply& reply) {
+  return reply.http_status == 401 || reply.http_status == 403;
+}
+
+class EngineCheck {
+ public:
+  EngineCheck(const EngineEndpoint& engine, const Context& context, const Report& report)
+      : engine_(engine),
+        context_(context),
+        report_(report),
+        link_(engine, kCallWait, nullptr, http_session()) {}
+
+  void run() {
+    const EngineReply model = get("/model_info");
+    if (model.http_status == 0) {
+      return add("reachable", kFail, std::string(model.status.message()),
+                 "start the engine, correct its address, or look at its log");
+    }
+    const Json told = json_of(model);
+    sglang_ = !json_text(told, "model_path").empty();
+    const EngineReply release = sglang_ ? get("/server_info") : get("/version");
+    if (refused(model) || refused(release)) return refuse_token();
+    const std::string version = json_text(json_of(release), "version");
+    if (!sglang_ && version.empty()) {
+      return add(
+          "kind", kFail,
+          concat("neither vLLM nor SGLang: /version answers with status ", release.http_status),
+          "correct the address: it is the engine's own, not that of a router");
+    }
+    add("reachable", kOk,
+        concat(sglang_ ? "SGLang " : "vLLM ", version.empty() ? "of an unknown release" : version));
+    const EngineKind kind = sglang_ ? EngineKind::kSglang : EngineKind::kVllm;
+    if (engine_.kind && *engine_.kind != kind) {
+      add("kind", kFail, concat("engines[].kind is ", to_string(*engine_.kind)),
+          concat("set it to ", to_string(kind)));
+    }
+    if (engine_.action && !sglang_) {
+      return add("action", kFail, "the trainer's calls (action) are SGLang's",
+                 "set kind: vllm instead, and start an agent on the engine's host");
+    }
+    sglang_ ? examine_sglang(told, json_of(release)) : examine_vllm();
+  }
+
+ private:
+  void add(std::string_view check, FindingState state, std::string finding,
+           std::string_view next = {}) const {
+    report_({std::string(check), state, std::move(finding), std::string(next)});
+  }
+  [[nodiscard]] EngineReply get(std::string_view path) const {
+    return link_.call(path, nullptr, std::min(kCallWait, context_.deadline.remaining()), true);
+  }
+  [[nodiscard]] static Json json_of(const EngineReply& reply) {
+    if (!reply.status.ok()) return Json::object();
+    Result<Json> parsed = parse_json(reply.body, "the engine's answer");
+    return parsed.ok() && parsed->is_object() ? std::move(*parsed) : Json::object();
+  }
+  // Whether the server knows a path that only takes POST: 405 is a yes.
+  [[nodiscard]] bool knows(std::string_view path) const {
+    return get(path).http_status == kOtherMethod;
+  }
+  void refuse_token() const {
+    const bool given = !engine_.token.empty();
+    add("token", kFail, given ? "the engine refuses the token" : "the engine asks for a token",
+        given ? "put the key of the engine's --api-key into that file"
+              : "name a file with the key of its --api-key: --token-file, or engines[].token_file");
+  }
+
+  [[nodiscard]] bool hands_over_memory() const {
+    return context_.config.agent.hand_over == HandOver::kHostShm;
+  }
+
+  // --- vLLM
+  // ---------------------------------------------------------------------------------------
+
+  void examine_vllm() {
+    const EngineReply models = get("/v1/models");
+    if (refused(models)) return refuse_token();
+    if (!engine_.token.empty()) add("token", kOk, "accepted");
+    report_served(json_of(models));
+    const long answered = get("/collective_rpc").http_status;
+    if (answered == kUnknownPath) {
+      return add("dev mode", kFail, "/collective_rpc answers 404: nothing can drive this engine",
+                 "start it with VLLM_SERVER_DEV_MODE=1, on an address that strangers do not reach");
+    }
+    add("dev mode", kOk, "on");
+    report_paused();
+    examine_extension();
+    add("ways", kOk,
+        concat(extension_ ? "in place by our receiver, " : "",
+               "load from disk (agent.hand_over: checkpoint)"));
+  }
+
+  void report_served(const Json& models) const {
+    const auto data = models.find("data");
+    if (data == models.end() || !data->is_array() || data->empty() || !data->front().is_object()) {
+      return add("base", kSkip, "/v1/models does not name it");
+    }
+    const std::string root = json_text(data->front(), "root");
+    add("base", kOk, root.empty() ? json_text(data->front(), "id") : root);
+  }
+
+  void report_paused() const {
+    const Json told = json_of(get("/is_paused"));
+    const auto paused = told.find("is_paused");
+    if (paused == told.end() || !paused->is_boolean()) {
+      return add("paused", kSkip, "this release does not tell");
+    }
+    add("paused", *paused ? kWarn : kOk, *paused ? "yes: requests wait" : "no",
+        *paused ? "find out why before you resume it (POST /resume): it may hold parts of two "
+                  "versions"
+                : "");
+  }
+
+  // Of the engine's own configuration, if it tells it: a call of a method that is not there raises
+  // in every worker.
+  [[nodiscard]] std::optional<std::string> configured_extension() const {
+    const Json told = json_of(get("/server_info?config_format=json"));
+    const auto config = told.find("vllm_config");
+    if (config == told.end() || !config->is_object()) return std::nullopt;
+    const auto parallel = config->find("parallel_config");
+    if (parallel == config->end() || !parallel->is_object()) return std::nullopt;
+    if (!parallel->contains("worker_extension_cls")) return std::nullopt;
+    return json_text(*parallel, "worker_extension_cls");
+  }
+
+  void examine_extension() {
+    const FindingState missing = hands_over_memory() ? kFail : kSkip;
+    const std::string flag = concat("start it with --worker-extension-cls ", kExtension,
+                                    " --weight-transfer-config '{\"backend\":\"driftless\"}'");
+    const std::optional<std::string> named = configured_extension();
+    if (named && *named != kExtension) {
+      return add("extension", missing,
+                 named->empty() ? "none is loaded" : concat("another one is loaded: ", *named),
+                 flag);
+    }
+    const Json body = {{"method", "driftless_status"}, {"kwargs", {{"nonce", new_nonce()}}}};
+    const EngineReply reply = link_.call("/collective_rpc", &body,
+                                         std::min(kCallWait, context_.deadline.remaining()), true);
+    if (reply.status.message().find("has no attribute") != std::string_view::npos) {
+      return add("extension", missing, "its workers do not have our receiver", flag);
+    }
+    const Json answer = json_of(reply);
+    const auto results = answer.find("results");
+    if (!reply.status.ok() || results == answer.end() || !results->is_array()) {
+      return add("extension", missing, concat("driftless_status: ", reply.status.message()),
+                 "look at the engine's log");
+    }
+    report_ranks(*results);
+  }
+
+  void report_ranks(const Json& results) {
+    std::string text;
+    for (const Json& each : results) {
+      const Result<RankReply> rank = parse_rank_reply(each, "driftless_status");
+      if (!rank.ok()) {
+        return add("extension", kFail, std::string(rank.status().message()),
+                   "install the same release of driftless in the engine's Python");
+      }
+      text += concat(text.empty() ? "" : "; ", "rank ", rank->rank, " ", rank->state, ", ",
+                     to_string(rank->holds));
+      if (!rank->error.empty()) text += concat(" (", rank->error, ")");
+    }
+    extension_ = true;
+    add("extension", kOk, text);
+  }
+
+  // --- SGLang
+  // -------------------------------------------------------------------------------------
+
+  void examine_sglang(const Json& model, const Json& server) {
+    if (!engine_.token.empty()) add("token", kOk, "accepted");
+    const std::string label = json_text(model, "weight_version");
+    add("base", kOk,
+        concat(json_text(model, "model_path"),
+               label.empty() ? "" : concat(", weight_version ", label)));
+    const auto replicas = server.find("dp_size");
+    if (replicas != server.end() && replicas->is_number_integer() && *replicas > 1) {
+      add("replicas", kFail, concat("dp_size ", replicas->dump()),
+          "start a server for each replica: tensors reach the first one only");
+    }
+    const auto paused = server.find("is_paused");
+    if (paused == server.end() || !paused->is_boolean()) {
+      add("paused", kSkip, "SGLang does not tell");
+    } else {
+      add("paused", *paused ? kWarn : kOk, *paused ? "yes: requests wait" : "no",
+          *paused ? "find out why before you let it go on (POST /continue_generation)" : "");
+    }
+    const bool pulls = knows("/pull_weights");
+    if (!engine_.action) examine_loader(server);
+    if (engine_.action == EngineAction::kPullWeights && !pulls) {
+      add("action", kFail, "it has no /pull_weights",
+          "use action: update_weights_from_disk with a receiver on its host, or an agent");
+    }
+    add("ways", kOk,
+        concat(extension_ ? "in place by our receiver, " : "", "load from disk",
+               pulls ? ", pull_weights" : "", "; whether it loads flush files only a load tells"));
+  }
+
+  void examine_loader(const Json& server) {
+    const std::string& wanted = context_.config.agent.sglang_loader;
+    const auto loaders = server.find("custom_weight_loader");
+    if (loaders == server.end()) return add("extension", kSkip, "/server_info does not name it");
+    extension_ = loaders->is_array() && std::ranges::find(*loaders, Json(wanted)) != loaders->end();
+    add("extension", extension_ ? kOk : (hands_over_memory() ? kFail : kSkip),
+        extension_ ? wanted : "its custom_weight_loader is not ours",
+        extension_ ? "" : concat("start it with --custom-weight-loader ", wanted));
+  }
+
+  const EngineEndpoint& engine_;
+  const Context& context_;
+  const Report& report_;
+  EngineLink link_;
+  bool sglang_ = false;
+  bool extension_ = false;
+};
+
+}  // namespace
+
+void check_engine(const EngineEndpoint& engine, const Context& context, const Report& report) {
+  if (const Status usable = check_http(); !usable.ok()) {
+    return report(failed("reachable", usable, "build with libcurl (Debian: libcurl4-openssl-dev)"));
+  }
+  EngineEndpoint prepared = engine;
+  if (const Status ready = prepare_endpoint(prepared); !ready.ok()) {
+    return report(failed("token", ready, "correct the address, or the token's file"));
+  }
+  EngineCheck(prepared, context, report).run();
+}
+
+}  // namespace driftless::doctor

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// This host: limits, memory, cores, temporary space, ports, and the files that hold secrets.
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <fstream>
+
+#include "core/descriptor.h"
+#include "core/disk_space.h"
+#include "core/secret_file.h"
+#include "core/setting_values.h"
+#include "tools/doctor/doctor.h"
+
+namespace driftless::doctor {
+namespace {
+
+using enum FindingState;
+
+constexpr rlim_t kFewFiles = 256, kEnoughFiles = 1024;
+constexpr std::uint64_t kLittleTemporary = std::uint64_t{1} << 30;
+
+std::string limit_text(rlim_t limit) {
+  return limit == RLIM_INFINITY ? "no limit" : std::to_string(limit);
+}
+
+// A number at the beginning of a file of the kernel; nothing if it is not there, or is "max".
+std::optional<std::uint64_t> number_in(const std::string& path, std::string_view after = {}) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    std::string_view text = line;
+    if (!text.starts_with(after)) continue;
+    text.remove_prefix(after.size());
+    text.remove_prefix(std::min(text.find_first_not_of(" \t:"), text.size()));
+    std::uint64_t number = 0;
+    if (std::from_chars(text.data(), text.data() + text.size(), number).ec == std::errc()) {
+      return number;
+    }
+  }
+  return std::nullopt;
+}
+
+void check_files(const Report& report) {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  const bool few = files.rlim_cur < kFewFiles, some = files.rlim_cur < kEnoughFiles;
+  report({"open files", few ? kFail : (some ? kWarn : kOk), limit_text(files.rlim_cur),
+          some ? "raise it: ulimit -n 4096" : ""});
+}
+
+// Registered memory of RDMA networks counts against it.
+void check_locked_memory(const Report& report) {
+  rlimit locked{};
+  if (::getrlimit(RLIMIT_MEMLOCK, &locked) != 0) return;
+  const bool rdma = ::access("/sys/class/infiniband", F_OK) == 0;
+  const bool limited = locked.rlim_cur != RLIM_INFINITY;
+  const std::string text =
+      limited ? about(static_cast<std::uint64_t>(locked.rlim_cur)) : "no limit";
+  report(
+      {"locked memory", rdma && limited ? kWarn : kOk,
+       concat(text, rdma ? ", and there is RDMA hardware" : ""),
+       rdma && limited ? "raise it: ulimit -l unlimited (windows and rings are registered)" : ""});
+}
+
+void check_memory(const Context& context, const Report& report) {
+  const std::uint64_t kib = number_in("/proc/meminfo", "MemAvailable").value_or(0);
+  std::uint64_t bytes = kib << 10;
+  std::string text = concat(about(bytes), " available");
+  auto limit = number_in("/sys/fs/cgroup/memory.max");
+  auto used = number_in("/sys/fs/cgroup/memory.current");
+  if (!limit) limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+  if (!used) used = number_in("/sys/fs/cgroup/memory/memory.usage_in_bytes");
+  if (limit && used && *limit < (std::uint64_t{1} << 60)) {
+    const std::uint64_t left = *limit > *used ? *limit - *used : 0;
+    text += concat(", ", about(left), " left of the control group's ", about(*limit));
+    bytes = std::min(bytes, left);
+  }
+  // A snapshot on the host and a target in memory each hold the weights once.
+  const std::uint64_t weights = context.checkpoint_bytes();
+  const bool little = weights > bytes;
+  report({"memory", little ? kWarn : kOk,
+          concat(text, weights == 0 ? "" : concat(", the weights take ", about(weights))),
+          little ? "use snapshot: none or device, or a host with more memory" : ""});
+}
+
+void check_cores(const Context& context, const Report& report) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const bool told = ::sched_getaffinity(0, sizeof(set), &set) == 0;
+  const long mine = told ? CPU_COUNT(&set) : online;
+  std::string text = concat(mine, " of ", online, " for this process");
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  double quota = 0, period = 0;
+  const bool limited = static_cast<bool>(file >> quota >> period) && period > 0;
+  if (limited) text += concat(", ", number_text(quota / period), " by the control group");
+  const long threads = static_cast<long>(context.config.publisher.threads);
+  const double least =
+      limited ? std::min(static_cast<double>(mine), quota / period) : static_cast<double>(mine);
+  const bool few = least < static_cast<double>(std::max(threads, 2L));
+  report(
+      {"cores", few ? kWarn : kOk, concat(text, threads > 0 ? concat("; threads: ", threads) : ""),
+       few ? "leave a core to each process: widen its affinity (mpirun --bind-to none), or lower "
+             "threads"
+           : ""});
+}
+
+void check_temporary(const Context& context, const Report& report) {
+  const std::string path = context.variables("TMPDIR").value_or("/tmp");
+  const Result<DiskSpace> space = disk_space(path);
+  if (!space.ok()) {
+    return report(failed("temporary", space.status(), "set TMPDIR to a directory that is there"));
+  }
+  if (::access(path.c_str(), W_OK | X_OK) != 0) {
+    return report(
+        {"temporary", kFail, concat(path, ": not writable"), "set TMPDIR to another one"});
+  }
+  const bool little = space->free_bytes < kLittleTemporary;
+  report({"temporary", little ? kWarn : kOk,
+          concat(path, ": ", about(space->free_bytes), " free, ", space->kind),
+          little ? "free space there, or set TMPDIR (large parts are spooled)" : ""});
+}
+
+// Whether this host may listen on "host:port".
+void check_port(const std::string& key, const std::string& address, const Report& report) {
+  const std::size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return;
+  std::string host = address.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const int problem = ::getaddrinfo(host.empty() ? nullptr : host.c_str(),
+                                    address.substr(colon + 1).c_str(), &hints, &found);
+  if (problem != 0) {
+    return report(
+        {key, kFail, concat(address, ": ", ::gai_strerror(problem)), concat("correct ", key)});
+  }
+  const Descriptor socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int reuse = 1;
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
+  const bool free = ::bind(socket.get(), found->ai_addr, found->ai_addrlen) == 0;
+  const int why = errno;
+  ::freeaddrinfo(found);
+  report({key, free ? kOk : kFail,
+          free ? concat(address, " is free") : std::string(errno_status(why, address).message()),
+          free ? "" : concat("end the process that listens there, or set another ", key)});
+}
+
+void check_settings(const Context& context, const Report& report) {
+  if (!context.configured) return;
+  for (const auto& [key, value] : effective_settings(context.config)) {
+    if (key == "monitor.address" && !value.empty()) check_port(key, value, report);
+    if (!key.ends_with("token_file") || value.empty()) continue;
+    const Result<std::string> secret = read_secret_file(value);
+    report(secret.ok() ? Finding{key, kOk, concat(value, ": closed to others")}
+                       : failed(key, secret.status(), concat("chmod 600 ", value)));
+  }
+}
+
+void check_umask(const Report& report) {
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  const bool open = (mask & S_IWOTH) == 0;
+  report({"umask", open ? kWarn : kOk,
+          open ? "every user may write what this one makes" : "others may not write",
+          open ? "umask 022: versions and checkpoints are trusted by their directories" : ""});
+}
+
+}  // namespace
+
+void check_host(const Context& context, const Report& report) {
+  check_cores(context, report);
+  check_memory(context, report);
+  check_files(report);
+  check_locked_memory(report);
+  check_temporary(context, report);
+  check_umask(report);
+  check_settings(context, report);
+}
+
+}  // namespace driftless::doctor

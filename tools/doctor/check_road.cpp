@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// The directory, store or memory of the configuration's roads: each road examines its own.
+#include "tools/doctor/doctor.h"
+
+namespace driftless::doctor {
+namespace {
+
+using enum FindingState;
+
+// Versions are about this share of the weights, in the encodings that grow most.
+constexpr double kVersionShare = 0.03;
+
+// Two anchors and the versions that are kept; 0 if nobody knows the weights.
+std::uint64_t space_needed(const Context& context) {
+  const std::uint64_t weights = context.checkpoint_bytes();
+  const auto versions = static_cast<double>(context.config.publisher.keep_versions);
+  const bool full = context.config.publisher.mode == UpdateMode::kFull;
+  const double kept = versions * (full ? 1.0 : kVersionShare) + (context.config.anchors() ? 2 : 0);
+  return static_cast<std::uint64_t>(kept * static_cast<double>(weights));
+}
+
+void examine(const Context& context, const Road& row, const RoadOptions& options,
+             const Report& report) {
+  if (row.opener == nullptr) {
+    return report({std::string(row.name), kFail, concat("not in this build: ", row.at.why_not),
+                   "install what is missing and build again, or choose another road"});
+  }
+  if (row.opener->examine == nullptr) {
+    return report({std::string(row.name), kSkip, "it keeps nothing outside of its processes"});
+  }
+  const Deadline deadline = context.deadline.sooner(context.deadline.remaining() * 9 / 10);
+  for (Finding& finding : row.opener->examine(options, space_needed(context), deadline)) {
+    report(std::move(finding));
+  }
+}
+
+// The road by which an agent offers versions to the engines of its host.
+bool hands_over(const Context& context) {
+  return context.config.agent.hand_over == HandOver::kHostShm &&
+         !context.config.driven_engines().empty();
+}
+
+}  // namespace
+
+void check_road(const Context& context, const Report& report) {
+  const Road* const chosen = context.road();
+  if (chosen == nullptr) {
+    return report({"road", kSkip, "no configuration names one", "name one by --config FILE"});
+  }
+  examine(context, *chosen, context.config.road_options(), report);
+  const auto kinds = context.config.table->kinds();
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    if (!kinds[i]->one_host || kinds[i]->name == context.config.road || !hands_over(context)) {
+      continue;
+    }
+    const auto row = std::ranges::find(context.roads->roads, kinds[i]->name, &Road::name);
+    if (row != context.roads->roads.end()) {
+      examine(context, *row, context.config.roads[i], report);
+    }
+  }
+}
+
+}  // namespace driftless::doctor

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "core/descriptor.h"
+#include "tools/doctor/doctor.h"
+
+namespace driftless::doctor {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kMaxTextBytes = 600;
+constexpr milliseconds kLastWait(300);  // for killed processes to be gone
+
+// One line of printable characters: findings hold words of engines and of other programs.
+std::string one_line(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  if (text.size() > kMaxTextBytes) text = text.substr(0, kMaxTextBytes) + "...";
+  return text;
+}
+
+void send(int pipe, const Finding& finding) {
+  const nlohmann::json json = {one_line(finding.check), static_cast<int>(finding.state),
+                               one_line(finding.finding), one_line(finding.next)};
+  const std::string line =
+      json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  for (std::size_t done = 0; done < line.size();) {
+    const ssize_t wrote = ::write(pipe, line.data() + done, line.size() - done);
+    if (wrote < 0 && errno != EINTR) _exit(1);
+    if (wrote > 0) done += static_cast<std::size_t>(wrote);
+  }
+}
+
+// A check in a process of its own.
+class RunningCheck {
+ public:
+  RunningCheck(const Check& check, const Context& context) : check_(check) {
+    std::array<int, 2> ends{-1, -1};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) return;
+    pipe_ = Descriptor(ends[0]);
+    const Descriptor write_end(ends[1]);
+    const pid_t parent = ::getpid();
+    pid_ = ::fork();
+    if (pid_ != 0) {
+      ::setpgid(pid_, pid_);
+      return;
+    }
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) _exit(1);
+    check_.run(context, [&](const Finding& finding) { send(write_end.get(), finding); });
+    _exit(0);
+  }
+  RunningCheck(const RunningCheck&) = delete;
+  RunningCheck& operator=(const RunningCheck&) = delete;
+
+  [[nodiscard]] int pipe() const { return pipe_.get(); }
+  [[nodiscard]] bool open() const { return pipe_.valid(); }
+
+  // Takes what is there; closes the pipe at its end.
+  void read() {
+    std::array<char, 4096> buffer{};
+    const ssize_t got = ::read(pipe_.get(), buffer.data(), buffer.size());
+    if (got > 0) text_.append(buffer.data(), static_cast<std::size_t>(got));
+    if (got == 0 || (got < 0 && errno != EINTR)) pipe_.reset();
+  }
+
+  void kill() const {
+    if (pid_ > 0) ::kill(-pid_, SIGKILL);
+  }
+  // Its exit status; nothing if it is not gone: a system call that hangs cannot be killed.
+  std::optional<int> reap(const Deadline& deadline) const {
+    Backoff backoff(std::chrono::microseconds(200), milliseconds(10));
+    int status = 0;
+    do {
+      if (::waitpid(pid_, &status, WNOHANG) == pid_) return status;
+    } while (backoff.sleep(deadline));
+    return std::nullopt;
+  }
+
+  void finish(bool late, std::optional<int> status, std::vector<Row>& rows) const {
+    std::string last;
+    for (std::string_view rest = text_; !rest.empty();) {
+      const std::size_t end = rest.find('\n');
+      if (end == std::string_view::npos) break;
+      const auto json = nlohmann::json::parse(rest.substr(0, end), nullptr, false);
+      rest.remove_prefix(end + 1);
+      if (!json.is_array() || json.size() != 4) continue;
+      last = json[0].get<std::string>();
+      rows.push_back({check_.group,
+                      {last, static_cast<FindingState>(json[1].get<int>()),
+                       json[2].get<std::string>(), json[3].get<std::string>()}});
+    }
+    const std::string after = last.empty() ? "" : concat(" after the check '", last, "'");
+    if (late) {
+      rows.push_back({check_.group,
+                      {"deadline", check_.late, concat("no answer in time", after, ": it hangs"),
+                       check_.next_if_late}});
+    } else if (pid_ < 0 || !status || *status != 0) {
+      const bool signal = status && WIFSIGNALED(*status);
+      rows.push_back(
+          {check_.group,
+           {"check", check_.late,
+            concat("it failed", after, signal ? concat(", by signal ", WTERMSIG(*status)) : ""),
+            check_.next_if_late}});
+    }
+  }
+
+ private:
+  const Check& check_;
+  Descriptor pipe_;
+  pid_t pid_ = -1;
+  std::string text_;
+};
+
+void read_all(std::vector<std::unique_ptr<RunningCheck>>& running, const Deadline& deadline) {
+  while (!deadline.expired()) {
+    std::vector<pollfd> waits;
+    std::vector<RunningCheck*> open;
+    for (const auto& each : running) {
+      if (!each->open()) continue;
+      waits.push_back({each->pipe(), POLLIN, 0});
+      open.push_back(each.get());
+    }
+    if (open.empty()) return;
+    if (::poll(waits.data(), waits.size(), static_cast<int>(deadline.remaining().count())) <= 0) {
+      continue;
+    }
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      if (waits[i].revents != 0) open[i]->read();
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Row> run_checks(std::span<const Check> checks, const Context& context) {
+  std::vector<std::unique_ptr<RunningCheck>> running;
+  running.reserve(checks.size());
+  for (const Check& check : checks) {
+    running.push_back(std::make_unique<RunningCheck>(check, context));
+  }
+  read_all(running, context.deadline);
+  const Deadline gone = Deadline::after(kLastWait);
+  std::vector<Row> rows;
+  for (const auto& each : running) {
+    const bool late = each->open();
+    if (late) each->kill();
+    each->finish(late, each->reap(gone), rows);
+  }
+  return rows;
+}
+
+}  // namespace driftless::doctor

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// MemoryFile: a file in memory, without a name: gone with its last user, however that ends.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "core/descriptor.h"
+
+namespace driftless {
+
+class MemoryFile {
+ public:
+  MemoryFile() : file_(::memfd_create("driftless", MFD_CLOEXEC)) {}
+  // For this process and its children.
+  [[nodiscard]] std::string path() const {
+    return concat("/proc/", ::getpid(), "/fd/", file_.get());
+  }
+
+ private:
+  Descriptor file_;
+};
+
+}  // namespace driftless
