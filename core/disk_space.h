@@ -17,7 +17,7 @@ struct DiskSpace {
 // Of the file system that `path` lies on, which is there.
 [[nodiscard]] Result<DiskSpace> disk_space(const std::string& path);
 
-// Rounded down to whole GiB, MiB or KiB, so that two or more digits stay: "12GiB", "512MiB".
+// Rounded down to whole GiB, MiB or KiB, at least ten of them: "12GiB", "9728MiB".
 [[nodiscard]] std::string about(std::uint64_t bytes);
 
 }  // namespace driftless

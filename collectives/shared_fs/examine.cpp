@@ -164,12 +164,21 @@ class Examination {
         apart ? "versions are right all the same, times of records are not: run NTP" : "");
   }
 
+  // Whether a call was refused because something is there. Reports it if not.
+  bool taken(std::string_view check, const Status& status, std::string_view done_anyway) {
+    if (status.code() == StatusCode::kAlreadyExists) return true;
+    if (!status.ok()) return refuse(check, status);
+    add(check, kFail, std::string(done_anyway),
+        "use another file system: this is what keeps two publishers apart");
+    return false;
+  }
+
   // Two publishers that begin the same version: the second one is refused.
   void exclusive() {
-    const StatusCode code = fs_.create(join_path(own_, "file")).status().code();
-    if (code == StatusCode::kAlreadyExists) return add("exclusive create", kOk, "honoured");
-    add("exclusive create", kFail, "a file that is there was created again",
-        "use another file system: O_EXCL is what keeps two publishers apart");
+    const Status again = fs_.create(join_path(own_, "file")).status();
+    if (taken("exclusive create", again, "a file that is there was created again")) {
+      add("exclusive create", kOk, "honoured");
+    }
   }
 
   void rename() {
@@ -177,16 +186,12 @@ class Examination {
     Status done = fs_.make_directory(from);
     if (done.ok()) done = fs_.rename_new(from, to);
     if (done.ok()) done = fs_.sync_directory(own_);
+    if (done.ok()) done = fs_.make_directory(from);
     if (!done.ok()) {
       refuse("rename", done);
-      return;
+    } else if (taken("rename", fs_.rename_new(from, to), "a directory replaced another one")) {
+      add("rename", kOk, "atomic, and never over another");
     }
-    static_cast<void>(fs_.make_directory(from));
-    static_cast<void>(write_text(fs_, join_path(to, "kept"), "x"));
-    const bool replaced = fs_.rename_new(from, to).ok();
-    add("rename", replaced ? kFail : kOk,
-        replaced ? "a directory replaced another one of that name" : "atomic",
-        replaced ? "use another file system: a version could replace another" : "");
   }
 
   void lock() {

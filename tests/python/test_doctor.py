@@ -84,6 +84,19 @@ def test_launchers_that_contradict_each_other():
     assert_row(rows, "configuration", "launcher", "fail", "RANK")
 
 
+@contextlib.contextmanager
+def small_file_system(work):
+    place = work / "small"
+    place.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", place]
+    if os.getuid() != 0 or subprocess.run(line, capture_output=True).returncode != 0:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
 # --- MPI -----------------------------------------------------------------------------------------
 
 MPI = "road: { kind: mpi_rma }\n"
@@ -123,7 +136,27 @@ def test_no_mpirun_and_one_that_fails(work):
     script(tools, "mpirun", 'case "$*" in *isolated*) shift 3; exec "$@";; esac\n'
            "echo plm_rsh_agent: ssh : rsh; exit 1")  # fmt: skip
     rows = doctor(*named, env=path, code=1)
-    assert_row(rows, "mpi", "windows", "fail")
+    assert_row(rows, "mpi", "windows", "fail", "another MPI")
+
+
+def test_flags_that_this_host_needs_are_found_by_trying(work):
+    """A host without ssh, whose windows have no room, and whose osc component cannot make them."""
+    jobs.need_mpirun()
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_"))}
+    tools = work / "tools"
+    tools.mkdir()
+    for tool in ("mpirun", "sh", "orted"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    rows = doctor("--only", "mpi", env=plain | {"PATH": str(tools)}, code=0)
+    assert_row(rows, "mpi", "windows", "ok", "--mca plm isolated")
+    rows = doctor("--only", "mpi", env=plain | {"OMPI_MCA_osc": "pt2pt"}, code=0)
+    assert_row(rows, "mpi", "windows", "ok", "--mca osc ucx --mca pml_ucx_tls any")
+    assert_row(rows, "mpi", "environment", "ok", "OMPI_MCA_osc=pt2pt")
+    rows = doctor(*config(work, MPI), "--only", "mpi", env=plain | {"OMPI_MCA_btl": "self"}, code=1)
+    assert_row(rows, "mpi", "windows", "fail", "unable to reach each other")
+    with small_file_system(work) as place:
+        rows = doctor("--only", "mpi", env=plain | {"OMPI_MCA_osc_sm_backing_directory": str(place)})
+        assert_row(rows, "mpi", "windows", "ok", "--mca osc_sm_backing_directory")
 
 
 def test_an_mpirun_that_hangs(work):
@@ -213,20 +246,13 @@ def test_a_directory_that_is_missing_or_closed(work):
 
 
 def test_a_file_system_that_is_full(work):
-    place = work / "small"
-    place.mkdir()
-    line = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", place]
-    if os.getuid() != 0 or subprocess.run(line, capture_output=True).returncode != 0:
-        pytest.skip("a small file system cannot be mounted here")
-    try:
+    with small_file_system(work) as place:
         (place / "all").write_bytes(bytes(60 << 10))
         rows = doctor(*shared_fs(work, place), "--only", "road", code=1)
         assert_row(rows, "road", "space", "warn", "free space")
         assert_row(rows, "road", "file system", "warn", "tmpfs")
         assert_row(rows, "road", "write", "fail", "no_space", "free space")
         assert [path.name for path in place.iterdir()] == ["all"]
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 def test_shared_memory_that_is_too_small_and_segments_of_the_dead(work):
@@ -240,7 +266,7 @@ def test_shared_memory_that_is_too_small_and_segments_of_the_dead(work):
     for path in left.iterdir():
         path.chmod(0o600)
     rows = doctor(*config(work, road), "--only", "road", code=1)
-    assert_row(rows, "road", "memory", "fail", "15360GiB", "road.host_shm.size")
+    assert_row(rows, "road", "memory", "fail", "15TiB", "road.host_shm.size")
     assert_row(rows, "road", "segments", "warn", "1024KiB", "dead process")
 
 
@@ -374,7 +400,7 @@ def served(answers, key="", guarded=(), date=""):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
     server.answers, server.key, server.guarded, server.date = answers, key, guarded, date
     server.calls = []
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         url = Address(f"http://127.0.0.1:{server.server_address[1]}")
         url.calls = server.calls
@@ -392,11 +418,6 @@ def closed_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-def name(url):
-    """The group's last word."""
-    return str(url)
 
 
 RANK = {

@@ -17,7 +17,7 @@
 
 namespace driftless::testing {
 
-class StallingFileSystem final : public FileSystem {
+class StallingFileSystem : public FileSystem {
  public:
   // Call number `at_call` from now on takes so much longer.
   void plan(std::uint64_t at_call, std::chrono::milliseconds stall) {

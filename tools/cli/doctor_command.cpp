@@ -41,7 +41,7 @@ Context context_of(const DoctorArguments& arguments) {
   const bool named = !arguments.job.config.empty();
   Result<Config> config =
       named ? load_config(posix_file_system(), arguments.job.config, arguments.job.set)
-            : parse_config("", "--set", arguments.job.set);
+            : parse_config("road: { kind: mpi_rma }", "--set", arguments.job.set);
   context.configured = named && config.ok();
   context.config_status = config.status();
   if (config.ok()) context.config = std::move(*config);

@@ -102,7 +102,8 @@ void check_mpi(const Context& context, const Report& report) {
       "mpirun --version", {}, std::min(context.deadline.remaining(), milliseconds(3000)));
   const std::string line = first_line(release.text);
   report({"mpirun", release.status.ok() ? kOk : unless_needed(needed, kWarn),
-          concat(mpirun, ": ", line.empty() ? release.status.message() : line)});
+          concat(mpirun, ": ", line.empty() ? release.status.message() : line),
+          release.status.ok() ? "" : "install it again (Debian: openmpi-bin)"});
   const Probe probe = probe_windows(context);
   if (!probe.ok) {
     return report({"windows", unless_needed(needed, kWarn),

@@ -33,7 +33,9 @@ Result<int> run_mpi_probe(const RoadTable& roads) {
                              parse_config("road: { kind: mpi_rma, ring_size: 1MiB }", "probe", {}));
   DRIFTLESS_ASSIGN_OR_RETURN(const Launch launch, launch_of_process());
   if (!launch.mpi || launch.world != 2) {
-    return error(StatusCode::kInvalidArgument, "mpi probe: it is one of two processes of mpirun");
+    return error(StatusCode::kInvalidArgument,
+                 "mpi probe: mpirun started it and left no rank that this build's MPI knows: it "
+                 "belongs to another MPI than this build");
   }
   const bool publishes = launch.rank == 0;
   DRIFTLESS_ASSIGN_OR_RETURN(
