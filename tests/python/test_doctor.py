@@ -3,56 +3,20 @@
 broken; and what is hung costs its own row and its deadline."""
 
 import contextlib
-import http.server
-import json
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 
 import jobs
+from doctor_rows import LONGEST, assert_row, closed_port, config, doctor, served
 from support import COMMAND, REPOSITORY, run
 
 sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 import servers  # noqa: E402
-
-LONGEST = 10  # seconds that doctor may take
-
-
-def doctor(*arguments, code=None, **options):
-    """{(group, check): row} of one run."""
-    begin = time.monotonic()
-    result = run("doctor", "--json", *arguments, **options)
-    took = time.monotonic() - begin
-    assert result.stderr == "", result.stderr
-    told = json.loads(result.stdout)
-    assert told["seconds"] < LONGEST and took < LONGEST + 5, told["seconds"]
-    failed = [row for row in told["checks"] if row["state"] == "fail"]
-    assert told["ok"] == (not failed) and result.returncode == (1 if failed else 0), failed
-    assert code is None or result.returncode == code, failed
-    assert all(row["next"] for row in failed), failed
-    assert all(row["finding"] for row in told["checks"])
-    return {(row["group"].split(" ")[-1], row["check"]): row for row in told["checks"]}
-
-
-def assert_row(rows, group, check, state, *words):
-    row = rows[group, check]
-    text = f"{row['finding']} -> {row['next']}"
-    assert row["state"] == state, text
-    for word in words:
-        assert word in text, f"no {word!r} in {text}"
-
-
-def config(work, text):
-    path = work / "job.yaml"
-    path.write_text(text)
-    return ["--config", path]
 
 
 def shared_fs(work, directory):
@@ -132,11 +96,11 @@ def test_no_mpirun_and_one_that_fails(work):
     script(tools, "mpirun", "echo 'driftless: io: MPI_ERR_WIN: run mpirun with --mca pml ucx' >&2; exit 1")
     rows = doctor(*named, env=path, code=1)
     assert_row(rows, "mpi", "windows", "fail", "MPI_ERR_WIN", "--mca osc ucx")
-    # Flags that mpirun itself asks for are tried; a process of its own each: another MPI's mpirun.
-    script(tools, "mpirun", 'case "$*" in *isolated*) shift 3; exec "$@";; esac\n'
+    # It asks for a flag, and then starts processes as the mpirun of another MPI does.
+    script(tools, "mpirun", 'case "$*" in *isolated*) shift 5; exec "$@";; esac\n'
            "echo plm_rsh_agent: ssh : rsh; exit 1")  # fmt: skip
     rows = doctor(*named, env=path, code=1)
-    assert_row(rows, "mpi", "windows", "fail", "another MPI")
+    assert_row(rows, "mpi", "windows", "fail", "another MPI", "first on PATH")
 
 
 def test_flags_that_this_host_needs_are_found_by_trying(work):
@@ -153,7 +117,7 @@ def test_flags_that_this_host_needs_are_found_by_trying(work):
     assert_row(rows, "mpi", "windows", "ok", "--mca osc ucx --mca pml_ucx_tls any")
     assert_row(rows, "mpi", "environment", "ok", "OMPI_MCA_osc=pt2pt")
     rows = doctor(*config(work, MPI), "--only", "mpi", env=plain | {"OMPI_MCA_btl": "self"}, code=1)
-    assert_row(rows, "mpi", "windows", "fail", "unable to reach each other")
+    assert_row(rows, "mpi", "windows", "fail", "two ranks made none")
     with small_file_system(work) as place:
         rows = doctor("--only", "mpi", env=plain | {"OMPI_MCA_osc_sm_backing_directory": str(place)})
         assert_row(rows, "mpi", "windows", "ok", "--mca osc_sm_backing_directory")
@@ -267,7 +231,7 @@ def test_shared_memory_that_is_too_small_and_segments_of_the_dead(work):
         path.chmod(0o600)
     rows = doctor(*config(work, road), "--only", "road", code=1)
     assert_row(rows, "road", "memory", "fail", "15TiB", "road.host_shm.size")
-    assert_row(rows, "road", "segments", "warn", "1024KiB", "dead process")
+    assert_row(rows, "road", "segments", "warn", "1MiB", "dead process")
 
 
 # --- object stores -------------------------------------------------------------------------------
@@ -345,194 +309,6 @@ def test_one_core_is_few():
     mine = sorted(os.sched_getaffinity(0))[:1]
     rows = doctor("--only", "host", preexec_fn=lambda: os.sched_setaffinity(0, mine), code=0)
     assert_row(rows, "host", "cores", "warn", "1 of", "affinity")
-
-
-# --- engines -------------------------------------------------------------------------------------
-
-
-class Engine(http.server.BaseHTTPRequestHandler):
-    """Answers by a table {path: answer}: a dict, or a status. Paths of POST alone answer 405 to GET, as
-    FastAPI does."""
-
-    def log_message(self, *_):
-        pass
-
-    def reply(self, answer):
-        status, content = (answer, {}) if isinstance(answer, int) else (200, answer)
-        if isinstance(content, tuple):
-            status, content = content
-        body = json.dumps(content).encode()
-        self.send_response_only(status)
-        self.send_header("Date", self.server.date or self.date_time_string())
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def answer(self, method):
-        size = int(self.headers.get("Content-Length") or 0)
-        self.rfile.read(size)
-        self.server.calls.append((method, self.path))
-        path = self.path.split("?")[0]
-        key = self.server.key
-        if key and path in self.server.guarded and self.headers["Authorization"] != f"Bearer {key}":
-            return self.reply(401)
-        answers = self.server.answers
-        if (method, path) in answers:
-            return self.reply(answers[method, path])
-        other = "POST" if method == "GET" else "GET"
-        return self.reply(405 if (other, path) in answers else 404)
-
-    def do_GET(self):
-        self.answer("GET")
-
-    def do_HEAD(self):
-        self.answer("HEAD")
-
-    def do_POST(self):
-        self.answer("POST")
-
-    def do_PUT(self):
-        self.answer("PUT")
-
-
-@contextlib.contextmanager
-def served(answers, key="", guarded=(), date=""):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Engine)
-    server.answers, server.key, server.guarded, server.date = answers, key, guarded, date
-    server.calls = []
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        url = Address(f"http://127.0.0.1:{server.server_address[1]}")
-        url.calls = server.calls
-        yield url
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-class Address(str):
-    """With the calls that came."""
-
-
-def closed_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
-
-
-RANK = {
-    "nonce": "n", "rank": 0, "process": "p", "ok": True, "error": "", "state": "idle", "version": 3,
-    "staged_version": None, "run": "a" * 32, "follows": "a" * 32, "digest": "b" * 32,
-    "session": True, "updating": False,
-}  # fmt: skip
-EXTENSION = "driftless.engines.vllm.WorkerExtension"
-
-
-def vllm(extension=EXTENSION, told=True, paused=False):
-    parallel = {"parallel_config": {"worker_extension_cls": extension}} if told else {}
-    raised = (500, {"error": {"message": "'CPUWorker' object has no attribute 'driftless_status'"}})
-    return {
-        ("GET", "/version"): {"version": "0.32.0"},
-        ("GET", "/v1/models"): {"data": [{"id": "m", "root": "/models/base"}]},
-        ("GET", "/server_info"): {"vllm_config": parallel},
-        ("GET", "/is_paused"): {"is_paused": paused},
-        ("POST", "/collective_rpc"): {"results": [RANK]} if extension else raised,
-    }
-
-
-def sglang(loader=("driftless.engines.sglang.load",), **more):
-    return {
-        ("GET", "/model_info"): {"model_path": "/models/base", "weight_version": "7"},
-        ("GET", "/server_info"): {
-            "version": "0.5.23", "tp_size": 2, "dp_size": 1, "custom_weight_loader": list(loader),
-        } | more,
-        ("POST", "/update_weights_from_disk"): {"success": True},
-    }  # fmt: skip
-
-
-def test_engines_that_are_ready():
-    with served(vllm()) as first, served(sglang()) as second:
-        rows = doctor("--engine", first, "--engine", second, "--only", "engine", code=0)
-        assert_row(rows, first, "reachable", "ok", "vLLM 0.32.0")
-        assert_row(rows, first, "base", "ok", "/models/base")
-        assert_row(rows, first, "paused", "ok", "no")
-        assert_row(rows, first, "extension", "ok", "rank 0 idle", "version 3")
-        assert_row(rows, first, "ways", "ok", "in place by our receiver, load from disk")
-        assert_row(rows, second, "reachable", "ok", "SGLang 0.5.23")
-        assert_row(rows, second, "base", "ok", "weight_version 7")
-        assert_row(rows, second, "extension", "ok", "driftless.engines.sglang.load")
-        posts = [path for method, path in first.calls + second.calls if method != "GET"]
-        assert posts == ["/collective_rpc"], "nothing else could change an engine"
-
-
-def test_what_an_engine_lacks_names_its_flag():
-    no_dev = {key: value for key, value in vllm().items() if key[1] in ("/version", "/v1/models")}
-    with contextlib.ExitStack() as stack:
-        plain, old, dev, paused, loader, router = (
-            stack.enter_context(served(answers))
-            for answers in (vllm(""), vllm("", told=False), no_dev, vllm(paused=True),
-                            sglang([], dp_size=2), {})  # fmt: skip
-        )
-        engines = (plain, old, dev, paused, loader, router, closed_port())
-        arguments = [word for url in engines for word in ("--engine", url)]
-        rows = doctor(*arguments, "--only", "engine", code=1)
-        flag = f"--worker-extension-cls {EXTENSION}"
-        assert_row(rows, plain, "extension", "fail", flag)
-        assert ("POST", "/collective_rpc") not in plain.calls
-        assert_row(rows, old, "extension", "fail", "do not have our receiver", flag)
-        assert_row(rows, dev, "dev mode", "fail", "404", "VLLM_SERVER_DEV_MODE=1")
-        assert_row(rows, paused, "paused", "warn", "yes")
-        assert_row(rows, loader, "extension", "fail", "--custom-weight-loader driftless.engines")
-        assert_row(rows, loader, "replicas", "fail", "a server for each replica")
-        assert_row(rows, router, "kind", "fail", "neither vLLM nor SGLang")
-        assert_row(rows, engines[-1], "reachable", "fail", "start the engine")
-
-
-def test_hand_over_by_files_needs_no_extension(work):
-    with served(vllm("")) as first, served(sglang([])) as second:
-        text = f"engines: [{{ url: '{first}', kind: vllm }}, {{ url: '{second}', kind: vllm }}]\n"
-        text += f"agent: {{ hand_over: checkpoint, checkpoint_dir: {work} }}\n"
-        rows = doctor(*config(work, MPI + text), "--only", "engine", code=1)
-        assert_row(rows, first, "extension", "skip")
-        assert_row(rows, first, "ways", "ok", "load from disk")
-        assert_row(rows, second, "kind", "fail", "set it to sglang")
-
-
-def test_engines_that_the_trainer_tells(work):
-    with served(sglang()) as first, served(vllm()) as second:
-        engine = "{{ url: '{}', action: pull_weights, local_checkpoint_dir: /local }}"
-        text = f"engines: [{engine.format(first)}, {engine.format(second)}]\n"
-        road = f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work} }}, layout: hf_delta }}\n"
-        rows = doctor(*config(work, road + text), "--only", "engine", code=1)
-        assert_row(rows, first, "action", "fail", "/pull_weights")
-        assert_row(rows, second, "action", "fail", "kind: vllm")
-
-
-def test_tokens(work):
-    right, wrong, open_to_all = work / "right", work / "wrong", work / "open"
-    for path, text in ((right, "key"), (wrong, "other"), (open_to_all, "key")):
-        path.write_text(text)
-        path.chmod(0o600)
-    open_to_all.chmod(0o644)
-    with served(vllm(), "key", ["/v1/models"]) as url, served(
-        sglang(), "key", ["/model_info", "/server_info"]
-    ) as second:
-        both = ["--engine", url, "--engine", second, "--only", "engine"]
-        rows = doctor(*both, "--token-file", right, code=0)
-        assert_row(rows, url, "token", "ok")
-        for arguments, words in (([], ["asks for a token"]), (["--token-file", wrong], ["--api-key"])):
-            rows = doctor(*both, *arguments, code=1)
-            assert_row(rows, url, "token", "fail", *words)
-            assert_row(rows, second, "token", "fail", *words)
-        rows = doctor(*both, "--token-file", open_to_all, code=1)
-        assert_row(rows, url, "token", "fail", "644")
-
-
-def test_an_engine_that_hangs_ends_within_the_deadline():
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        rows = doctor("--engine", url, "--only", "engine", code=1)
-        assert_row(rows, url, "reachable", "fail", "no reply within", "log")
 
 
 # --- Python --------------------------------------------------------------------------------------

@@ -130,16 +130,19 @@ class EngineCheck {
                 : "");
   }
 
-  // Of the engine's own configuration, if it tells it: a call of a method that is not there raises
-  // in every worker.
+  // Of the engine's own configuration, if it tells it soon (it describes its system first): a call
+  // of a method that is not there raises in every worker.
   [[nodiscard]] std::optional<std::string> configured_extension() const {
     const Json told = json_of(get("/server_info?config_format=json"));
+    std::optional<std::string> named;
     const auto config = told.find("vllm_config");
-    if (config == told.end() || !config->is_object()) return std::nullopt;
+    if (config == told.end() || !config->is_object()) return named;
     const auto parallel = config->find("parallel_config");
-    if (parallel == config->end() || !parallel->is_object()) return std::nullopt;
-    if (!parallel->contains("worker_extension_cls")) return std::nullopt;
-    return json_text(*parallel, "worker_extension_cls");
+    if (parallel == config->end() || !parallel->is_object()) return named;
+    if (parallel->contains("worker_extension_cls")) {
+      named = json_text(*parallel, "worker_extension_cls");
+    }
+    return named;
   }
 
   void examine_extension() {

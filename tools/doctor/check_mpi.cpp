@@ -9,6 +9,8 @@ namespace {
 using enum FindingState;
 using std::chrono::milliseconds;
 
+constexpr milliseconds kLongestTry{6'000};
+
 // What mpirun or the road prints, and the flag that helps. Open MPI's words.
 struct Remedy {
   std::string_view words, flag;
@@ -49,7 +51,8 @@ Probe probe_windows(const Context& context) {
   Probe probe;
   constexpr int kTries = 5;
   for (int i = 0; i < kTries; ++i) {
-    const milliseconds left = context.deadline.remaining() - milliseconds(300);
+    const milliseconds left =
+        std::min(context.deadline.remaining() - milliseconds(300), kLongestTry);
     if (left <= milliseconds(0)) break;
     const CommandOutput ran =
         run_command(concat("mpirun ", probe.flags, " -n 2 \"$DRIFTLESS_SELF\" doctor --mpi-probe"),
@@ -106,10 +109,12 @@ void check_mpi(const Context& context, const Report& report) {
           release.status.ok() ? "" : "install it again (Debian: openmpi-bin)"});
   const Probe probe = probe_windows(context);
   if (!probe.ok) {
-    return report({"windows", unless_needed(needed, kWarn),
-                   concat("two ranks made none: ", probe.why),
-                   "docs/roads/mpi_rma.md has the flags of mpirun; between hosts without RDMA: "
-                   "--mca pml ucx --mca osc ucx --mca pml_ucx_tls any --mca pml_ucx_devices any"});
+    const bool other = probe.why.find("another MPI") != std::string::npos;
+    return report(
+        {"windows", unless_needed(needed, kWarn), concat("two ranks made none: ", probe.why),
+         other ? "put the mpirun of the MPI that this build was made with first on PATH"
+               : "docs/roads/mpi_rma.md has the flags of mpirun; between hosts without RDMA: "
+                 "--mca pml ucx --mca osc ucx --mca pml_ucx_tls any --mca pml_ucx_devices any"});
   }
   report({"windows", kOk, "two ranks of this host made them, and one read the other's",
           probe.flags.empty() ? "" : concat("give mpirun these flags: ", probe.flags)});

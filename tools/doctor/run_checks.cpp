@@ -101,18 +101,22 @@ class RunningCheck {
                       {last, static_cast<FindingState>(json[1].get<int>()),
                        json[2].get<std::string>(), json[3].get<std::string>()}});
     }
+    const std::string group = check_.group.substr(0, check_.group.find(' '));
+    const std::string next = check_.next_if_late.empty()
+                                 ? concat("look at it alone: driftless doctor --only ", group)
+                                 : check_.next_if_late;
     const std::string after = last.empty() ? "" : concat(" after the check '", last, "'");
     if (late) {
-      rows.push_back({check_.group,
-                      {"deadline", check_.late, concat("no answer in time", after, ": it hangs"),
-                       check_.next_if_late}});
+      rows.push_back(
+          {check_.group,
+           {"deadline", check_.late, concat("no answer in time", after, ": it hangs"), next}});
     } else if (pid_ < 0 || !status || *status != 0) {
       const bool signal = status && WIFSIGNALED(*status);
       rows.push_back(
           {check_.group,
            {"check", check_.late,
             concat("it failed", after, signal ? concat(", by signal ", WTERMSIG(*status)) : ""),
-            check_.next_if_late}});
+            next}});
     }
   }
 
