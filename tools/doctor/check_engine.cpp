@@ -174,8 +174,8 @@ class EngineCheck {
         return add("extension", kFail, std::string(rank.status().message()),
                    "install the same release of driftless in the engine's Python");
       }
-      text += concat(text.empty() ? "" : "; ", "rank ", rank->rank, " ", rank->state, ", ",
-                     to_string(rank->holds));
+      text += concat(text.empty() ? "" : "; ", "rank ", rank->rank, " ", rank->state);
+      if (rank->state != "closed") text += concat(", ", to_string(rank->holds));
       if (!rank->error.empty()) text += concat(" (", rank->error, ")");
     }
     extension_ = true;
