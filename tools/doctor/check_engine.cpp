@@ -122,7 +122,7 @@ class EngineCheck {
     const Json told = json_of(get("/is_paused"));
     const auto paused = told.find("is_paused");
     if (paused == told.end() || !paused->is_boolean()) {
-      return add("paused", kSkip, "this release does not tell");
+      return add("paused", kSkip, "this release does not report it");
     }
     add("paused", *paused ? kWarn : kOk, *paused ? "yes: requests wait" : "no",
         *paused ? "find out why before you resume it (POST /resume): it may hold parts of two "
@@ -130,7 +130,7 @@ class EngineCheck {
                 : "");
   }
 
-  // Of the engine's own configuration, if it tells it soon (it describes its system first): a call
+  // Of the engine's own configuration, if it answers soon (it describes its system first): a call
   // of a method that is not there raises in every worker.
   [[nodiscard]] std::optional<std::string> configured_extension() const {
     const Json told = json_of(get("/server_info?config_format=json"));
@@ -198,7 +198,7 @@ class EngineCheck {
     }
     const auto paused = server.find("is_paused");
     if (paused == server.end() || !paused->is_boolean()) {
-      add("paused", kSkip, "SGLang does not tell");
+      add("paused", kSkip, "SGLang does not report it");
     } else {
       add("paused", *paused ? kWarn : kOk, *paused ? "yes: requests wait" : "no",
           *paused ? "find out why before you let it go on (POST /continue_generation)" : "");
@@ -211,7 +211,7 @@ class EngineCheck {
     }
     add("ways", kOk,
         concat(extension_ ? "in place by our receiver, " : "", "load from disk",
-               pulls ? ", pull_weights" : "", "; whether it loads flush files only a load tells"));
+               pulls ? ", pull_weights" : "", "; flush files: unknown until a load"));
   }
 
   void examine_loader(const Json& server) {

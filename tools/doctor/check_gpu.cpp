@@ -77,10 +77,10 @@ bool runs_on(int major, int minor) {
 void report_driver(const Driver& driver, bool needed, const Report& report) {
   int version = 0;
   if (driver.version(&version) != 0) {
-    return report({"driver", unless_needed(needed, kWarn), "it does not tell its release"});
+    return report({"driver", unless_needed(needed, kWarn), "it does not report its release"});
   }
   const int toolkit = toolkit_version();
-  const std::string text = concat("the driver knows CUDA ", version_text(version),
+  const std::string text = concat("the driver supports CUDA ", version_text(version),
                                   toolkit == 0 ? "" : ", this build was made with ",
                                   toolkit == 0 ? "" : version_text(toolkit));
   // Within one major release an older driver runs machine code, but does not compile PTX.

@@ -10,7 +10,7 @@ using enum FindingState;
 // Versions are about this share of the weights, in the encodings that grow most.
 constexpr double kVersionShare = 0.03;
 
-// Two anchors and the versions that are kept; 0 if nobody knows the weights.
+// Two anchors and the versions that are kept; 0 if the weights are not known.
 std::uint64_t space_needed(const Context& context) {
   const std::uint64_t weights = context.checkpoint_bytes();
   const auto versions = static_cast<double>(context.config.publisher.keep_versions);
