@@ -19,7 +19,7 @@ endif()
 
 # driftless_reuse_precompiled(DIRECTORY): for every library there and below. Kernels of other instruction
 # sets cannot take them; where other flags do not fit either, the compiler reads the headers themselves.
-# In driftless_nccl_tcp g++ 12 then warns of its own std::string.
+# In driftless_hub_tcp g++ 12 then warns of its own std::string.
 function(driftless_reuse_precompiled directory)
   if(NOT DRIFTLESS_PRECOMPILED)
     return()
@@ -28,7 +28,7 @@ function(driftless_reuse_precompiled directory)
   foreach(target ${targets})
     get_target_property(type ${target} TYPE)
     get_target_property(sources ${target} SOURCES)
-    if(target MATCHES "^driftless_(kernels|precompiled|nccl_tcp)" OR NOT "${sources}" MATCHES "[.]cpp" OR
+    if(target MATCHES "^driftless_(kernels|precompiled|hub_tcp)" OR NOT "${sources}" MATCHES "[.]cpp" OR
        NOT type MATCHES "^(STATIC|SHARED|MODULE|OBJECT)_LIBRARY$")
       continue()
     endif()

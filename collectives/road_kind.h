@@ -79,7 +79,9 @@ struct RoadPlace {
   const MpiComms* mpi = nullptr;   // null: the process knows of no other
   std::string_view layout = {};    // road.layout
   ReadParts read_parts = {};
-  DeviceHash hash = {};  // empty: bytes are brought to the host to be hashed
+  std::string leader_host = {};  // of rank 0 of the trainers, by the launcher; empty: not known
+  std::uint64_t start = 0;  // of this start of the trainers, the same on all ranks; 0: not known
+  DeviceHash hash = {};     // empty: bytes are brought to the host to be hashed
 };
 
 // A road that one process has opened. It outlives what its functions make.
@@ -116,6 +118,23 @@ struct RoadOpener {
 namespace road_key {
 
 using Rows = setting::Rows<RoadOptions>;
+
+// Of roads whose processes find each other by the hub (hub/hub.h).
+template <auto kAccess>
+constexpr RoadKey hub_address() {
+  return Rows::key<setting::Text, kAccess>(
+             "hub.address", "host:port",
+             "The leading trainer listens there for all other processes. Empty: on port 27315 of "
+             "the host of rank 0, if the launcher names it")
+      .once("road.nccl.address");
+}
+template <auto kAccess>
+constexpr RoadKey hub_token_file() {
+  return Rows::key<setting::Text, kAccess>(
+             "hub.token_file", setting::kPath,
+             "File with the run's secret, at least 16 bytes, readable by its owner alone")
+      .once("road.nccl.token_file");
+}
 
 template <auto kAccess>
 constexpr RoadKey poll_first() {

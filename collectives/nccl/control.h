@@ -10,10 +10,16 @@
 #include <thread>
 
 #include "collectives/held_publications.h"
+#include "collectives/hub/hub.h"
 #include "collectives/nccl/message.h"
-#include "collectives/nccl/rendezvous.h"
+#include "collectives/nccl/nccl_options.h"
 
 namespace driftless::nccl {
+
+using hub::Connector;
+using hub::Hub;
+using hub::HubEvent;
+using hub::Link;
 
 // A publication that was begun.
 struct Attempt {
@@ -46,9 +52,9 @@ class Control {
 };
 
 // For publisher ranks other than the leader. Connects when it is first used, and again once the
-// link was lost.
+// link was lost. `start`: NcclOptions::start.
 [[nodiscard]] std::unique_ptr<Control> make_remote_control(Connector connector, unsigned rank,
-                                                           unsigned ranks);
+                                                           unsigned ranks, std::uint64_t start);
 
 // LeaderControl: what the leading publisher rank knows, and the thread that answers everybody else.
 //

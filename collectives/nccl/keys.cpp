@@ -10,27 +10,34 @@ namespace {
 using namespace road_key;
 #define DRIFTLESS_FIELD(field) DRIFTLESS_ROAD_FIELD(NcclSettings, field)
 
-constexpr std::string_view kTcpScheme = "tcp://", kFileScheme = "file://";
-constexpr std::string_view kMeetings = "mpi, tcp://host:port or file://DIR";
+constexpr std::string_view kFileScheme = "file://";
+constexpr std::string_view kMeetings = "mpi, hub or file://DIR";
 constexpr setting::Choice<MemoryKind> kArrivals[] = {{"host", MemoryKind::kHost},
                                                      {"device", MemoryKind::kDevice}};
 
 Status set_rendezvous(RoadOptions& options, std::size_t, std::string_view value) {
   RendezvousOptions& meet = options_in<NcclSettings>(options).rendezvous;
-  const bool tcp = value.starts_with(kTcpScheme) && value.size() > kTcpScheme.size();
   const bool file = value.starts_with(kFileScheme) && value.size() > kFileScheme.size();
-  if (!tcp && !file && value != "mpi") return setting::not_one_of(kMeetings, value);
+  if (value.starts_with("tcp://")) {
+    return error(StatusCode::kInvalidArgument, "expected ", kMeetings, ", found ", shown(value),
+                 ": set rendezvous: hub, and hub.address: ", value.substr(6));
+  }
+  if (!file && value != "hub" && value != "mpi") return setting::not_one_of(kMeetings, value);
   DRIFTLESS_RETURN_IF_ERROR(setting::Text::parse(value).status());
-  meet.kind = tcp ? RendezvousKind::kTcp : file ? RendezvousKind::kFile : RendezvousKind::kMpi;
-  meet.address = tcp ? value.substr(kTcpScheme.size()) : "";
+  meet.kind = file             ? RendezvousKind::kFile
+              : value == "hub" ? RendezvousKind::kHub
+                               : RendezvousKind::kMpi;
   meet.dir = file ? value.substr(kFileScheme.size()) : "";
   return {};
 }
 std::string rendezvous_text(const RoadOptions& options, std::size_t) {
   const RendezvousOptions& meet = options_in<NcclSettings>(options).rendezvous;
-  if (meet.kind == RendezvousKind::kMpi) return "mpi";
-  return meet.kind == RendezvousKind::kTcp ? concat(kTcpScheme, meet.address)
-                                           : concat(kFileScheme, meet.dir);
+  switch (meet.kind) {
+    case RendezvousKind::kMpi: return "mpi";
+    case RendezvousKind::kHub: return "hub";
+    case RendezvousKind::kFile: break;
+  }
+  return concat(kFileScheme, meet.dir);
 }
 
 constexpr std::array kKeys = {
@@ -41,13 +48,11 @@ constexpr std::array kKeys = {
     ring_versions<DRIFTLESS_FIELD(ring_versions)>(),
     patience<DRIFTLESS_FIELD(patience)>(),
     RoadKey{"road.nccl.rendezvous", kMeetings, "",
-            "How processes find each other: in one mpirun job; at an address, where the leading "
-            "trainer listens and the others go; or in a directory that all see, closed to other "
-            "users",
-            set_rendezvous, rendezvous_text, "road.nccl.address road.nccl.dir"},
-    Rows::key<setting::Text, DRIFTLESS_FIELD(rendezvous.token_file)>(
-        "road.nccl.token_file", setting::kPath,
-        "tcp: file with the run's secret, at least 16 bytes, readable by its owner alone"),
+            "How processes find each other: in one mpirun job; by the hub (hub.address), under any "
+            "launcher; or in a directory that all see, closed to other users",
+            set_rendezvous, rendezvous_text, "road.nccl.dir"},
+    road_key::hub_address<DRIFTLESS_FIELD(rendezvous.hub.address)>(),
+    road_key::hub_token_file<DRIFTLESS_FIELD(rendezvous.hub.token_file)>(),
     Rows::key<setting::OneOf<kArrivals>, DRIFTLESS_FIELD(arrival)>(
         "road.nccl.arrival", "host or device", "Where a rollout finds the frames that arrived"),
     Rows::key<setting::Count<>, DRIFTLESS_FIELD(receivers)>(
@@ -60,15 +65,15 @@ constexpr std::array kKeys = {
 
 Status check(const RoadOptions& options, const RoadUse& use) {
   const RendezvousOptions& meet = options_in<NcclSettings>(options).rendezvous;
-  if (!use.chosen || meet.kind != RendezvousKind::kTcp || !meet.token_file.empty()) return {};
+  if (!use.chosen || meet.kind != RendezvousKind::kHub || !meet.hub.token_file.empty()) return {};
   return error(StatusCode::kInvalidArgument,
-               "road.nccl.token_file is missing: road.nccl.rendezvous: tcp://... needs a file with "
-               "the run's secret");
+               "hub.token_file is missing: the hub needs a file with the run's secret, readable by "
+               "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
 }
 
 std::string_view variant(const RoadOptions& options, std::string_view) {
   switch (options_in<NcclSettings>(options).rendezvous.kind) {
-    case RendezvousKind::kTcp: return "tcp";
+    case RendezvousKind::kHub: return "hub";
     case RendezvousKind::kMpi: return "mpi";
     case RendezvousKind::kFile: break;
   }

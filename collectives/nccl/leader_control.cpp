@@ -113,8 +113,11 @@ void LeaderControl::greet(std::uint64_t peer, const Message& message) {
   came.greeted = true;
   came.receives = message.count == 0;
   came.member = came.receives;
-  if (!came.receives && (message.count != ranks_ || message.rank >= ranks_)) {
-    hub_->drop(peer);  // it belongs to another job
+  const bool ours =
+      message.count == ranks_ && message.rank < ranks_ && message.session == options_.start;
+  if (!came.receives && !ours) {
+    hub_->drop(peer);  // a rank of another job, or of an earlier start of this one
+    peers_.erase(peer);  // messages that have arrived already are ignored, too
     return;
   }
   send(peer, {.kind = MessageKind::kWelcome,

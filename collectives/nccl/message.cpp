@@ -40,7 +40,7 @@ void walk(Fields& fields, Value& message) {
   kWalkId(fields, message.id);
   fields.text(message.name, kMaxNameBytes);
   fields.text(message.meeting, kMaxMeetingBytes);
-  fields.text(message.text, kMaxMessageBytes);
+  fields.text(message.text, hub::kMaxMessageBytes);
   fields.list(message.parts, kMaxItems, 36, kWalkPart);
   fields.list(message.ids, kMaxItems, 9, kWalkId);
   fields.text(message.needs, kMaxNeedsBytes);

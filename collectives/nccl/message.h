@@ -5,13 +5,15 @@
 // outside is checked whole before it is used.
 #pragma once
 
+#include "collectives/hub/hub.h"
 #include "collectives/road.h"
 
 namespace driftless::nccl {
 
 enum class MessageKind : std::uint8_t {
   // To the leader.
-  kHello,      // count: 0 for a receiver, else ranks of the publisher; rank
+  kHello,      // count: 0 for a receiver, else ranks of the publisher; rank; session: of a rank,
+               // NcclOptions::start
   kPing,       // a sign of life
   kReport,     // request, name, version, text: proof
   kLeave,      // request
@@ -52,9 +54,6 @@ struct Message {
 
   friend bool operator==(const Message&, const Message&) = default;
 };
-
-// No message is longer: manifests and announcements of large models are some megabytes.
-inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{256} << 20;
 
 [[nodiscard]] std::string to_bytes(const Message& message);
 // kCorrupt if anything is not as to_bytes() writes it.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "collectives/hub/mpi_hub.h"
 #include "collectives/mpi_rma/mpi_comms.h"
-#include "collectives/nccl/mpi_rendezvous.h"
 #include "collectives/nccl/opener.h"
 
 namespace driftless {
@@ -10,8 +10,8 @@ namespace {
 Result<OpenRoad> open_by_mpi(const RoadOptions& options, const RoadPlace& place) {
   const MPI_Comm everybody = place.mpi->everybody;  // the leading trainer is its first
   return open_road(options, place,
-                   {[everybody] { return make_mpi_hub(everybody); },
-                    [everybody] { return make_mpi_connector(everybody, 0); }});
+                   {[everybody] { return hub::make_mpi_hub(everybody); },
+                    [everybody] { return hub::make_mpi_connector(everybody, 0); }});
 }
 
 }  // namespace

@@ -3,22 +3,21 @@
 // are not built.
 #pragma once
 
+#include "collectives/hub/hub.h"
 #include "collectives/road_kind.h"
 
 namespace driftless {
 
-// How the processes of the road find each other, and where their small messages go.
+// How the processes of the road find each other, and what carries their small messages.
 enum class RendezvousKind : unsigned char {
   kMpi,   // one mpirun job
-  kTcp,   // the leading trainer listens, the others come
+  kHub,   // the hub of the run, over TCP
   kFile,  // a directory that all see
 };
 
 struct RendezvousOptions {
   RendezvousKind kind = RendezvousKind::kMpi;
-  std::string address = {};  // tcp: "host:port", where the leader listens and the others go
-  std::string token_file =
-      {};                // tcp: the run's secret, at least 16 bytes, readable by its owner alone
+  HubOptions hub = {};
   std::string dir = {};  // file: owned by the user, closed to others
 };
 
@@ -34,6 +33,9 @@ struct NcclOptions {
   std::chrono::milliseconds patience{600'000};  // with a receiver that does not report
   // A peer of whom nothing was heard for so long is gone: it leaves the group.
   std::chrono::milliseconds silence{10'000};
+  // Of this start of the trainers, the same on all their ranks: the leader drops a rank of another
+  // one. 0: the launcher sees to that.
+  std::uint64_t start = 0;
   DeviceHash hash;  // empty: bytes are brought to the host to be hashed
 };
 
@@ -42,7 +44,8 @@ struct NcclSettings : NcclOptions {
   RendezvousOptions rendezvous;
 };
 extern const RoadKind kNcclKind;
-// Of the library driftless_nccl, by the way that processes meet: in a directory, over TCP, by MPI.
-extern const RoadOpener kNcclFileOpener, kNcclTcpOpener, kNcclMpiOpener;
+// Of the library driftless_nccl, by the way that processes meet: in a directory, by the hub, by
+// MPI.
+extern const RoadOpener kNcclFileOpener, kNcclHubOpener, kNcclMpiOpener;
 
 }  // namespace driftless

@@ -17,8 +17,9 @@
 // own.
 #pragma once
 
+#include "collectives/hub/hub.h"
 #include "collectives/nccl/fabric.h"
-#include "collectives/nccl/rendezvous.h"
+#include "collectives/nccl/nccl_options.h"
 #include "collectives/road.h"
 
 namespace driftless {
@@ -28,6 +29,9 @@ namespace driftless {
 [[nodiscard]] Result<std::shared_ptr<nccl::Fabric>> make_nccl_fabric(const NcclOptions& options);
 
 namespace nccl {
+
+using hub::Connector;
+using hub::Hub;
 
 // Of the leading publisher rank, with a thread that answers the others.
 [[nodiscard]] Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options,

@@ -18,10 +18,10 @@ Result<std::unique_ptr<SendRoad>> make_sender(const NcclOptions& options, const 
 }
 
 Result<OpenRoad> open_by_file(const RoadOptions& options, const RoadPlace& place) {
-  const RendezvousOptions meet = options_in<NcclSettings>(options).rendezvous;
+  const std::string dir = options_in<NcclSettings>(options).rendezvous.dir;
   return open_road(
       options, place,
-      {[meet] { return make_file_hub(meet); }, [meet] { return make_file_connector(meet); }});
+      {[dir] { return hub::make_file_hub(dir); }, [dir] { return hub::make_file_connector(dir); }});
 }
 
 }  // namespace
@@ -29,6 +29,7 @@ Result<OpenRoad> open_by_file(const RoadOptions& options, const RoadPlace& place
 OpenRoad open_road(const RoadOptions& given, const RoadPlace& place, const Meeting& meeting) {
   NcclOptions options = options_in<NcclSettings>(given);
   options.hash = place.hash;
+  options.start = place.start;
   if (options.receivers == 0 && place.mpi != nullptr) options.receivers = place.rollouts;
   OpenRoad road;
   road.sender = [options, place, meeting] { return make_sender(options, place, meeting); };

@@ -9,8 +9,8 @@ using std::chrono::milliseconds;
 
 class RemoteControl final : public Control {
  public:
-  RemoteControl(Connector connector, unsigned rank, unsigned ranks)
-      : connector_(std::move(connector)), rank_(rank), ranks_(ranks) {}
+  RemoteControl(Connector connector, unsigned rank, unsigned ranks, std::uint64_t start)
+      : connector_(std::move(connector)), rank_(rank), ranks_(ranks), start_(start) {}
 
   Status announce(std::string_view) override { return leaders("announce()"); }
   Status seal(std::uint64_t, std::string_view, const Deadline&) override {
@@ -76,7 +76,8 @@ class RemoteControl final : public Control {
       }
       if (!backoff.sleep(deadline)) return made.status();
     }
-    const Message hello{.kind = MessageKind::kHello, .rank = rank_, .count = ranks_};
+    const Message hello{
+        .kind = MessageKind::kHello, .rank = rank_, .count = ranks_, .session = start_};
     return link_->send(to_bytes(hello), deadline);
   }
 
@@ -126,6 +127,7 @@ class RemoteControl final : public Control {
 
   const Connector connector_;
   const unsigned rank_, ranks_;
+  const std::uint64_t start_;
   std::unique_ptr<Link> link_;
   std::uint64_t request_ = 0;
   std::optional<Message> reply_;  // to request_
@@ -135,8 +137,9 @@ class RemoteControl final : public Control {
 
 }  // namespace
 
-std::unique_ptr<Control> make_remote_control(Connector connector, unsigned rank, unsigned ranks) {
-  return std::make_unique<RemoteControl>(std::move(connector), rank, ranks);
+std::unique_ptr<Control> make_remote_control(Connector connector, unsigned rank, unsigned ranks,
+                                             std::uint64_t start) {
+  return std::make_unique<RemoteControl>(std::move(connector), rank, ranks, start);
 }
 
 }  // namespace driftless::nccl

@@ -232,8 +232,9 @@ Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options
 std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,
                                             unsigned ranks, std::shared_ptr<Fabric> fabric,
                                             Connector connector) {
-  return std::make_unique<Sender>(options, rank, std::move(fabric),
-                                  make_remote_control(std::move(connector), rank, ranks));
+  return std::make_unique<Sender>(
+      options, rank, std::move(fabric),
+      make_remote_control(std::move(connector), rank, ranks, options.start));
 }
 
 }  // namespace driftless::nccl

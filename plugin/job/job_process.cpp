@@ -17,7 +17,10 @@ namespace {
 class SoloProcess final : public JobProcess {
  public:
   SoloProcess(const Config& config, const Road& road, JobRole role, const Launch& launch)
-      : JobProcess(config, road, role), rank_(role == JobRole::kRollout ? launch.rank : 0) {}
+      : JobProcess(config, road, role),
+        rank_(role == JobRole::kRollout ? launch.rank : 0),
+        // A rollout's launcher names a host of the rollouts, not of the trainers.
+        leader_host_(role == JobRole::kTrainer ? launch.address : "") {}
 
   // Rollouts that srun or torchrun started beside each other have files of their own. Trainers are
   // one, unless a group joins them.
@@ -34,11 +37,23 @@ class SoloProcess final : public JobProcess {
 
  private:
   [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes, const Deadline&) override {
-    return RoadPlace{role_, 0, 1, rollouts(), anchor_bytes, nullptr};
+    RoadPlace place{role_, 0, 1, rollouts(), anchor_bytes, nullptr};
+    place.leader_host = leader_host_;
+    return place;
   }
 
   unsigned rank_;
+  std::string leader_host_;
 };
+
+// A number that the ranks of this start of the trainers share, and those of another start do not.
+Result<std::uint64_t> agree_on_start(Group& group, const Deadline& deadline) {
+  group.next_epoch();
+  const std::string drawn = to_hex(random_hash128());
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string agreed, group.broadcast(drawn, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 start, hash128_from_hex(agreed));
+  return start.low;
+}
 
 Status check_part(const RoadTable& table, std::string_view name, std::string_view key) {
   const auto at = std::ranges::find(table.parts, name, &Part::name);
@@ -146,8 +161,7 @@ Status check_parts(const RoadTable& table, const Config& config) {
 }  // namespace
 
 Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
-                                                     const Deadline& deadline,
-                                                     const Group* joined) {
+                                                     const Deadline& deadline, Group* joined) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   if (joined != nullptr && !road_.takes_groups) {
     return error(
@@ -158,6 +172,9 @@ Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
   if (joined != nullptr) {
     place.rank = joined->rank();
     place.trainers = joined->size();
+    if (road_.knows_starts) {
+      DRIFTLESS_ASSIGN_OR_RETURN(place.start, agree_on_start(*joined, deadline));
+    }
   }
   const std::unique_ptr<Watchdog> watched = watch();
   DRIFTLESS_ASSIGN_OR_RETURN(open_, open_road(road_, config_, place));

@@ -35,7 +35,7 @@ class JobProcess {
   // group of its own, which the road has to take; null: those that this process knows of.
   [[nodiscard]] Result<std::unique_ptr<SendRoad>> sender(std::uint64_t anchor_bytes,
                                                          const Deadline& deadline,
-                                                         const Group* joined = nullptr);
+                                                         Group* joined = nullptr);
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> receiver(const Deadline& deadline);
   // [trainers] Reads what the road held before this process; null if the road forgets.
   [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> history();

@@ -29,7 +29,7 @@ Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& c
 
 Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
                                WeightSource* live) {
-  const Group* const joined = group.get();
+  Group* const joined = group.get();
   group_ = std::move(group);
   if (joined == nullptr) {
     DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());

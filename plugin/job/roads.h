@@ -33,6 +33,9 @@ struct Road {
   bool (*needs_mpi)(JobRole role) = nullptr;
   std::string_view key = "road.kind";  // the setting that asks for it
   bool takes_groups = false;           // of trainers that something else than MPI joined
+  // Its trainer ranks connect to each other, and have to know ranks of an earlier start of the job
+  // (RoadPlace::start).
+  bool knows_starts = false;
   // For a road of frames in device memory.
   Result<std::vector<Hash128>> (*hash)(std::span<const std::span<const std::byte>>) = nullptr;
   const RoadKind* kind = nullptr;  // its settings; null: it has none, or is a variant

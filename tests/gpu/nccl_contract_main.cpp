@@ -8,7 +8,7 @@
 #include <string>
 
 #include "collectives/mpi_rma/mpi_rma_road.h"
-#include "collectives/nccl/mpi_rendezvous.h"
+#include "collectives/hub/mpi_hub.h"
 #include "collectives/nccl/nccl_road.h"
 #include "kernels/device_hash.h"
 #include "mpi/remote_world.h"
@@ -43,24 +43,24 @@ NcclOptions options_of(const RemoteWorldOptions& remote, unsigned receivers) {
   return options;
 }
 
-Result<std::unique_ptr<nccl::Hub>> make_hub(MPI_Comm workers, const RendezvousOptions& meet) {
-  return by_mpi ? nccl::make_mpi_hub(workers) : nccl::make_file_hub(meet);
+Result<std::unique_ptr<hub::Hub>> make_hub(MPI_Comm workers, const std::string& meet) {
+  return by_mpi ? hub::make_mpi_hub(workers) : hub::make_file_hub(meet);
 }
-Result<nccl::Connector> make_connector(MPI_Comm workers, const RendezvousOptions& meet) {
-  return by_mpi ? nccl::make_mpi_connector(workers, 0) : nccl::make_file_connector(meet);
+Result<hub::Connector> make_connector(MPI_Comm workers, const std::string& meet) {
+  return by_mpi ? hub::make_mpi_connector(workers, 0) : hub::make_file_connector(meet);
 }
 
 Status make_sender(MPI_Comm workers, unsigned rank, const RemoteWorldOptions& remote,
                    const NcclOptions& options, Home& home, RoadEnds& ends) {
-  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory};
+  const std::string& meet = remote.directory;
   DRIFTLESS_ASSIGN_OR_RETURN(ends.group, make_mpi_group(home.group));
   if (rank == 0) {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Hub> hub, make_hub(workers, meet));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Hub> hub, make_hub(workers, meet));
     DRIFTLESS_ASSIGN_OR_RETURN(
         ends.sender, nccl::make_leading_sender(options, remote.ranks, home.fabric, std::move(hub)));
     return {};
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(nccl::Connector connector, make_connector(workers, meet));
+  DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector connector, make_connector(workers, meet));
   ends.sender =
       nccl::make_other_sender(options, rank, remote.ranks, home.fabric, std::move(connector));
   return {};
@@ -85,8 +85,8 @@ Result<RoadEnds> make_ends(MPI_Comm workers, const RemoteWorldOptions& remote) {
     return ends;
   }
   if (rank >= remote.ranks + receivers) return ends;
-  const RendezvousOptions meet{.kind = RendezvousKind::kFile, .dir = remote.directory};
-  DRIFTLESS_ASSIGN_OR_RETURN(nccl::Connector connector, make_connector(workers, meet));
+  const std::string& meet = remote.directory;
+  DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector connector, make_connector(workers, meet));
   DRIFTLESS_ASSIGN_OR_RETURN(home->receiver,
                              nccl::make_receiver(options, home->fabric, std::move(connector)));
   ends.receiver = [home = home.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {

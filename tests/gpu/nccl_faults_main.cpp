@@ -26,7 +26,7 @@ class Faults {
     const NcclOptions options = options_of();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<nccl::Fabric> fabric,
                                make_nccl_fabric(options));
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Hub> hub, nccl::make_file_hub(meet_in(dir_)));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Hub> hub, hub::make_file_hub(dir_));
     DRIFTLESS_ASSIGN_OR_RETURN(sender_,
                                nccl::make_leading_sender(options, 1, fabric, std::move(hub)));
     DRIFTLESS_RETURN_IF_ERROR(sender_->announce("run", in_ms(1'000)));

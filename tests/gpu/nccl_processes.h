@@ -32,10 +32,6 @@ inline NcclOptions options_of() {
   return options;
 }
 
-inline RendezvousOptions meet_in(const std::string& dir) {
-  return {.kind = RendezvousKind::kFile, .dir = dir};
-}
-
 // As distinct hosts, so that NCCL takes several ranks on one GPU.
 inline void be_a_host(const std::string& name) {
   ::setenv("NCCL_HOSTID", name.c_str(), 1);
@@ -70,7 +66,7 @@ inline Status receive(const std::string& dir, const std::string& name) {
   be_a_host(name);
   const NcclOptions options = options_of();
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<nccl::Fabric> fabric, make_nccl_fabric(options));
-  DRIFTLESS_ASSIGN_OR_RETURN(nccl::Connector connector, nccl::make_file_connector(meet_in(dir)));
+  DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector connector, hub::make_file_connector(dir));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<ReceiveRoad> road,
                              nccl::make_receiver(options, fabric, std::move(connector)));
   ReceiverReport report{name, 0, "there"};

@@ -114,6 +114,19 @@ TEST_P(NcclFarewellTest, OtherPublisherRanksLearnThatTheLeaderHasClosed) {
   EXPECT_EQ(closed.code(), StatusCode::kIo) << closed.to_string();
 }
 
+// A rank of an earlier start of the job, stopped and continued later, does not join the next one.
+TEST_P(NcclFarewellTest, ARankOfAnotherStartIsDropped) {
+  options_.start = 2;
+  ASSERT_NO_FATAL_FAILURE(start_leader(2, 0));
+  for (const std::uint64_t start : {1U, 2U}) {
+    options_.start = start;
+    auto connector = meet_.connector();
+    ASSERT_OK(connector);
+    const auto other = nccl::make_other_sender(options_, 1, 2, fabric(), std::move(*connector));
+    EXPECT_EQ(other->published(step(1), in_ms(start == 2 ? 5'000 : 500)).ok(), start == 2);
+  }
+}
+
 // Also where the other side is about to speak, and finds out by that that nobody listens.
 TEST_P(NcclFarewellTest, WhatAHubSaysBeforeItEndsArrives) {
   auto hub = meet_.hub();
@@ -127,7 +140,7 @@ TEST_P(NcclFarewellTest, WhatAHubSaysBeforeItEndsArrives) {
   auto link = connecting.get();
   ASSERT_OK(link);
   ASSERT_OK((*link)->send("hello", soon()));
-  std::vector<nccl::HubEvent> heard;
+  std::vector<hub::HubEvent> heard;
   const Deadline patience = soon();
   while ((heard.empty() || heard.back().text != "hello") && !patience.expired()) {
     heard = (*hub)->poll(patience);

@@ -211,7 +211,7 @@ TEST(NcclFileRendezvous, WhoeverEndsLastLeavesNothingBehind) {
     ASSERT_OK(connector);
     auto link = (*connector)(soon());
     ASSERT_OK(link);
-    const std::vector<nccl::HubEvent> came = (*hub)->poll(soon());
+    const std::vector<hub::HubEvent> came = (*hub)->poll(soon());
     ASSERT_EQ(came.size(), 1U);
     (*hub)->send(came[0].peer, "last word");
     if (leader_ends_first) {
@@ -248,7 +248,7 @@ TEST(NcclFileRendezvous, RefusesADirectoryThatIsOpenToOthers) {
   const std::string open = dir.file("open");
   std::filesystem::create_directory(open);
   std::filesystem::permissions(open, std::filesystem::perms::all);
-  const auto hub = nccl::make_file_hub({.kind = RendezvousKind::kFile, .dir = open});
+  const auto hub = hub::make_file_hub(open);
   ASSERT_FALSE(hub.ok());
   EXPECT_NE(hub.status().message().find("chmod 700"), std::string::npos);
 }

@@ -3,7 +3,7 @@
 // to itself.
 #include <mpi.h>
 
-#include "collectives/nccl/mpi_rendezvous.h"
+#include "collectives/hub/mpi_hub.h"
 #include "support/nccl_farewell.h"
 
 namespace driftless::testing {
@@ -17,8 +17,8 @@ HostRendezvous mpi_rendezvous() {
   });
   EXPECT_EQ(MPI_Comm_dup(MPI_COMM_WORLD, job.get()), MPI_SUCCESS);
   EXPECT_EQ(MPI_Comm_set_errhandler(*job, MPI_ERRORS_RETURN), MPI_SUCCESS);
-  return {[job] { return nccl::make_mpi_hub(*job); },
-          [job] { return nccl::make_mpi_connector(*job, 0); }};
+  return {[job] { return hub::make_mpi_hub(*job); },
+          [job] { return hub::make_mpi_connector(*job, 0); }};
 }
 
 const FarewellCase kMpi{.name = "mpi", .meet = [](const TempDir&) { return mpi_rendezvous(); }};

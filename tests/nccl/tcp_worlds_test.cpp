@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same contract over the TCP rendezvous.
 #include "support/nccl_farewell.h"
-#include "support/tcp_rendezvous.h"
+#include "support/tcp_hub.h"
 
 namespace driftless::testing {
 namespace {

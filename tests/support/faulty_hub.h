@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/hub/hub.h"
 #include "collectives/nccl/message.h"
-#include "collectives/nccl/rendezvous.h"
 
 namespace driftless::testing {
 
@@ -44,15 +44,15 @@ class HubFaults {
 
  private:
   friend class FaultyHub;
-  [[nodiscard]] std::vector<nccl::HubEvent> let_through(std::vector<nccl::HubEvent> events,
-                                                        bool waited) {
+  [[nodiscard]] std::vector<hub::HubEvent> let_through(std::vector<hub::HubEvent> events,
+                                                       bool waited) {
     const std::scoped_lock lock(mutex_);
     if (!waited && last_look_releases_) held_kind_.reset();
     if (silent_) return {};
-    std::vector<nccl::HubEvent> passed;
+    std::vector<hub::HubEvent> passed;
     if (!held_kind_) passed = std::exchange(held_, {});
-    for (nccl::HubEvent& event : events) {
-      const bool said = event.kind == nccl::HubEvent::Kind::kSaid;
+    for (hub::HubEvent& event : events) {
+      const bool said = event.kind == hub::HubEvent::Kind::kSaid;
       const bool held = said && held_kind_ && is_held(event.text);
       (held ? held_ : passed).push_back(std::move(event));
     }
@@ -71,16 +71,16 @@ class HubFaults {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::optional<nccl::MessageKind> held_kind_;
-  std::vector<nccl::HubEvent> held_;
+  std::vector<hub::HubEvent> held_;
   bool last_look_releases_ = false;
   bool silent_ = false;
 };
 
-class FaultyHub final : public nccl::Hub {
+class FaultyHub final : public hub::Hub {
  public:
-  FaultyHub(std::unique_ptr<nccl::Hub> hub, std::shared_ptr<HubFaults> faults)
+  FaultyHub(std::unique_ptr<hub::Hub> hub, std::shared_ptr<HubFaults> faults)
       : hub_(std::move(hub)), faults_(std::move(faults)) {}
-  std::vector<nccl::HubEvent> poll(const Deadline& deadline) override {
+  std::vector<hub::HubEvent> poll(const Deadline& deadline) override {
     const bool waits = !deadline.expired();
     return faults_->let_through(hub_->poll(deadline), waits);
   }
@@ -90,7 +90,7 @@ class FaultyHub final : public nccl::Hub {
   void drop(std::uint64_t peer) override { hub_->drop(peer); }
 
  private:
-  std::unique_ptr<nccl::Hub> hub_;
+  std::unique_ptr<hub::Hub> hub_;
   std::shared_ptr<HubFaults> faults_;
 };
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "collectives/nccl/rendezvous.h"
+#include "collectives/hub/hub.h"
 
 namespace driftless::testing {
 
@@ -19,9 +19,9 @@ struct LinkFaults {
   std::atomic<bool> torn = false;  // it has spoken since
 };
 
-class FaultyLink final : public nccl::Link {
+class FaultyLink final : public hub::Link {
  public:
-  FaultyLink(std::unique_ptr<nccl::Link> link, std::shared_ptr<LinkFaults> faults)
+  FaultyLink(std::unique_ptr<hub::Link> link, std::shared_ptr<LinkFaults> faults)
       : link_(std::move(link)), faults_(std::move(faults)) {}
   Status send(std::string_view message, const Deadline& deadline) override {
     if (!faults_->tears) return link_->send(message, deadline);
@@ -37,16 +37,16 @@ class FaultyLink final : public nccl::Link {
   }
 
  private:
-  std::unique_ptr<nccl::Link> link_;
+  std::unique_ptr<hub::Link> link_;
   std::shared_ptr<LinkFaults> faults_;
 };
 
-[[nodiscard]] inline nccl::Connector faulty_connector(nccl::Connector connector,
-                                                      std::shared_ptr<LinkFaults> faults) {
+[[nodiscard]] inline hub::Connector faulty_connector(hub::Connector connector,
+                                                     std::shared_ptr<LinkFaults> faults) {
   return [connector = std::move(connector), faults = std::move(faults)](
-             const Deadline& deadline) -> Result<std::unique_ptr<nccl::Link>> {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<nccl::Link> link, connector(deadline));
-    return std::unique_ptr<nccl::Link>(std::make_unique<FaultyLink>(std::move(link), faults));
+             const Deadline& deadline) -> Result<std::unique_ptr<hub::Link>> {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Link> link, connector(deadline));
+    return std::unique_ptr<hub::Link>(std::make_unique<FaultyLink>(std::move(link), faults));
   };
 }
 

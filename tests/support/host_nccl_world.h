@@ -19,15 +19,14 @@
 namespace driftless::testing {
 
 struct HostRendezvous {
-  std::function<Result<std::unique_ptr<nccl::Hub>>()> hub;
-  std::function<Result<nccl::Connector>()> connector;
+  std::function<Result<std::unique_ptr<hub::Hub>>()> hub;
+  std::function<Result<hub::Connector>()> connector;
 };
 
 // Over a directory of its own.
 inline HostRendezvous file_rendezvous(const std::string& dir) {
-  const RendezvousOptions options{.kind = RendezvousKind::kFile, .dir = dir};
-  return {[options] { return nccl::make_file_hub(options); },
-          [options] { return nccl::make_file_connector(options); }};
+  return {[dir] { return hub::make_file_hub(dir); },
+          [dir] { return hub::make_file_connector(dir); }};
 }
 
 // Receivers that were there from the start: world.receiver() hands out one after the other.

@@ -250,17 +250,21 @@ TEST(Config, AFormerNameIsRefusedWithTheNewOne) {
 
 TEST(Config, ARendezvousIsOneSetting) {
   const auto meet = [](const Config& config) { return config.of_road<NcclSettings>().rendezvous; };
-  const std::string nccl = "road: { kind: nccl, nccl: { token_file: /t, rendezvous: ";
+  const std::string token = "hub: { token_file: /t, address: 'a:1' }\n";
+  const std::string nccl = token + "road: { kind: nccl, nccl: { rendezvous: ";
   EXPECT_EQ(parse(nccl + "mpi } }\n")->road_row(), "nccl/mpi");
-  const auto tcp = parse(nccl + "'tcp://a:1' } }\n");
-  EXPECT_EQ(tcp->road_row(), "nccl/tcp");
-  EXPECT_EQ(meet(*tcp).address, "a:1");
+  const auto hub = parse(nccl + "hub } }\n");
+  EXPECT_EQ(hub->road_row(), "nccl/hub");
+  EXPECT_EQ(meet(*hub).hub.address, "a:1");
+  EXPECT_EQ(meet(*hub).hub.token_file, "/t");
   const auto file = parse(nccl + "'file:///meet' } }\n");
   EXPECT_EQ(file->road_row(), "nccl");
   EXPECT_EQ(meet(*file).dir, "/meet");
-  EXPECT_SAYS(refusal(nccl + "tcp } }\n"), "tcp://host:port");
-  EXPECT_SAYS(refusal("road: { kind: nccl, nccl: { rendezvous: 'tcp://a:1' } }\n"),
-              "road.nccl.token_file is missing");
+  EXPECT_SAYS(refusal(nccl + "tcp } }\n"), "mpi, hub or file://DIR");
+  EXPECT_SAYS(refusal(nccl + "'tcp://a:1' } }\n"), "set rendezvous: hub, and hub.address: a:1");
+  EXPECT_SAYS(refusal("road: { kind: nccl, nccl: { rendezvous: hub } }\n"),
+              "hub.token_file is missing");
+  EXPECT_SAYS(refusal("road: { nccl: { token_file: /t } }\n"), "is now 'hub.token_file'");
 }
 
 TEST(Config, AWrongValueIsNamedWithLineAndWhatWasExpected) {

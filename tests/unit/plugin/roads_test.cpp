@@ -270,6 +270,29 @@ TEST_F(Roads, AGroupOfTheCallersSaysWhereTheRoadIsOpened) {
   ASSERT_TRUE(open(true).ok());
   EXPECT_EQ(opened_at->rank, 1U);
   EXPECT_EQ(opened_at->trainers, 3U);
+  EXPECT_EQ(opened_at->start, 0U);
+}
+
+// A road whose ranks connect to each other gets a number of this start of the trainers, the same on
+// all ranks and another one each time.
+TEST_F(Roads, RanksOfOneStartShareANumber) {
+  LoopbackHub hub({}, 2);
+  Road row = kRows[0];
+  row.takes_groups = row.knows_starts = true;
+  const RoadTable one{"", {&row, 1}, {}, {}, nullptr};
+  const auto start_of_both = [&] {
+    std::array<std::uint64_t, 2> starts{};
+    for (const unsigned rank : {0U, 1U}) {  // rank 0's broadcast does not wait
+      const auto group = hub.group(rank);
+      const auto trainer = join_job(one, config_for("toy"), JobRole::kTrainer, {});
+      EXPECT_TRUE((*trainer)->sender(0, Deadline::after(1s), group.get()).ok());
+      starts[rank] = opened_at->start;
+    }
+    EXPECT_EQ(starts[0], starts[1]);
+    return starts[0];
+  };
+  const std::uint64_t first = start_of_both();
+  EXPECT_NE(first, 0U);
 }
 
 TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/nccl/tcp/socket.h"
+#include "collectives/hub/tcp/socket.h"
 
 #include <linux/sockios.h>
 #include <netdb.h>
@@ -12,19 +12,19 @@
 #include <array>
 #include <cerrno>
 
-namespace driftless::nccl {
+namespace driftless::hub {
 namespace {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
 Status gone(std::string_view why) {
-  return error(StatusCode::kIo, "nccl: the other side of a connection is gone: ", why);
+  return error(StatusCode::kIo, "hub: the other side of a connection is gone: ", why);
 }
 
 Result<Addresses> look_up(const std::string& address, bool to_listen) {
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos || colon + 1 == address.size() || colon == 0) {
-    return error(StatusCode::kInvalidArgument, "nccl: expected host:port, found '", address, "'");
+    return error(StatusCode::kInvalidArgument, "hub: expected host:port, found '", address, "'");
   }
   std::string host = address.substr(0, colon);
   const std::string port = address.substr(colon + 1);
@@ -35,7 +35,7 @@ Result<Addresses> look_up(const std::string& address, bool to_listen) {
   addrinfo* found = nullptr;
   const int failure = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
   if (failure != 0) {
-    return error(StatusCode::kInvalidArgument, "nccl: ", address, ": ", ::gai_strerror(failure));
+    return error(StatusCode::kInvalidArgument, "hub: ", address, ": ", ::gai_strerror(failure));
   }
   return Addresses(found, &::freeaddrinfo);
 }
@@ -75,7 +75,7 @@ Result<Socket> listen_on(const std::string& address, std::string* bound) {
       ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
       ::listen(socket.get(), 1024) != 0) {
-    return errno_status(errno, concat("nccl: listening on ", address));
+    return errno_status(errno, concat("hub: listening on ", address));
   }
   if (bound != nullptr) {
     DRIFTLESS_ASSIGN_OR_RETURN(*bound, name_of(socket));
@@ -92,7 +92,7 @@ Result<Socket> connect_to(const std::string& address, const Deadline& deadline) 
     failure = ::connect(socket.get(), each->ai_addr, each->ai_addrlen) == 0 ? 0 : errno;
     if (failure == EINPROGRESS) {
       if (!wait_for(socket, POLLOUT, deadline)) {
-        return deadline.check(concat("nccl: connecting to ", address));
+        return deadline.check(concat("hub: connecting to ", address));
       }
       socklen_t size = sizeof(failure);
       ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failure, &size);
@@ -102,7 +102,7 @@ Result<Socket> connect_to(const std::string& address, const Deadline& deadline) 
       return socket;
     }
   }
-  return errno_status(failure, concat("nccl: connecting to ", address)).with_context("no leader");
+  return errno_status(failure, concat("hub: connecting to ", address)).with_context("no leader");
 }
 
 Socket accept_one(const Socket& listener) {
@@ -152,7 +152,7 @@ void wait_until_delivered(const Socket& socket, const Deadline& deadline) {
 Result<std::string> read_all(const Socket& socket, std::size_t size, const Deadline& deadline) {
   std::string bytes;
   while (bytes.size() < size) {
-    if (!wait_for(socket, POLLIN, deadline)) return deadline.check("nccl: reading from the leader");
+    if (!wait_for(socket, POLLIN, deadline)) return deadline.check("hub: reading from the leader");
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string more, read_some(socket, size - bytes.size()));
     bytes += more;
   }
@@ -164,10 +164,10 @@ Status write_all(const Socket& socket, std::string_view bytes, const Deadline& d
     DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t put, write_some(socket, bytes));
     bytes.remove_prefix(put);
     if (!bytes.empty() && !wait_for(socket, POLLOUT, deadline)) {
-      return deadline.check("nccl: writing to the leader");
+      return deadline.check("hub: writing to the leader");
     }
   }
   return {};
 }
 
-}  // namespace driftless::nccl
+}  // namespace driftless::hub

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The TCP rendezvous: the leader's hub, and everybody else's link.
+// The hub over TCP, and the links to it.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,12 +8,11 @@
 #include <map>
 #include <mutex>
 
-#include "collectives/nccl/message.h"
-#include "collectives/nccl/rendezvous.h"
-#include "collectives/nccl/tcp/authentication.h"
-#include "collectives/nccl/tcp/socket.h"
+#include "collectives/hub/hub.h"
+#include "collectives/hub/tcp/authentication.h"
+#include "collectives/hub/tcp/socket.h"
 
-namespace driftless::nccl {
+namespace driftless::hub {
 namespace {
 
 using std::chrono::milliseconds;
@@ -25,6 +24,8 @@ constexpr milliseconds kFullPause{10};      // until strangers are looked at aga
 constexpr milliseconds kEndTime{1'000};     // for the last words
 constexpr std::size_t kMostStrangers = 64;  // that have not proved themselves yet
 constexpr std::size_t kMostKnown = 4096;
+// Of messages that peers have not read, in all: the peer that the next one is for is dropped.
+constexpr std::size_t kMostQueuedBytes = 4 * kMaxMessageBytes;
 
 // A connection: a stranger until it has proved that it knows the token.
 struct Connection {
@@ -81,7 +82,7 @@ class TcpHub final : public Hub {
     if (found == connections_.end() || !found->second.known()) return;
     Connection& connection = found->second;
     const Result<std::string> frame = connection.writer->frame(message);
-    const bool fits = connection.outgoing.size() <= 2 * kMaxMessageBytes;
+    const bool fits = connection.outgoing.empty() || queued_bytes() <= kMostQueuedBytes;
     if (!frame.ok() || !fits) {
       connection.over = true;
     } else {
@@ -100,6 +101,12 @@ class TcpHub final : public Hub {
   }
 
  private:
+  [[nodiscard]] std::size_t queued_bytes() const {
+    std::size_t bytes = 0;
+    for (const auto& [peer, connection] : connections_) bytes += connection.outgoing.size();
+    return bytes;
+  }
+
   void wake() {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t put = ::write(wake_.get(), &one, sizeof(one));
@@ -235,7 +242,7 @@ class TcpLink final : public Link {
 
   Status send(std::string_view message, const Deadline& deadline) override {
     const std::scoped_lock lock(mutex_);
-    if (torn_) return error(StatusCode::kIo, "nccl: the link to the leader is torn");
+    if (torn_) return error(StatusCode::kIo, "hub: the link to the leader is torn");
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, writer_.frame(message));
     const Status sent = write_all(socket_, frame, deadline);
     if (sent.ok()) return {};
@@ -252,7 +259,7 @@ class TcpLink final : public Link {
       reader_.append(bytes);
       // Only once nothing is left to be read: what the leader said last is whole.
       if (bytes.empty() && torn_) {
-        return error(StatusCode::kIo, "nccl: the link to the leader is torn");
+        return error(StatusCode::kIo, "hub: the link to the leader is torn");
       }
       if (bytes.empty() && !wait_for(socket_, POLLIN, deadline)) return message;
     }
@@ -280,7 +287,7 @@ Result<std::unique_ptr<Link>> connect_by_tcp(const std::string& address, const s
         concat("the leader at ", address, " did not admit us; is the token the same?"));
   }
   if (!same_proof(*proof, expected)) {
-    return error(StatusCode::kInvalidArgument, "nccl: what listens on ", address,
+    return error(StatusCode::kInvalidArgument, "hub: what listens on ", address,
                  " does not know the run's token");
   }
   return std::unique_ptr<Link>(std::make_unique<TcpLink>(std::move(socket), mine.key));
@@ -288,7 +295,7 @@ Result<std::unique_ptr<Link>> connect_by_tcp(const std::string& address, const s
 
 }  // namespace
 
-Result<std::unique_ptr<Hub>> make_tcp_hub(const RendezvousOptions& options, std::string* bound) {
+Result<std::unique_ptr<Hub>> make_tcp_hub(const HubOptions& options, std::string* bound) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_token(options.token_file));
   DRIFTLESS_ASSIGN_OR_RETURN(Socket listener, listen_on(options.address, bound));
   Socket wake(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -297,11 +304,11 @@ Result<std::unique_ptr<Hub>> make_tcp_hub(const RendezvousOptions& options, std:
       std::make_unique<TcpHub>(std::move(listener), std::move(wake), std::move(token)));
 }
 
-Result<Connector> make_tcp_connector(const RendezvousOptions& options) {
+Result<Connector> make_tcp_connector(const HubOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_token(options.token_file));
   return Connector([address = options.address, token = std::move(token)](const Deadline& deadline) {
     return connect_by_tcp(address, token, deadline);
   });
 }
 
-}  // namespace driftless::nccl
+}  // namespace driftless::hub

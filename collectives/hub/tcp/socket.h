@@ -5,7 +5,7 @@
 #include "collectives/road.h"
 #include "core/descriptor.h"
 
-namespace driftless::nccl {
+namespace driftless::hub {
 
 using Socket = Descriptor;
 
@@ -31,4 +31,4 @@ void wait_until_delivered(const Socket& socket, const Deadline& deadline);
 [[nodiscard]] Status write_all(const Socket& socket, std::string_view bytes,
                                const Deadline& deadline);
 
-}  // namespace driftless::nccl
+}  // namespace driftless::hub

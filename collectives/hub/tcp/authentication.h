@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The secret of a run, what is proved with it, and the first words on a TCP connection of the
-// rendezvous, all of fixed size:
+// The secret of a run, what is proved with it, and the first bytes on a TCP connection of the hub,
+// all of fixed size:
 //   server: greeting, nonce    client: nonce, proof    server: proof
 #pragma once
 
 #include "collectives/road.h"
 
-namespace driftless::nccl {
+namespace driftless::hub {
 
 inline constexpr std::size_t kProofBytes = 32;
 inline constexpr std::size_t kNonceBytes = 32;
@@ -21,7 +21,7 @@ inline constexpr std::size_t kNonceBytes = 32;
 [[nodiscard]] bool same_proof(std::string_view one, std::string_view other);
 [[nodiscard]] Result<std::string> new_nonce();
 
-inline constexpr std::string_view kGreeting = "DRFTNCC1";
+inline constexpr std::string_view kGreeting = "DRFTHUB1";
 inline constexpr std::size_t kServerHelloBytes = kGreeting.size() + kNonceBytes;
 inline constexpr std::size_t kClientProofBytes = kNonceBytes + kProofBytes;
 
@@ -67,4 +67,4 @@ class FrameReader {
   std::size_t taken_ = 0;  // of bytes_
 };
 
-}  // namespace driftless::nccl
+}  // namespace driftless::hub

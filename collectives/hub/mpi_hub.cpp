@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/nccl/mpi_rendezvous.h"
+#include "collectives/hub/mpi_hub.h"
 
 #include <cstring>
 #include <map>
@@ -8,7 +8,7 @@
 #include "collectives/mpi_rma/mpi_mailbox.h"
 #include "collectives/mpi_rma/mpi_status.h"
 
-namespace driftless::nccl {
+namespace driftless::hub {
 namespace {
 
 using mpi_rma::mpi_status;
@@ -44,7 +44,7 @@ Result<std::optional<Arrived>> take(MpiMailbox& mailbox, int from) {
   if (!letter) return std::optional<Arrived>();
   Arrived arrived{.from = letter->peer, .header = {}, .text = {}};
   if (letter->bytes.size() < sizeof(Header)) {
-    return error(StatusCode::kCorrupt, "nccl: rank ", arrived.from, " of the job sent ",
+    return error(StatusCode::kCorrupt, "hub: rank ", arrived.from, " of the job sent ",
                  letter->bytes.size(), " bytes");
   }
   std::memcpy(&arrived.header, letter->bytes.data(), sizeof(Header));
@@ -57,8 +57,8 @@ Status check_threads() {
   DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Query_thread(&level), "MPI_Query_thread"));
   if (level == MPI_THREAD_MULTIPLE) return {};
   return error(StatusCode::kUnsupported,
-               "nccl: the rendezvous over MPI needs MPI_THREAD_MULTIPLE, which this MPI does not "
-               "grant; use road.nccl.rendezvous: file or tcp");
+               "hub: the rendezvous over MPI needs MPI_THREAD_MULTIPLE, which this MPI does not "
+               "grant; use road.nccl.rendezvous: hub or file://DIR");
 }
 
 class MpiHub final : public Hub {
@@ -67,7 +67,7 @@ class MpiHub final : public Hub {
   // Nothing else tells the other side: between processes of a job no connection closes.
   ~MpiHub() override {
     for (const auto& [peer, rank] : ranks_) {
-      const Status told = nccl::send(mailbox_, rank, {peer, 1}, "");
+      const Status told = hub::send(mailbox_, rank, {peer, 1}, "");
     }
   }
 
@@ -90,7 +90,7 @@ class MpiHub final : public Hub {
     const std::scoped_lock lock(mutex_);
     const auto found = ranks_.find(peer);
     if (found == ranks_.end()) return;
-    if (!nccl::send(mailbox_, found->second, {peer, 0}, message).ok()) dropped_.push_back(peer);
+    if (!hub::send(mailbox_, found->second, {peer, 0}, message).ok()) dropped_.push_back(peer);
   }
 
   void drop(std::uint64_t peer) override {
@@ -121,7 +121,7 @@ class MpiHub final : public Hub {
     const auto found = ranks_.find(peer);
     if (found == ranks_.end()) return;
     // If it does not get there the other side's patience ends the link.
-    const Status told = nccl::send(mailbox_, found->second, {peer, 1}, "");
+    const Status told = hub::send(mailbox_, found->second, {peer, 1}, "");
     ranks_.erase(found);
     ended_[peer] = true;
     events.push_back({HubEvent::Kind::kWent, peer, {}});
@@ -140,12 +140,12 @@ class MpiLink final : public Link {
       : leader_(leader), number_(random_hash128().low), mailbox_(job, kUpTag, kDownTag) {}
   ~MpiLink() override {
     const std::scoped_lock lock(mutex_);
-    const Status told = nccl::send(mailbox_, leader_, {number_, 1}, "");
+    const Status told = hub::send(mailbox_, leader_, {number_, 1}, "");
   }
 
   Status send(std::string_view message, const Deadline&) override {
     const std::scoped_lock lock(mutex_);
-    const Status sent = nccl::send(mailbox_, leader_, {number_, 0}, message);
+    const Status sent = hub::send(mailbox_, leader_, {number_, 0}, message);
     return sent.ok() ? sent : error(StatusCode::kIo, sent.message());
   }
 
@@ -160,7 +160,7 @@ class MpiLink final : public Link {
       }
       if ((*arrived)->header.link != number_) continue;  // of an earlier link
       if ((*arrived)->header.last != 0) {
-        return error(StatusCode::kIo, "nccl: the leader has ended the link");
+        return error(StatusCode::kIo, "hub: the leader has ended the link");
       }
       return std::optional<std::string>(std::move((*arrived)->text));
     }
@@ -187,4 +187,4 @@ Result<Connector> make_mpi_connector(MPI_Comm job, int leader) {
   });
 }
 
-}  // namespace driftless::nccl
+}  // namespace driftless::hub

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "collectives/nccl/tcp/authentication.h"
+#include "collectives/hub/tcp/authentication.h"
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
@@ -9,10 +9,10 @@
 #include <cerrno>
 #include <cstring>
 
-#include "collectives/nccl/message.h"
+#include "collectives/hub/hub.h"
 #include "core/secret_file.h"
 
-namespace driftless::nccl {
+namespace driftless::hub {
 namespace {
 
 constexpr std::size_t kLeastBytes = 16;
@@ -73,12 +73,12 @@ Result<std::string> new_nonce() {
 
 Result<Admission> admit(std::string_view token, std::string_view nonce, std::string_view said) {
   if (said.size() != kClientProofBytes) {
-    return error(StatusCode::kInvalidArgument, "nccl: a proof of ", said.size(), " bytes");
+    return error(StatusCode::kInvalidArgument, "hub: a proof of ", said.size(), " bytes");
   }
   const std::string_view theirs = said.substr(0, kNonceBytes);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string expected, derive("client", token, nonce, theirs));
   if (!same_proof(said.substr(kNonceBytes), expected)) {
-    return error(StatusCode::kInvalidArgument, "nccl: somebody does not know the run's token");
+    return error(StatusCode::kInvalidArgument, "hub: somebody does not know the run's token");
   }
   Admission admitted;
   DRIFTLESS_ASSIGN_OR_RETURN(admitted.key, derive("session", token, nonce, theirs));
@@ -89,7 +89,7 @@ Result<Admission> admit(std::string_view token, std::string_view nonce, std::str
 Result<Admission> answer_hello(std::string_view token, std::string_view hello,
                                std::string* expected_proof) {
   if (hello.size() != kServerHelloBytes || !hello.starts_with(kGreeting)) {
-    return error(StatusCode::kCorrupt, "nccl: what listens there is not a leader of this release");
+    return error(StatusCode::kCorrupt, "hub: what listens there is not a leader of this release");
   }
   const std::string_view theirs = hello.substr(kGreeting.size());
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string mine, new_nonce());
@@ -103,7 +103,7 @@ Result<Admission> answer_hello(std::string_view token, std::string_view hello,
 
 Result<std::string> FrameWriter::frame(std::string_view content) {
   if (content.size() > kMaxMessageBytes) {
-    return error(StatusCode::kInvalidArgument, "nccl: a message of ", content.size(),
+    return error(StatusCode::kInvalidArgument, "hub: a message of ", content.size(),
                  " bytes, at most ", kMaxMessageBytes);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string proof, proof_of(key_, direction_, number_, content));
@@ -121,7 +121,7 @@ Result<std::optional<std::string>> FrameReader::next() {
   std::uint64_t size = 0;
   std::memcpy(&size, left.data(), sizeof(size));
   if (size > kMaxMessageBytes) {
-    return error(StatusCode::kCorrupt, "nccl: a message announces ", size, " bytes, at most ",
+    return error(StatusCode::kCorrupt, "hub: a message announces ", size, " bytes, at most ",
                  kMaxMessageBytes);
   }
   if (left.size() - kHeaderBytes < size) return std::optional<std::string>();
@@ -130,7 +130,7 @@ Result<std::optional<std::string>> FrameReader::next() {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string expected,
                              proof_of(key_, direction_, number_, content));
   if (!same_proof(proof, expected)) {
-    return error(StatusCode::kCorrupt, "nccl: message ", number_, " has a false proof");
+    return error(StatusCode::kCorrupt, "hub: message ", number_, " has a false proof");
   }
   ++number_;
   std::optional<std::string> message(content);
@@ -142,4 +142,4 @@ Result<std::optional<std::string>> FrameReader::next() {
   return message;
 }
 
-}  // namespace driftless::nccl
+}  // namespace driftless::hub

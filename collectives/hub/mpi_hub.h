@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous of the nccl road inside one mpirun job (library driftless_nccl_mpi). Nothing
-// listens: messages go over the job's communicator, with two tags of our own.
+// The hub inside one mpirun job (library driftless_hub_mpi). Nothing listens: messages go over the
+// job's communicator, with two tags of our own.
 //
 // Hub and links are used by threads of the road, so MPI_THREAD_MULTIPLE is needed: kUnsupported
 // without it. Everything made here ends before MPI_Finalize.
@@ -8,9 +8,9 @@
 
 #include <mpi.h>
 
-#include "collectives/nccl/rendezvous.h"
+#include "collectives/hub/hub.h"
 
-namespace driftless::nccl {
+namespace driftless::hub {
 
 // `job` outlives what is made, returns its errors (MPI_ERRORS_RETURN), and has one hub at a time. A
 // message that a world before has left in it is passed over.
@@ -18,4 +18,4 @@ namespace driftless::nccl {
 // `leader`: the rank of the hub in `job`.
 [[nodiscard]] Result<Connector> make_mpi_connector(MPI_Comm job, int leader);
 
-}  // namespace driftless::nccl
+}  // namespace driftless::hub

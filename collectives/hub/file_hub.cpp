@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous of files. In the directory:
+// The hub of files. In the directory:
 //
 //   leader                      the session of the leader that is there
 //   .lock                       held by it
@@ -16,10 +16,11 @@
 #include <map>
 #include <mutex>
 
-#include "collectives/nccl/message.h"
-#include "collectives/nccl/rendezvous.h"
+#include "collectives/hub/hub.h"
+#include "core/file_system.h"
+#include "core/hash128.h"
 
-namespace driftless::nccl {
+namespace driftless::hub {
 namespace {
 
 using std::chrono::microseconds;
@@ -34,9 +35,9 @@ constexpr std::uint64_t kSessionBytes = 64;
 // kNotFound if it is not there: the leader makes it.
 Status check_private(const std::string& path) {
   struct stat info{};
-  if (::lstat(path.c_str(), &info) != 0) return errno_status(errno, concat("nccl: ", path));
+  if (::lstat(path.c_str(), &info) != 0) return errno_status(errno, concat("hub: ", path));
   if (!S_ISDIR(info.st_mode) || (info.st_mode & 077) != 0 || info.st_uid != ::geteuid()) {
-    return error(StatusCode::kInvalidArgument, "nccl: ", path,
+    return error(StatusCode::kInvalidArgument, "hub: ", path,
                  " must be a directory that its owner, who runs this, alone may use: chmod 700 ",
                  path);
   }
@@ -83,7 +84,7 @@ class Mailbox {
 };
 
 Status lost(std::string_view why) {
-  return error(StatusCode::kIo, "nccl: the link to the leader is gone: ", why);
+  return error(StatusCode::kIo, "hub: the link to the leader is gone: ", why);
 }
 
 void mark_gone(const std::string& dir) {
@@ -249,37 +250,37 @@ Result<std::unique_ptr<Link>> connect_by_files(const std::string& root) {
 
 }  // namespace
 
-Result<std::unique_ptr<Hub>> make_file_hub(const RendezvousOptions& options) {
+Result<std::unique_ptr<Hub>> make_file_hub(const std::string& directory) {
   FileSystem& fs = posix_file_system();
-  if (::mkdir(options.dir.c_str(), 0700) != 0 && errno != EEXIST) {
-    return errno_status(errno, concat("nccl: ", options.dir));
+  if (::mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) {
+    return errno_status(errno, concat("hub: ", directory));
   }
-  DRIFTLESS_RETURN_IF_ERROR(check_private(options.dir));
-  Result<std::unique_ptr<FileLock>> lock = fs.lock(join_path(options.dir, kLock), kLockWait);
+  DRIFTLESS_RETURN_IF_ERROR(check_private(directory));
+  Result<std::unique_ptr<FileLock>> lock = fs.lock(join_path(directory, kLock), kLockWait);
   if (!lock.ok()) {
     return lock.status().with_context(
-        concat("nccl: another trainer leads at ", options.dir, "; use another directory"));
+        concat("hub: another trainer leads at ", directory, "; use another directory"));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(options.dir));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(directory));
   for (const std::string& name : names) {
     // Sessions of leaders that did not end in order, or whose links are just about to remove them:
     // what cannot be removed disturbs nobody.
     if (hash128_from_hex(name).ok()) {
-      const Status removed = remove_tree(fs, join_path(options.dir, name));
+      const Status removed = remove_tree(fs, join_path(directory, name));
     }
   }
   const std::string session = to_hex(random_hash128());
-  DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(options.dir, session)));
-  auto hub = std::make_unique<FileHub>(options.dir, session, std::move(*lock));
-  DRIFTLESS_RETURN_IF_ERROR(replace_text(fs, join_path(options.dir, kLeader), session));
+  DRIFTLESS_RETURN_IF_ERROR(fs.make_directory(join_path(directory, session)));
+  auto hub = std::make_unique<FileHub>(directory, session, std::move(*lock));
+  DRIFTLESS_RETURN_IF_ERROR(replace_text(fs, join_path(directory, kLeader), session));
   return std::unique_ptr<Hub>(std::move(hub));
 }
 
-Result<Connector> make_file_connector(const RendezvousOptions& options) {
-  if (options.dir.empty()) {
-    return error(StatusCode::kInvalidArgument, "nccl: the rendezvous has no directory");
+Result<Connector> make_file_connector(const std::string& directory) {
+  if (directory.empty()) {
+    return error(StatusCode::kInvalidArgument, "hub: the rendezvous has no directory");
   }
-  return Connector([root = options.dir](const Deadline&) { return connect_by_files(root); });
+  return Connector([root = directory](const Deadline&) { return connect_by_files(root); });
 }
 
-}  // namespace driftless::nccl
+}  // namespace driftless::hub

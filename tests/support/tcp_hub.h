@@ -22,17 +22,16 @@ inline std::string write_token(const std::string& path, const std::string& secre
 // Connectors go where the hub was bound: the hub is made first. Another hub takes the same port.
 inline HostRendezvous tcp_rendezvous(const std::string& token_file) {
   const auto bound = std::make_shared<std::string>();
-  const RendezvousOptions options{
-      .kind = RendezvousKind::kTcp, .address = "127.0.0.1:0", .token_file = token_file};
+  const HubOptions options{.address = "127.0.0.1:0", .token_file = token_file};
   return {[options, bound] {
-            RendezvousOptions here = options;
+            HubOptions here = options;
             if (!bound->empty()) here.address = *bound;
-            return nccl::make_tcp_hub(here, bound.get());
+            return hub::make_tcp_hub(here, bound.get());
           },
           [options, bound] {
-            RendezvousOptions there = options;
+            HubOptions there = options;
             there.address = *bound;
-            return nccl::make_tcp_connector(there);
+            return hub::make_tcp_connector(there);
           }};
 }
 

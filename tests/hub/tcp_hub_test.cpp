@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who is let in, and what hostile bytes on the port do.
-#include "support/tcp_rendezvous.h"
+#include "support/tcp_hub.h"
 
 #include <random>
 
-#include "collectives/nccl/message.h"
-#include "collectives/nccl/tcp/authentication.h"
-#include "collectives/nccl/tcp/socket.h"
+#include "collectives/hub/tcp/authentication.h"
+#include "collectives/hub/tcp/socket.h"
 
 namespace driftless::testing {
 namespace {
 
-using nccl::HubEvent;
+using hub::HubEvent;
 
-class TcpRendezvousTest : public ::testing::Test {
+class TcpHubTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    options_.kind = RendezvousKind::kTcp;
     options_.address = "127.0.0.1:0";
     options_.token_file = write_token(dir_.file("token"), "the secret of this run");
-    auto hub = nccl::make_tcp_hub(options_, &options_.address);
+    auto hub = hub::make_tcp_hub(options_, &options_.address);
     ASSERT_OK(hub);
     hub_ = std::move(*hub);
   }
@@ -35,8 +33,8 @@ class TcpRendezvousTest : public ::testing::Test {
   }
 
   // A connection needs the hub to be looked at meanwhile.
-  Result<std::unique_ptr<nccl::Link>> connect(const RendezvousOptions& options) {
-    auto connector = nccl::make_tcp_connector(options);
+  Result<std::unique_ptr<hub::Link>> connect(const HubOptions& options) {
+    auto connector = hub::make_tcp_connector(options);
     if (!connector.ok()) return connector.status();
     std::atomic<bool> done = false;
     std::thread looking([&] {
@@ -51,12 +49,12 @@ class TcpRendezvousTest : public ::testing::Test {
   }
 
   TempDir dir_;
-  RendezvousOptions options_;
-  std::unique_ptr<nccl::Hub> hub_;
+  HubOptions options_;
+  std::unique_ptr<hub::Hub> hub_;
   std::vector<HubEvent> seen_;
 };
 
-TEST_F(TcpRendezvousTest, CarriesMessagesBothWaysInOrder) {
+TEST_F(TcpHubTest, CarriesMessagesBothWaysInOrder) {
   auto link = connect(options_);
   ASSERT_OK(link);
   const std::string large(3'000'000, 'x');
@@ -80,7 +78,7 @@ TEST_F(TcpRendezvousTest, CarriesMessagesBothWaysInOrder) {
   EXPECT_FALSE((*link)->receive(in_ms(20))->has_value()) << "nothing more was sent";
 }
 
-TEST_F(TcpRendezvousTest, BothSidesLearnThatTheOtherIsGone) {
+TEST_F(TcpHubTest, BothSidesLearnThatTheOtherIsGone) {
   auto link = connect(options_);
   ASSERT_OK(link);
   const std::uint64_t peer = seen_.at(0).peer;
@@ -93,45 +91,45 @@ TEST_F(TcpRendezvousTest, BothSidesLearnThatTheOtherIsGone) {
   EXPECT_EQ(events(1).at(0).kind, HubEvent::Kind::kWent);
 }
 
-TEST_F(TcpRendezvousTest, WhoDoesNotKnowTheTokenIsNotLetIn) {
-  RendezvousOptions wrong = options_;
+TEST_F(TcpHubTest, WhoDoesNotKnowTheTokenIsNotLetIn) {
+  HubOptions wrong = options_;
   wrong.token_file = write_token(dir_.file("wrong"), "another secret of 16+ bytes");
   EXPECT_FALSE(connect(wrong).ok());
   EXPECT_TRUE(seen_.empty()) << "somebody came in";
   EXPECT_TRUE(connect(options_).ok()) << "the hub goes on";
 }
 
-TEST_F(TcpRendezvousTest, ATokenOthersCanReadOrThatIsShortIsRefused) {
+TEST_F(TcpHubTest, ATokenOthersCanReadOrThatIsShortIsRefused) {
   for (const auto& [secret, mode] :
        {std::pair("long enough, but readable", 0644U), std::pair("short", 0600U)}) {
-    RendezvousOptions options = options_;
+    HubOptions options = options_;
     options.token_file = write_token(dir_.file("bad"), secret, mode);
-    const auto hub = nccl::make_tcp_hub(options);
+    const auto hub = hub::make_tcp_hub(options);
     ASSERT_FALSE(hub.ok()) << secret;
     EXPECT_EQ(hub.status().code(), StatusCode::kInvalidArgument);
-    EXPECT_FALSE(nccl::make_tcp_connector(options).ok());
+    EXPECT_FALSE(hub::make_tcp_connector(options).ok());
   }
 }
 
-TEST_F(TcpRendezvousTest, RandomBytesDoNotDisturbIt) {
+TEST_F(TcpHubTest, RandomBytesDoNotDisturbIt) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 20; ++round) {
-    auto socket = nccl::connect_to(options_.address, soon());
+    auto socket = hub::connect_to(options_.address, soon());
     ASSERT_OK(socket);
     std::string bytes(random() % 5'000, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
-    const Status sent = nccl::write_all(*socket, bytes, in_ms(200));
+    const Status sent = hub::write_all(*socket, bytes, in_ms(200));
     EXPECT_TRUE(events(1, 10).empty());
   }
   EXPECT_TRUE(connect(options_).ok());
 }
 
-TEST_F(TcpRendezvousTest, StrangersThatSayNothingShutNobodyOut) {
+TEST_F(TcpHubTest, StrangersThatSayNothingShutNobodyOut) {
   auto known = connect(options_);
   ASSERT_OK(known);
-  std::vector<nccl::Socket> strangers;
+  std::vector<hub::Socket> strangers;
   for (int i = 0; i < 300; ++i) {
-    auto socket = nccl::connect_to(options_.address, soon());
+    auto socket = hub::connect_to(options_.address, soon());
     ASSERT_OK(socket);
     strangers.push_back(std::move(*socket));
     if (i % 10 == 0) {
@@ -149,11 +147,11 @@ TEST_F(TcpRendezvousTest, StrangersThatSayNothingShutNobodyOut) {
 }
 
 TEST(TcpFrame, AChangedMissingOrRepeatedMessageIsFound) {
-  nccl::FrameWriter writer("key", nccl::Direction::kToServer);
+  hub::FrameWriter writer("key", hub::Direction::kToServer);
   std::vector<std::string> frames;
   for (const char* text : {"one", "two", "three"}) frames.push_back(*writer.frame(text));
-  const auto read = [](const std::string& bytes, nccl::Direction direction) {
-    nccl::FrameReader reader("key", direction);
+  const auto read = [](const std::string& bytes, hub::Direction direction) {
+    hub::FrameReader reader("key", direction);
     reader.append(bytes);
     std::vector<std::string> texts;
     while (true) {
@@ -162,27 +160,27 @@ TEST(TcpFrame, AChangedMissingOrRepeatedMessageIsFound) {
       texts.push_back(**next);
     }
   };
-  const auto good = read(frames[0] + frames[1] + frames[2], nccl::Direction::kToServer);
+  const auto good = read(frames[0] + frames[1] + frames[2], hub::Direction::kToServer);
   EXPECT_TRUE(good.second.ok());
   EXPECT_EQ(good.first, (std::vector<std::string>{"one", "two", "three"}));
-  EXPECT_FALSE(read(frames[0] + frames[2], nccl::Direction::kToServer).second.ok()) << "missing";
-  EXPECT_FALSE(read(frames[0] + frames[0], nccl::Direction::kToServer).second.ok()) << "repeated";
-  EXPECT_FALSE(read(frames[0], nccl::Direction::kToClient).second.ok()) << "sent back";
+  EXPECT_FALSE(read(frames[0] + frames[2], hub::Direction::kToServer).second.ok()) << "missing";
+  EXPECT_FALSE(read(frames[0] + frames[0], hub::Direction::kToServer).second.ok()) << "repeated";
+  EXPECT_FALSE(read(frames[0], hub::Direction::kToClient).second.ok()) << "sent back";
   for (std::size_t at = 0; at < frames[0].size(); ++at) {
     std::string changed = frames[0];
     changed[at] = static_cast<char>(changed[at] ^ 1);
-    const auto result = read(changed, nccl::Direction::kToServer);
+    const auto result = read(changed, hub::Direction::kToServer);
     EXPECT_TRUE(result.first.empty()) << "byte " << at;  // or more bytes are waited for
   }
   std::string huge(40, '\xff');
-  EXPECT_EQ(read(huge, nccl::Direction::kToServer).second.code(), StatusCode::kCorrupt);
+  EXPECT_EQ(read(huge, hub::Direction::kToServer).second.code(), StatusCode::kCorrupt);
 }
 
 TEST(TcpFrame, ArrivesInAnyPieces) {
-  nccl::FrameWriter writer("key", nccl::Direction::kToClient);
+  hub::FrameWriter writer("key", hub::Direction::kToClient);
   std::string bytes = *writer.frame("some words");
   bytes += *writer.frame("");  // frames are numbered: in this order
-  nccl::FrameReader reader("key", nccl::Direction::kToClient);
+  hub::FrameReader reader("key", hub::Direction::kToClient);
   std::vector<std::string> texts;
   for (const char c : bytes) {
     reader.append(std::string_view(&c, 1));

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/hub/hub.h"
+
+namespace driftless::hub {
+
+Result<HubOptions> resolve(HubOptions options, std::string_view leader_host) {
+  if (!options.address.empty()) return options;
+  if (leader_host.empty()) {
+    return error(StatusCode::kInvalidArgument,
+                 "hub.address is missing: set it to host:port of the leading trainer; no launcher "
+                 "names its host here");
+  }
+  const bool six = leader_host.find(':') != std::string_view::npos;
+  options.address = concat(six ? "[" : "", leader_host, six ? "]:" : ":", kDefaultPort);
+  return options;
+}
+
+}  // namespace driftless::hub
