@@ -106,17 +106,16 @@ TEST(ParseLink, TakesBitsAndBytes) {
 Figures simple(Device device) {
   Figures figures = Figures::built_in(device);
   const std::map<std::string_view, double> values = {
-      {"bytes.deltas", 4},       {"bytes.compact", 1},     {"compare.device", 1e12},
-      {"compare.host", 1e10},    {"encode.deltas", 1e-9},  {"encode.compact", 1e-9},
-      {"encode.captured", 2e-9}, {"compare.none", 1e12},   {"bus", 20e9},
-      {"mpi_rma.put", 10e9},     {"seal.rank", 1e-3},      {"link.payload", 0.5},
-      {"mpi_rma.get", 10e9},     {"mpi_rma.get_tcp", 1e8}, {"hash", 4e9},
-      {"hand_over.read", 1e9},   {"hand_over.inflate", 0}, {"decode.deltas", 1e-9},
-      {"decode.compact", 1e-9},  {"sweep", 1e-12},         {"apply.fixed", 1e-3},
-      {"apply.change", 1e-10},   {"nccl.hash", 20e9},      {"nccl.acknowledge", 40e9},
-      {"shared_fs.write", 1e9},  {"shared_fs.read", 2e9},  {"nccl.broadcast_tcp", 1e8},
-      {"apply.full", 1e-10},     {"shared_fs.sync", 1e-3}, {"encode.full", 1e-11},
-      {"decode.full", 1e-11}};
+      {"bytes.deltas", 4},       {"bytes.compact", 1},        {"compare.device", 1e12},
+      {"compare.host", 1e10},    {"encode.deltas", 1e-9},     {"encode.compact", 1e-9},
+      {"encode.captured", 2e-9}, {"compare.none", 1e12},      {"bus", 20e9},
+      {"mpi_rma.put", 10e9},     {"seal.rank", 1e-3},         {"link.payload", 0.5},
+      {"mpi_rma.get", 10e9},     {"mpi_rma.get_tcp", 1e8},    {"hash", 4e9},
+      {"hand_over.read", 1e9},   {"decode.deltas", 1e-9},     {"decode.compact", 1e-9},
+      {"sweep", 1e-12},          {"apply.fixed", 1e-3},       {"apply.change", 1e-10},
+      {"nccl.hash", 20e9},       {"nccl.acknowledge", 40e9},  {"shared_fs.write", 1e9},
+      {"shared_fs.read", 2e9},   {"nccl.broadcast_tcp", 1e8}, {"apply.full", 1e-10},
+      {"shared_fs.sync", 1e-3},  {"encode.full", 1e-11},      {"decode.full", 1e-11}};
   for (const auto& [name, value] : values) {
     if (!figures.has(name)) continue;
     EXPECT_TRUE(figures.set(name, value, "test").ok()) << name;
@@ -270,6 +269,8 @@ void expect_not_faster(const PlanInput& less, const PlanInput& more, const Figur
   ASSERT_EQ(first.size(), second.size());
   for (std::size_t i = 0; i < first.size(); ++i) {
     if (!first[i].why_not.empty() || !second[i].why_not.empty()) continue;
+    // Gaps need more room where few weights change: there more changes may be fewer bytes.
+    if (part(second[i].bytes, "version") < part(first[i].bytes, "version")) continue;
     EXPECT_LE(first[i].seconds, second[i].seconds * (1 + 1e-12))
         << what << ": " << kPlanRoads[static_cast<int>(first[i].road)] << ", "
         << info(first[i].encoding).name;
