@@ -14,11 +14,11 @@ from pathlib import Path
 MODELS = Path(__file__).resolve().parents[1] / "tests/python/models"
 # Name, config.json, options of the trainer, of the engines.
 LAYOUTS = (
-    ("Qwen3-8B", "qwen3_8b", "--tp 2 --dp 4", "--engines 8 --engine-tp 1"),
-    ("Qwen3-30B-A3B", "qwen3_30b_a3b", "--tp 2 --ep 8 --dp 8", "--engines 4 --engine-tp 4"),
-    ("Qwen3-235B-A22B", "qwen3_235b_a22b", "--tp 8", "--engines 1 --engine-tp 8"),
-    ("Qwen3-235B-A22B", "qwen3_235b_a22b", "--tp 4 --pp 4 --ep 8 --dp 4", "--engines 8 --engine-tp 8"),
-    ("Kimi-K2", "kimi_k2", "--tp 8 --pp 8 --ep 32 --dp 4",
+    ("8B", "qwen3_8b", "--tp 2 --dp 4", "--engines 8 --engine-tp 1"),
+    ("30B-A3B", "qwen3_30b_a3b", "--tp 2 --ep 8 --dp 8", "--engines 4 --engine-tp 4"),
+    ("235B, 8 + 8", "qwen3_235b_a22b", "--tp 8", "--engines 1 --engine-tp 8"),
+    ("235B", "qwen3_235b_a22b", "--tp 4 --pp 4 --ep 8 --dp 4", "--engines 8 --engine-tp 8"),
+    ("1T", "kimi_k2", "--tp 8 --pp 8 --ep 32 --dp 4",
      "--engines 4 --engine-tp 32 --engines-per-host 0.25"),
 )  # fmt: skip
 # compact, for slow links, needs a snapshot.
@@ -58,12 +58,18 @@ def cells(plan):
             size(plan["bytes"]["version"])]  # fmt: skip
 
 
+def layouts():
+    yield "| name | `--model` | trainer | engines |"
+    yield "|---|---|---|---|"
+    for name, model, trainer, engines in LAYOUTS:
+        yield f"| {name} | `tests/python/models/{model}.json` | `{trainer}` | `{engines}` |"
+
+
 def table(command, links, roads):
     yield ("| model | link | road | encoding | publish | fetch | hand over, stage | pause | all "
            "| version | `full`, all |")  # fmt: skip
     yield "|---" * 11 + "|"
     for name, model, trainer, engines in LAYOUTS:
-        ranks = f"{trainer.replace('--', '').upper()}; {engines.replace('--', '')}"
         for link, snapshot in links:
             found = ask(command, model, *trainer.split(), *engines.split(), "--link", link,
                         "--snapshot", snapshot)  # fmt: skip
@@ -71,7 +77,7 @@ def table(command, links, roads):
                 plan = best_of(found["plans"], road)
                 full = best_of(found["plans"], road, ["full"])
                 yield " | ".join(
-                    [f"| {name} ({ranks})", link, f"`{road}`", *cells(plan),
+                    [f"| {name}", link, f"`{road}`", *cells(plan),
                      seconds(full["seconds"]) + " |"]
                 )  # fmt: skip
 
@@ -79,7 +85,7 @@ def table(command, links, roads):
 def tables(command):
     links = "\n".join(table(command, LINKS, ("mpi_rma", "nccl")))
     files = "\n".join(table(command, LINKS[1:2], ("shared_fs", "object_store")))
-    return links + "\n", files + "\n"
+    return "\n".join(layouts()) + "\n", links + "\n", files + "\n"
 
 
 if __name__ == "__main__":
