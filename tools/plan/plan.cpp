@@ -63,8 +63,9 @@ class Planner {
                   {"pause", pause()}};
     for (const PlanQuantity& phase : row.phases) row.seconds += phase.amount.value();
     row.bytes = {{"version", version_formula()},
+                 {"busiest_rank", rank_formula_},
                  {"out_of_trainer_host", out_of_host()},
-                 {"into_engine_host", into_host_}};
+                 {"into_engine_host", into_host_formula_}};
     row.memory = {{"trainer_device", trainer_device()},
                   {"trainer_host", trainer_host()},
                   {"receiver_device", receiver_device()},
@@ -110,9 +111,9 @@ class Planner {
         owned_ = owned_ + experts / count("PP x EP", static_cast<double>(in_.pp * in_.ep));
       }
     }
-    owned_formula_ = owned_;
+    rank_formula_ = version_ * owned_ / weights_;
+    rank_bytes_ = rank_formula_.named("bytes of the busiest rank", "B");
     owned_ = owned_.named("weights of the busiest rank", "");
-    rank_bytes_ = (version_ * owned_ / weights_).named("bytes of the busiest rank", "B");
     host_bytes_ = (version_ / hosts_).named("bytes of a trainer host", "B");
     // Ranks and workers of a host share its processor; each has a GPU of its own.
     crowd_ = count(
@@ -128,6 +129,7 @@ class Planner {
       into_host_ =
           version_ * (in_.hand_over ? share_ : Term("engines of a host", in_.engines_per_host, ""));
     }
+    into_host_formula_ = into_host_;
     into_host_ = into_host_.named("bytes into a host", "B");
   }
 
@@ -299,8 +301,8 @@ class Planner {
   const Encoding encoding_;
   const bool gpu_, full_;
   Term weights_, changed_, version_, ranks_, hosts_, engine_hosts_, share_, receivers_, link_;
-  Term owned_, owned_formula_, rank_bytes_, host_bytes_, crowd_;
-  Term held_, worker_changes_, into_host_;
+  Term owned_, rank_formula_, rank_bytes_, host_bytes_, crowd_;
+  Term held_, worker_changes_, into_host_formula_, into_host_;
 };
 
 }  // namespace
@@ -309,10 +311,10 @@ Status check_plan(const PlanInput& input) {
   const auto refuse = [](const auto&... parts) {
     return error(StatusCode::kInvalidArgument, parts...);
   };
+  if (input.ep > 1 && input.model.experts == 0) return refuse("--ep: the model has no experts");
   if (input.tp * input.dp % input.ep != 0) {
     return refuse("--ep ", input.ep, ": expected a divisor of TP x DP (", input.tp * input.dp, ")");
   }
-  if (input.ep > 1 && input.model.experts == 0) return refuse("--ep: the model has no experts");
   if (input.pp > input.model.layers) {
     return refuse("--pp ", input.pp, ": the model has ", input.model.layers, " layers");
   }
