@@ -14,6 +14,8 @@
 #include "tools/bench/bench.h"
 #include "tools/cli/console.h"
 #include "tools/cli/job.h"
+#include "tools/plan/measure.h"
+#include "tools/plan/plan.h"
 #include "tools/synth.h"
 
 namespace driftless::cli {
@@ -103,6 +105,25 @@ struct AgentArguments {
   bool verbose = false;
 };
 
+struct PlanArguments {
+  PlanInput input;    // as far as options fill it
+  std::string model;  // a config.json; empty: `params`
+  std::optional<std::uint64_t> params;
+  std::string link = "100Gbit";
+  std::string carrier = "auto";
+  std::string device = "gpu";
+  std::string precision = "bf16";
+  std::string hand_over = "host_shm";
+  std::string road, encoding;                                        // empty: all
+  std::optional<double> engines_per_host;                            // 8 workers
+  std::optional<double> fs_write, fs_read, store_write, store_read;  // GB/s
+  std::string figures;
+  std::vector<std::string> set_figures;  // "name=value"
+  bool explain = false;
+  bool measure = false;
+  std::uint64_t bytes = MeasureOptions().side_bytes;  // of the weights to measure with
+};
+
 [[nodiscard]] Result<int> run_synth(const Common& common, SynthOptions options);
 [[nodiscard]] Result<int> run_diff(const Common& common, DiffArguments options);
 [[nodiscard]] Result<int> run_apply(const Common& common, const ApplyArguments& options);
@@ -115,6 +136,7 @@ struct AgentArguments {
 [[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments);
 [[nodiscard]] Result<int> run_presign(const Common& common, const PresignArguments& arguments);
 [[nodiscard]] Result<int> run_doctor(const Common& common, const DoctorArguments& arguments);
+[[nodiscard]] Result<int> run_plan(const Common& common, const PlanArguments& arguments);
 [[nodiscard]] Result<int> run_info(const Common& common);
 // Version, and every backend: built, or why not.
 [[nodiscard]] std::string version_text();

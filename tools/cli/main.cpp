@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <functional>
 #include <iostream>
+#include <tuple>
 
 #include "core/version.h"
 #include "tools/cli/commands.h"
@@ -38,6 +39,7 @@ struct Arguments {
   AgentArguments agent;
   PresignArguments presign;
   DoctorArguments doctor;
+  PlanArguments plan;
   std::function<Result<int>()> run;
 };
 
@@ -275,6 +277,82 @@ void add_doctor(CLI::App& app, Arguments& all) {
   runs(*command, all, [&all] { return run_doctor(all.common, all.doctor); });
 }
 
+// What the trainer, the engines and the links are like.
+void add_plan_layout(CLI::App& command, PlanArguments& options) {
+  PlanInput& input = options.input;
+  const auto add_count = [&](const char* name, std::uint64_t& number, const char* help) {
+    add_number(command, name, number, help, std::uint64_t{1}, std::uint64_t{1} << 20);
+  };
+  add_count("--tp", input.tp, "Tensor parallelism of the trainer");
+  add_count("--pp", input.pp, "Pipeline parallelism");
+  add_count("--ep", input.ep, "Expert parallelism, over the ranks of TP x DP");
+  add_count("--dp", input.dp, "Data parallelism; the trainer has TP x PP x DP ranks");
+  add_count("--ranks-per-host", input.ranks_per_host, "Trainer ranks of a host");
+  add_count("--engines", input.engines, "Engines");
+  add_count("--engine-tp", input.engine_tp, "Workers of an engine, each with its slices");
+  command
+      .add_option("--engines-per-host", options.engines_per_host,
+                  "Engines of a host; 0.5: an engine has the GPUs of two (default: 8 workers)")
+      ->check(CLI::Range(1e-6, 1e6));
+  command.add_option("--link", options.link, "Of a NIC: 1Gbit, 400Gbit, 12.5GB/s")
+      ->capture_default_str();
+  add_count("--nic-per-host", input.nics_per_host, "NICs of a host");
+  command.add_option("--carrier", options.carrier, "On the link; auto: rdma from 100 Gbit/s on")
+      ->check(CLI::IsMember({"auto", "rdma", "tcp"}))
+      ->capture_default_str();
+  const std::tuple<const char*, std::optional<double>&, const char*> rates[] = {
+      {"--fs-write", options.fs_write, "GB/s that a trainer host writes to the file system"},
+      {"--fs-read", options.fs_read, "GB/s that an engine host reads from it"},
+      {"--store-write", options.store_write, "GB/s that a trainer host puts into the store"},
+      {"--store-read", options.store_read, "GB/s that an engine host gets from it"}};
+  for (const auto& [name, value, help] : rates) {
+    command.add_option(name, value, help)->check(CLI::Range(1e-6, 1e6));
+  }
+}
+
+void add_plan(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "plan", "Predict what a sync takes: time by phase, bytes, memory, by road and encoding");
+  PlanArguments& options = all.plan;
+  CLI::Option* params = command->add_option("--params", options.params, "Weights of the model");
+  params->check(CLI::Range(std::uint64_t{100'000}, std::uint64_t{10'000'000'000'000}));
+  command->add_option("--model", options.model, "Its config.json, of Hugging Face")
+      ->excludes(params);
+  add_plan_layout(*command, options);
+  add_number(*command, "--density", options.input.density, "Share of the weights that change", 1e-9,
+             1.0);
+  command->add_option("--precision", options.precision, "Of what is published")
+      ->check(CLI::IsMember({"bf16", "fp8"}))
+      ->capture_default_str();
+  command->add_option("--device", options.device, "Where both sides keep the weights")
+      ->check(CLI::IsMember({"gpu", "cpu"}))
+      ->capture_default_str();
+  options.input.snapshot.clear();
+  command
+      ->add_option("--snapshot", options.input.snapshot,
+                   "none, device or pinned (default: none); of a CPU: host")
+      ->check(CLI::IsMember({"none", "device", "pinned", "host"}));
+  command
+      ->add_option("--hand-over", options.hand_over,
+                   "host_shm: by one agent a host; none: every receiver is on the road itself")
+      ->check(CLI::IsMember({"host_shm", "none"}))
+      ->capture_default_str();
+  command->add_option("--road", options.road, "One road (default: all)")
+      ->check(
+          CLI::IsMember(std::vector<std::string>(std::begin(kPlanRoads), std::end(kPlanRoads))));
+  command->add_option("--encoding", options.encoding, "One encoding, or full (default: all)");
+  command->add_option("--figures", options.figures, "File of figures, as --measure prints it");
+  command->add_option("--figure", options.set_figures, "NAME=VALUE: replaces one figure")
+      ->allow_extra_args(false);
+  command->add_flag("--explain", options.explain,
+                    "Also the formulae and figures behind each number");
+  command->add_flag("--measure", options.measure,
+                    "Measure the figures of this host's processor, and print them as JSON");
+  add_number(*command, "--bytes", options.bytes, "Size of the weights to measure with",
+             std::uint64_t{1} << 22, std::uint64_t{1} << 36);
+  runs(*command, all, [&all] { return run_plan(all.common, all.plan); });
+}
+
 void add_info(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "info", "List every configuration key, every backend (built, or why not) and the kernels");
@@ -378,7 +456,7 @@ int run(int argc, char** argv) {
   Arguments all;
   for (const auto add :
        {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench, add_demo, add_config,
-        add_info, add_trainer, add_rollout, add_agent, add_presign, add_doctor}) {
+        add_info, add_trainer, add_rollout, add_agent, add_presign, add_doctor, add_plan}) {
     add(app, all);
   }
   for (CLI::App* command : app.get_subcommands({})) {

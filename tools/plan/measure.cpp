@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/plan/measure.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "collectives/host_shm/host_shm_road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "core/file_system.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
+#include "tools/bench/measure.h"
+#include "tools/temporary_directory.h"
+
+namespace driftless {
+namespace {
+
+using namespace std::chrono_literals;
+using bench::BenchData;
+using bench::median;
+
+constexpr unsigned kFirstVersions = 2;  // they touch new memory
+constexpr auto kDeadline = 120s;        // of one step
+
+// One side of the data, whole tensors.
+class Side final : public WeightSource {
+ public:
+  Side(const BenchData& data, bool newer) {
+    for (const TensorSpec& spec : data.layout.tensors()) specs_.push_back(spec);
+    for (const TensorPair& pair : data.pairs) {
+      offered_.push_back({pair.tensor, newer ? pair.new_data : pair.old_data});
+    }
+  }
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return specs_; }
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override {
+    return use(offered_);
+  }
+
+ private:
+  std::vector<TensorSpec> specs_;
+  std::vector<OfferedTensor> offered_;
+};
+
+struct Roads {
+  std::unique_ptr<SendRoad> send;
+  std::unique_ptr<ReceiveRoad> receive;
+};
+
+Result<Roads> open_roads(bool files, const std::string& directory, std::uint64_t side_bytes) {
+  Roads roads;
+  if (files) {
+    SharedFsOptions options;
+    options.dir = join_path(directory, "road");
+    DRIFTLESS_ASSIGN_OR_RETURN(roads.send,
+                               make_shared_fs_sender(posix_file_system(), options, 0, 1));
+    DRIFTLESS_ASSIGN_OR_RETURN(roads.receive,
+                               make_shared_fs_receiver(posix_file_system(), options));
+    return roads;
+  }
+  HostShmOptions options;
+  options.name = concat("plan-", ::getpid());
+  options.size_bytes = 4 * side_bytes + (std::uint64_t{64} << 20);
+  options.versions = 2;
+  DRIFTLESS_ASSIGN_OR_RETURN(roads.send, make_host_shm_sender(options));
+  DRIFTLESS_ASSIGN_OR_RETURN(roads.receive, make_host_shm_receiver(options));
+  return roads;
+}
+
+// Median seconds of the phases of a version.
+struct Times {
+  double make = 0, fetch = 0, stage = 0, apply = 0;
+  double wire_bytes = 0, changes = 0;
+};
+
+class HostMeasurement {
+ public:
+  HostMeasurement(const BenchData& data, const MeasureOptions& options)
+      : options_(options), older_(data, false), newer_(data, true), side_bytes_(data.side_bytes) {}
+
+  // `changing`: 1 % changes in every version, else nothing.
+  Result<Times> run(Encoding encoding, bool changing, ProofRule proof) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const TemporaryDirectory directory, TemporaryDirectory::create());
+    const bool interchange = encoding == Encoding::kXor || encoding == Encoding::kOverwrite;
+    DRIFTLESS_ASSIGN_OR_RETURN(const Roads roads,
+                               open_roads(interchange, directory.path(), side_bytes_));
+    PublisherOptions publishing;
+    publishing.threads = options_.threads;
+    publishing.first_anchor = true;  // what the target starts from
+    publishing.keep_versions = 2;
+    publishing.mode = encoding == Encoding::kFull ? UpdateMode::kFull : UpdateMode::kDelta;
+    publishing.layout = interchange ? DirectoryLayout::kHfDelta : DirectoryLayout::kFrames;
+    if (encoding != Encoding::kFull) publishing.encoding = encoding;
+    SoloGroup group;
+    DRIFTLESS_ASSIGN_OR_RETURN(const auto publisher,
+                               Publisher::open(publishing, group, *roads.send, nullptr, older_));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const auto target, make_owned_target(posix_file_system(), std::nullopt, options_.threads));
+    ReceiverOptions receiving;
+    receiving.threads = options_.threads;
+    receiving.proof = proof;
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const auto receiver,
+        Receiver::open(receiving, *roads.receive, *target, Deadline::after(kDeadline)));
+    DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport anchor, take(*receiver));
+    static_cast<void>(anchor);
+    return follow(*publisher, *receiver, changing);
+  }
+
+ private:
+  static Result<UpdateReport> take(Receiver& receiver) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const bool staged, receiver.stage(Deadline::after(kDeadline)));
+    if (staged) return receiver.commit();
+    return error(StatusCode::kDeadlineExceeded, "no version to measure came over the road");
+  }
+
+  Result<Times> follow(Publisher& publisher, Receiver& receiver, bool changing) {
+    std::vector<double> make, fetch, stage, apply;
+    Times times;
+    for (unsigned i = 0; i < kFirstVersions + std::max(1U, options_.repeats); ++i) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const PublishReport made,
+                                 publisher.publish(changing && i % 2 == 0 ? newer_ : older_));
+      DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport taken, take(receiver));
+      if (i < kFirstVersions) continue;
+      make.push_back(made.process_ms / 1e3);
+      fetch.push_back(taken.fetch_ms / 1e3);
+      stage.push_back(taken.stage_ms / 1e3);
+      apply.push_back(taken.apply_ms / 1e3);
+      times.wire_bytes = static_cast<double>(taken.wire_bytes);
+      times.changes = static_cast<double>(taken.changed_units);
+    }
+    times.make = median(make);
+    times.fetch = median(fetch);
+    times.stage = median(stage);
+    times.apply = median(apply);
+    return times;
+  }
+
+  const MeasureOptions& options_;
+  Side older_, newer_;
+  const std::uint64_t side_bytes_;
+};
+
+}  // namespace
+
+Result<std::vector<Figure>> measure_figures(const MeasureOptions& options) {
+  const unsigned threads = options.threads == 0 ? default_threads() : options.threads;
+  DRIFTLESS_ASSIGN_OR_RETURN(const BenchData data,
+                             bench::make_bench_data(options.side_bytes, threads));
+  HostMeasurement host(data, options);
+  constexpr ProofRule kSwept{}, kUnswept{.every = 0};
+  std::vector<Figure> figures;
+  const auto add = [&](std::string name, const char* unit, double value) {
+    figures.push_back({std::move(name), unit, std::max(0.0, value), "measured"});
+  };
+  const auto weights = static_cast<double>(data.side_bytes) / 2;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Times swept, host.run(Encoding::kDeltas, false, kSwept));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Times idle, host.run(Encoding::kDeltas, false, kUnswept));
+  add("compare.host", "B/s", 2 * weights / idle.make);
+  add("sweep", "s", std::max(1e-12, (swept.stage - idle.stage) / weights));
+  add("apply.fixed", "s", idle.apply);
+  for (const EncodingInfo& encoding : all_encodings()) {
+    const bool full = encoding.encoding == Encoding::kFull;
+    DRIFTLESS_ASSIGN_OR_RETURN(const Times times, host.run(encoding.encoding, true, kUnswept));
+    const double units = per_change(encoding.encoding) ? times.changes : weights;
+    add(concat("encode.", encoding.name), "s", (times.make - idle.make) / units);
+    add(concat("decode.", encoding.name), "s", (times.stage - idle.stage) / units);
+    if (encoding.encoding == Encoding::kDeltas) {
+      add("apply.change", "s", std::max(1e-12, (times.apply - idle.apply) / times.changes));
+    }
+    if (!full) continue;
+    add("apply.full", "s", std::max(1e-12, (times.apply - idle.apply) / weights));
+    add("hash", "B/s", times.wire_bytes / times.fetch);
+  }
+  return figures;
+}
+
+}  // namespace driftless

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/plan/plan.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "core/setting_values.h"
+
+namespace driftless {
+namespace {
+
+constexpr double kBytes = 2;  // of a bf16 weight
+constexpr double kMiB = 1 << 20;
+constexpr double kTraceDensity = 0.015;  // that bytes.* were measured at
+constexpr double kWideGaps = 2.5e-4;     // below it a tensor has a gap of more than 16 bits
+constexpr double kFullAbove = 0.25;      // full_above_density
+constexpr double kLastFrame = 0.15;      // of decoding: what is left once the last frame is there
+constexpr std::uint64_t kMostRanks = 1 << 20;
+
+std::uint64_t ceiling(double value) { return static_cast<std::uint64_t>(std::ceil(value - 1e-9)); }
+
+// One road and encoding.
+class Planner {
+ public:
+  Planner(const PlanInput& input, const Figures& figures, PlanRoad road, Encoding encoding)
+      : in_(input),
+        figures_(figures),
+        road_(road),
+        encoding_(encoding),
+        gpu_(input.device == Device::kGpu),
+        full_(encoding == Encoding::kFull),
+        weights_("weights", static_cast<double>(input.model.weights), "") {
+    const std::uint64_t ranks = input.tp * input.pp * input.dp;
+    ranks_ = count("trainer ranks", static_cast<double>(ranks));
+    hosts_ = count("trainer hosts",
+                   static_cast<double>((ranks + input.ranks_per_host - 1) / input.ranks_per_host));
+    engine_hosts_ = count(
+        "engine hosts",
+        static_cast<double>(ceiling(static_cast<double>(input.engines) / input.engines_per_host)));
+    share_ = Term("share of the weights on a host", std::min(1.0, input.engines_per_host), "");
+    const double workers = input.engines_per_host * static_cast<double>(input.engine_tp);
+    receivers_ = count("receivers of a host on the road", input.hand_over ? 1 : workers);
+    link_ = (Term("link", input.link_bytes_per_s, "B/s") *
+             count("NICs", static_cast<double>(input.nics_per_host)) * figure("link.payload"))
+                .named("link without headers", "B/s");
+    size_quantities(workers);
+  }
+
+  [[nodiscard]] PlanRow row() const {
+    PlanRow row{.road = road_, .encoding = encoding_, .why_not = why_not()};
+    if (!row.why_not.empty()) return row;
+    const Term comparing = compare(), encoding = encode();
+    const Term made = (comparing + encoding).named("compare and encode", "s");
+    const Term carried = carry();
+    row.phases = {{"compare", comparing},
+                  {"encode", encoding},
+                  {"send", send(made)},
+                  {"wait", figure(concat("wait.", kPlanRoads[static_cast<int>(road_)]))},
+                  {"fetch", fetch(carried)},
+                  {"hand_over", hand_over()},
+                  {"stage", stage(carried.named("carrying", "s"))},
+                  {"pause", pause()}};
+    for (const PlanQuantity& phase : row.phases) row.seconds += phase.amount.value();
+    row.bytes = {{"version", version_formula()},
+                 {"busiest_rank", rank_formula_},
+                 {"out_of_trainer_host", out_of_host()},
+                 {"into_engine_host", into_host_formula_}};
+    row.memory = {{"trainer_device", trainer_device()},
+                  {"trainer_host", trainer_host()},
+                  {"receiver_device", receiver_device()},
+                  {"receiver_host", receiver_host()}};
+    return row;
+  }
+
+ private:
+  [[nodiscard]] Term figure(std::string_view name) const { return figures_.term(name); }
+  [[nodiscard]] static Term count(std::string_view name, double value) { return {name, value, ""}; }
+  [[nodiscard]] Term of_encoding(std::string_view kind, Encoding encoding) const {
+    return figure(concat(kind, ".", info(encoding).name));
+  }
+
+  // Bytes of a changed weight. Positions cost more bits the fewer weights change: entropy-coded
+  // ones one bit for each halving of the density, gaps another 2 bytes once they do not fit.
+  [[nodiscard]] Term bytes_per_change(Encoding encoding) const {
+    const Term known = of_encoding("bytes", encoding);
+    if (encoding == Encoding::kCompact || encoding == Encoding::kXor) {
+      return known +
+             Term("log2(0.015 / density) bits", std::log2(kTraceDensity / in_.density) / 8, "B");
+    }
+    const bool gaps = encoding == Encoding::kDeltas || encoding == Encoding::kDeltasZstd;
+    return gaps && in_.density < kWideGaps ? known + Term("wide gaps", 2, "B") : known;
+  }
+  [[nodiscard]] Term version_formula() const {
+    return full_ ? weights_ * kBytes : changed_ * bytes_per_change(encoding_);
+  }
+
+  void size_quantities(double workers) {
+    changed_ = (weights_ * Term("density", in_.density, "")).named("changed weights", "");
+    if (full_) changed_ = weights_;
+    version_ = version_formula().named("version", "B");
+    const auto cut = static_cast<double>(in_.tp * in_.pp);
+    const Term experts = count("weights of experts", static_cast<double>(in_.model.experts));
+    if (in_.snapshot == "none") {
+      owned_ = weights_ / ranks_;
+    } else {  // every block is the lowest rank's that holds it
+      const Term others("weights beside experts",
+                        weights_.value() - static_cast<double>(in_.model.experts), "");
+      owned_ = others / count("TP x PP", cut);
+      if (experts.value() > 0) {
+        owned_ = owned_ + experts / count("PP x EP", static_cast<double>(in_.pp * in_.ep));
+      }
+    }
+    rank_formula_ = version_ * owned_ / weights_;
+    rank_bytes_ = rank_formula_.named("bytes of the busiest rank", "B");
+    owned_ = owned_.named("weights of the busiest rank", "");
+    host_bytes_ = (version_ / hosts_).named("bytes of a trainer host", "B");
+    // Ranks and workers of a host share its processor; each has a GPU of its own.
+    crowd_ = count(
+        "ranks on one processor",
+        gpu_ ? 1 : static_cast<double>(std::min(in_.tp * in_.pp * in_.dp, in_.ranks_per_host)));
+    const double crowd = gpu_ ? 1 : std::max(1.0, workers);
+    held_ = (weights_ * count("workers on one processor", crowd) /
+             count("engine TP", static_cast<double>(in_.engine_tp)))
+                .named(gpu_ ? "weights of a worker" : "weights of a host's workers", "");
+    worker_changes_ = (changed_ * held_ / weights_).named("changes of a worker", "");
+    into_host_ = version_;
+    if (road_ != PlanRoad::kNccl) {
+      into_host_ =
+          version_ * (in_.hand_over ? share_ : Term("engines of a host", in_.engines_per_host, ""));
+    }
+    into_host_formula_ = into_host_;
+    into_host_ = into_host_.named("bytes into a host", "B");
+  }
+
+  [[nodiscard]] std::string why_not() const {
+    const bool interchange = info(encoding_).interchange && !full_;
+    if (road_ == PlanRoad::kNccl && !gpu_) return "nccl carries frames from GPU to GPUs";
+    if (interchange && road_ != PlanRoad::kSharedFs) return "road.layout: hf_delta is of shared_fs";
+    if (interchange && (in_.snapshot == "none" || in_.snapshot == "device")) {
+      return "is made from whole tensors: needs snapshot: pinned or host";
+    }
+    if (encoding_ == Encoding::kCompact && (in_.snapshot == "none" || in_.snapshot == "pinned")) {
+      return "is coded given the old values: needs snapshot: device or host";
+    }
+    if (!full_ && in_.density > kFullAbove) {
+      return "a version of which more than full_above_density (0.25) changed is sent whole";
+    }
+    return {};
+  }
+
+  // --- the trainer -------------------------------------------------------------------------------
+
+  [[nodiscard]] Term compare() const {
+    return owned_ * crowd_ * Term("bytes of a weight", kBytes, "B") /
+           figure(concat("compare.", in_.snapshot));
+  }
+  [[nodiscard]] Term encode() const {
+    const Term changes = owned_ * crowd_ * Term("density", in_.density, "");
+    const Term units = per_change(encoding_) ? changes : owned_ * crowd_;
+    if (in_.snapshot != "none" || full_) return units * of_encoding("encode", encoding_);
+    const Term captured = changes * figure("encode.captured");
+    // What a GPU would write into frames the host does then; compressing comes on top.
+    return encoding_ == Encoding::kDeltasZstd ? captured + units * of_encoding("encode", encoding_)
+                                              : captured;
+  }
+  [[nodiscard]] Term seal() const { return ranks_ * figure("seal.rank"); }
+
+  // Until receivers can see the version.
+  [[nodiscard]] Term send(const Term& made) const {
+    if (road_ == PlanRoad::kNccl) {
+      const Term rate = in_.rdma ? link_ : smaller(link_, ranks_ * figure("nccl.broadcast_tcp"));
+      return rank_bytes_ / figure("nccl.hash") + version_ / rate +
+             version_ / figure("nccl.acknowledge") + seal();
+    }
+    const bool down = gpu_ && in_.snapshot != "none" && !full_;  // captured: encode.captured has it
+    const Term fetched = down ? rank_bytes_ / figure("bus") : Term();
+    if (road_ == PlanRoad::kMpiRma) {
+      return gpu_ ? fetched + rank_bytes_ / figure("mpi_rma.put") + seal() : seal();
+    }
+    // Files and uploads are written while the next bucket is compared.
+    const Term write = host_bytes_ / write_rate();
+    const Term behind = fetched + larger(write - made, Term()) + seal();
+    if (road_ == PlanRoad::kObjectStore) return behind;
+    // The part, the manifest and DONE, and the directories around them.
+    return behind + count("syncs", 6) * figure("shared_fs.sync");
+  }
+  [[nodiscard]] Term write_rate() const {
+    if (road_ == PlanRoad::kSharedFs) return figure("shared_fs.write");
+    return smaller(link_, figure("object_store.write"));
+  }
+
+  // --- the road ----------------------------------------------------------------------------------
+
+  // The transfer itself, as a host waits for it.
+  [[nodiscard]] Term carry() const {
+    switch (road_) {
+      case PlanRoad::kNccl: return {};  // the broadcast is part of send
+      case PlanRoad::kSharedFs: return into_host_ / figure("shared_fs.read");
+      case PlanRoad::kObjectStore: return into_host_ / smaller(link_, figure("object_store.read"));
+      case PlanRoad::kMpiRma: break;
+    }
+    const Term gets = receivers_ * figure(in_.rdma ? "mpi_rma.get" : "mpi_rma.get_tcp");
+    const Term in = into_host_ / smaller(link_, gets);
+    if (engine_hosts_.value() <= hosts_.value()) return in;
+    return larger(in, into_host_ * engine_hosts_ / hosts_ / link_);
+  }
+  [[nodiscard]] Term fetch(const Term& carried) const {
+    if (road_ == PlanRoad::kNccl) return into_host_ / figure("bus");  // arrival: host
+    return carried + into_host_ / receivers_ / figure("hash");
+  }
+  [[nodiscard]] Term out_of_host() const {
+    if (road_ == PlanRoad::kMpiRma) return into_host_ * engine_hosts_ / hosts_;
+    return version_ / hosts_;
+  }
+
+  // --- the receivers -----------------------------------------------------------------------------
+
+  // What an agent hands over: it inflates deltas_zstd.
+  [[nodiscard]] Encoding handed_over() const {
+    const bool inflates = in_.hand_over && encoding_ == Encoding::kDeltasZstd;
+    return inflates ? Encoding::kDeltas : encoding_;
+  }
+  [[nodiscard]] Term plain_bytes() const {
+    const Term own = full_ ? held_ * kBytes : worker_changes_ * bytes_per_change(handed_over());
+    return own.named("bytes of a worker", "B");
+  }
+  [[nodiscard]] Term hand_over() const {
+    if (!in_.hand_over) return {};
+    const Term read = figure("wait.host_shm") + plain_bytes() / figure("hand_over.read");
+    if (encoding_ != Encoding::kDeltasZstd) return read;
+    return changed_ * share_ * figure("hand_over.inflate") / count("read_workers", 4) + read;
+  }
+  [[nodiscard]] Term stage(const Term& carried) const {
+    const Term units = per_change(encoding_) ? worker_changes_ : held_;
+    const Term decode = units * of_encoding("decode", handed_over());
+    const Term sweep = held_ * figure("sweep");
+    if (gpu_ || in_.hand_over) return decode + sweep;
+    // Memory of the host is swept, and compact decoded, while frames arrive.
+    if (encoding_ != Encoding::kCompact) return larger(sweep - carried, Term()) + decode;
+    return larger(sweep + decode - carried, Term("last frame", kLastFrame, "") * decode);
+  }
+  [[nodiscard]] Term pause() const {
+    const Term write =
+        full_ ? held_ * figure("apply.full") : worker_changes_ * figure("apply.change");
+    return figure("apply.fixed") + write;
+  }
+
+  // --- memory (docs/operate/gpu.md, docs/develop/publisher.md, receiver.md)
+  // -----------------------
+
+  [[nodiscard]] Term rank_changes() const {
+    return (owned_ * Term("density", in_.density, "")).named("changes of a rank", "");
+  }
+  [[nodiscard]] Term trainer_device() const {
+    if (!gpu_) return {};
+    const Term pool =
+        road_ == PlanRoad::kNccl ? rank_bytes_ * Term("with hashes", 17.0 / 16, "") : Term();
+    if (full_) return pool;
+    if (in_.snapshot == "none") {
+      return rank_changes() * Term("captured", 6 * 1.25, "B") +
+             owned_ * Term("tables", kBytes * 20 / 32768, "B") + pool;
+    }
+    const Term changes = rank_changes() * Term("position and values", 6, "B") + pool;
+    const Term slices("slices", (in_.snapshot == "pinned" ? 2 * 256 : 32) * kMiB, "B");
+    return in_.snapshot == "pinned" ? slices + changes : owned_ * kBytes + slices + changes;
+  }
+  [[nodiscard]] Term trainer_host() const {
+    Term sum("buckets", 2 * 64 * kMiB, "B");
+    if (in_.snapshot == "none") sum = sum + rank_changes() * Term("captured, twice", 16, "B");
+    if (in_.snapshot == "pinned" || in_.snapshot == "host") sum = owned_ * kBytes + sum;
+    if (in_.snapshot == "host") sum = sum + rank_changes() * Term("undo log", 6, "B");
+    if (road_ != PlanRoad::kMpiRma) return sum;
+    const Term ring("road.ring_size", std::max(1024 * kMiB, rank_bytes_.value()), "B");
+    return sum + smaller(ring, Term("versions", 64, "") * rank_bytes_);
+  }
+  // Of one worker: what a version takes until it is committed, and can be taken back.
+  [[nodiscard]] Term receiver_device() const {
+    if (!gpu_) return {};
+    if (full_) return {"upload", 32 * kMiB, "B"};
+    const double position = encoding_ == Encoding::kIndices ? 4 : 2;
+    return worker_changes_ * Term("position and values", position + 4, "B");
+  }
+  // Of one host.
+  [[nodiscard]] Term receiver_host() const {
+    const Term undo = held_ * (full_ ? Term(kBytes) : Term());
+    if (!in_.hand_over) {
+      return gpu_ ? into_host_ + undo
+                  : into_host_ +
+                        (full_ ? undo : worker_changes_ * Term("position and values", 6, "B"));
+    }
+    const Term plain = changed_ * share_ * (full_ ? Term(kBytes) : bytes_per_change(handed_over()));
+    const Term read = smaller(Term("agent.read_memory", 1024 * kMiB, "B"), into_host_);
+    const Term room("road.host_shm.size", std::max(4096 * kMiB, plain.value()), "B");
+    return smaller(room, Term("versions", 32, "") * plain) + read + undo;
+  }
+
+  const PlanInput& in_;
+  const Figures& figures_;
+  const PlanRoad road_;
+  const Encoding encoding_;
+  const bool gpu_, full_;
+  Term weights_, changed_, version_, ranks_, hosts_, engine_hosts_, share_, receivers_, link_;
+  Term owned_, rank_formula_, rank_bytes_, host_bytes_, crowd_;
+  Term held_, worker_changes_, into_host_formula_, into_host_;
+};
+
+}  // namespace
+
+Status check_plan(const PlanInput& input) {
+  const auto refuse = [](const auto&... parts) {
+    return error(StatusCode::kInvalidArgument, parts...);
+  };
+  if (input.ep > 1 && input.model.experts == 0) return refuse("--ep: the model has no experts");
+  if (input.tp * input.dp % input.ep != 0) {
+    return refuse("--ep ", input.ep, ": expected a divisor of TP x DP (", input.tp * input.dp, ")");
+  }
+  if (input.pp > input.model.layers) {
+    return refuse("--pp ", input.pp, ": the model has ", input.model.layers, " layers");
+  }
+  if (input.tp * input.pp * input.dp > kMostRanks) return refuse("more than 2^20 trainer ranks");
+  const double workers = input.engines_per_host * static_cast<double>(input.engine_tp);
+  if (workers < 1) return refuse("--engines-per-host: less than one worker on a host");
+  const bool host = input.snapshot == "host";
+  if (host != (input.device == Device::kCpu)) {
+    return refuse("--snapshot ", input.snapshot, ": a ", host ? "GPU" : "CPU", " has ",
+                  host ? "none, device or pinned" : "host");
+  }
+  return {};
+}
+
+Result<double> parse_link(std::string_view text) {
+  const auto digits = text.find_first_not_of("0123456789.");
+  std::string unit;
+  for (const char c : digits == std::string_view::npos ? "" : text.substr(digits)) {
+    if (c != ' ') unit += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  if (unit.ends_with("/s")) unit.resize(unit.size() - 2);
+  struct Unit {
+    std::string_view name;
+    double bytes_per_s;
+  };
+  constexpr Unit kUnits[] = {{"mbit", 1e6 / 8}, {"gbit", 1e9 / 8}, {"tbit", 1e12 / 8},
+                             {"mb", 1e6},       {"gb", 1e9},       {"tb", 1e12}};
+  const auto known = std::ranges::find(kUnits, unit, &Unit::name);
+  const auto number = parse_number(text.substr(0, digits), 1e-6, 1e9);
+  if (known == std::end(kUnits) || !number.ok()) {
+    return error(StatusCode::kInvalidArgument, "link ", shown(text),
+                 ": expected a rate such as 100Gbit, 1Gbit, 100Mbit or 12.5GB/s");
+  }
+  return *number * known->bytes_per_s;
+}
+
+std::vector<PlanRow> make_plan(const PlanInput& input, const Figures& figures,
+                               std::optional<PlanRoad> road, std::optional<Encoding> encoding) {
+  std::vector<PlanRow> rows;
+  for (std::size_t i = 0; i < std::size(kPlanRoads); ++i) {
+    const auto each_road = static_cast<PlanRoad>(i);
+    if (road && *road != each_road) continue;
+    for (const EncodingInfo& each : all_encodings()) {
+      if (encoding && *encoding != each.encoding) continue;
+      rows.push_back(Planner(input, figures, each_road, each.encoding).row());
+    }
+  }
+  PlanRow* best = nullptr;
+  for (PlanRow& row : rows) {
+    if (!row.why_not.empty()) continue;
+    if (best == nullptr || row.seconds < best->seconds) best = &row;
+  }
+  if (best != nullptr) best->best = true;
+  return rows;
+}
+
+}  // namespace driftless
