@@ -7,8 +7,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "core/descriptor.h"
 #include "formats/records.h"
+#include "plugin/observe/line_file.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 
@@ -32,12 +32,8 @@ class MetricsWriter {
   [[nodiscard]] Status write(const nlohmann::ordered_json& line);
 
  private:
-  MetricsWriter(std::string path, Descriptor file)
-      : path_(std::move(path)), file_(std::move(file)) {}
-  std::string path_;
-  Descriptor file_;
-  std::uint64_t dropped_ = 0;
-  bool torn_ = false;  // the last line was cut: the next begins on a new one
+  explicit MetricsWriter(std::unique_ptr<LineFile> file) : file_(std::move(file)) {}
+  std::unique_ptr<LineFile> file_;
 };
 
 }  // namespace driftless
