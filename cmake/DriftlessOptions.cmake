@@ -79,7 +79,7 @@ function(driftless_backend name found missing)
   set(DRIFTLESS_WHY_NOT_${name} "${why}" PARENT_SCOPE)
 endfunction()
 
-set(DRIFTLESS_BACKENDS MPI HDF5 CURL OPENSSL OBJECT_STORE CUDA NCCL PYTHON)
+set(DRIFTLESS_BACKENDS MPI HDF5 CURL OPENSSL OBJECT_STORE PROMETHEUS CUDA NCCL PYTHON)
 foreach(backend ${DRIFTLESS_BACKENDS})
   set(DRIFTLESS_WITH_${backend} AUTO CACHE STRING "Build the ${backend} parts: AUTO, ON or OFF")
   set_property(CACHE DRIFTLESS_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
@@ -149,6 +149,13 @@ if(DRIFTLESS_HAS_CURL AND DRIFTLESS_HAS_OPENSSL AND NOT DRIFTLESS_WITH_OBJECT_ST
   set(object_store_usable ${DRIFTLESS_PUGIXML_FOUND})
 endif()
 driftless_backend(OBJECT_STORE "${object_store_usable}" "${object_store_missing}")
+
+# Metrics for Prometheus. Its CMake package asks for the libraries of its own server and client, too.
+if(NOT DRIFTLESS_WITH_PROMETHEUS STREQUAL "OFF")
+  pkg_check_modules(DRIFTLESS_PROMETHEUS QUIET IMPORTED_TARGET GLOBAL prometheus-cpp-core)
+endif()
+driftless_backend(PROMETHEUS "${DRIFTLESS_PROMETHEUS_FOUND}"
+  "no prometheus-cpp was found (Debian: prometheus-cpp-dev)")
 
 # CUDA: nvcc and its runtime, statically linked: a machine without a driver runs what was built.
 set(DRIFTLESS_CUDA_ARCHITECTURES "80-real;90-real;100-real;120-virtual" CACHE STRING

@@ -22,6 +22,8 @@ struct Built {
 
 constexpr std::array kParts = {
     Part{"engines", "HTTP calls to engines through libcurl", DRIFTLESS_WHY_NOT_CURL},
+    Part{"prometheus", "metrics for Prometheus through prometheus-cpp",
+         DRIFTLESS_WHY_NOT_PROMETHEUS},
     Part{"cuda", "work on elements on the GPU", DRIFTLESS_WHY_NOT_CUDA},
     Part{"python", "the module for Megatron", DRIFTLESS_WHY_NOT_PYTHON},
 };
