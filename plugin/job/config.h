@@ -65,6 +65,7 @@ struct Config {
   AgentOptions agent;
   DeviceOptions gpu;         // of the publisher; snapshot kHost: none
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
+  std::string spans_file;    // likewise
 
   // The kind and the options of the road that road.kind names; an empty one, if it has no settings.
   [[nodiscard]] const RoadKind& kind() const;

@@ -280,6 +280,10 @@ constexpr std::array kKeys = {
     Job::key<Text, DRIFTLESS_FIELD(metrics_file)>(
         "metrics.file", kPath,
         "JSON lines, one per version and process; {role} and {rank} are filled in; empty: none"),
+    Job::key<Text, DRIFTLESS_FIELD(spans_file)>(
+        "monitor.spans_file", kPath,
+        "Spans of every version as lines of OTLP/JSON; {role} and {rank} are filled in; empty: "
+        "none"),
 };
 
 #undef DRIFTLESS_FIELD
