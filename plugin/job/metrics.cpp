@@ -60,6 +60,13 @@ std::string json_line(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
+Result<std::unique_ptr<RecordSink>> open_spans(const std::string& path, std::string_view role,
+                                               unsigned rank,
+                                               std::function<void(const Status&)> lost) {
+  if (path.empty()) return std::unique_ptr<RecordSink>();
+  return open_span_writer(filled_in(path, role, rank), std::move(lost));
+}
+
 Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::string& path,
                                                            std::string_view role, unsigned rank) {
   if (path.empty()) return std::unique_ptr<MetricsWriter>();

@@ -9,6 +9,7 @@
 
 #include "formats/records.h"
 #include "plugin/observe/line_file.h"
+#include "plugin/observe/span_writer.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 
@@ -19,6 +20,12 @@ namespace driftless {
 [[nodiscard]] VersionRecord record_of(const UpdateReport& report, unsigned rank);
 // One line, without its end, whatever bytes the texts in it hold.
 [[nodiscard]] std::string json_line(const nlohmann::ordered_json& json);
+
+// The sink of monitor.spans_file ("{role}" and "{rank}" in it filled in), which is made if it is
+// missing. Null if the path is empty. `lost` is called once, with the first line that is lost.
+[[nodiscard]] Result<std::unique_ptr<RecordSink>> open_spans(
+    const std::string& path, std::string_view role, unsigned rank,
+    std::function<void(const Status&)> lost);
 
 class MetricsWriter {
  public:

@@ -64,8 +64,14 @@ def board_queries():
 
 def rule_queries():
     text = subprocess.run(
-        ["/usr/bin/python3", "-c", "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)"],
-        input=(MONITORING / "prometheus_rules.yml").read_text(), capture_output=True, text=True,
+        [
+            "/usr/bin/python3",
+            "-c",
+            "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)",
+        ],
+        input=(MONITORING / "prometheus_rules.yml").read_text(),
+        capture_output=True,
+        text=True,
     )
     if text.returncode != 0:
         pytest.skip("there is no yaml (Debian: python3-yaml)")
@@ -213,11 +219,16 @@ def test_the_values_are_those_of_the_records(scraping):
     assert scraping.query("count(driftless_engine_lag)")[0][1] == 64
     assert scraping.query("count(driftless_engine_lag == 0)")[0][1] == 63
     assert scraping.query(queries["Engines without proof"])[0][1] == 1
-    median = dict((labels["stage"], value) for labels, value in scraping.query(queries["Time per stage, median"]))
+    median = {
+        labels["stage"]: value
+        for labels, value in scraping.query(queries["Time per stage, median"])
+    }
     assert {"compare", "encode", "send", "seal", "publish", "fetch", "stage", "pause", "apply",
             "resume", "commit"} <= median.keys()  # fmt: skip
     assert 0.1 < median["publish"] <= 0.25 and 0.05 < median["compare"] <= 0.25
-    failures = dict((labels["code"], value) for labels, value in scraping.query(queries["Failures by code"]))
+    failures = {
+        labels["code"]: value for labels, value in scraping.query(queries["Failures by code"])
+    }
     assert failures.keys() == {"mismatch"}
     (lagging,) = scraping.query("driftless_rollout_lag > 0")
     assert lagging[0]["id"] == "rollout-63" and lagging[1] > 8
@@ -234,7 +245,9 @@ def test_rules_and_configuration_are_valid(tmp_path):
     shutil.copy(MONITORING / "prometheus_rules.yml", tmp_path)
     text = (MONITORING / "prometheus.yml").read_text()
     assert "/etc/prometheus/driftless_token" in text
-    (tmp_path / "prometheus.yml").write_text(text.replace("/etc/prometheus/driftless_token", str(token)))
+    (tmp_path / "prometheus.yml").write_text(
+        text.replace("/etc/prometheus/driftless_token", str(token))
+    )
     assert "SUCCESS" in promtool("check", "config", tmp_path / "prometheus.yml")
 
 
