@@ -30,6 +30,7 @@ VersionRecord common(const Report& report, std::string_view role, unsigned rank)
 VersionRecord record_of(const PublishReport& report, unsigned rank) {
   VersionRecord record = common(report, "trainer", rank);
   record.base_version = report.base_version;
+  record.most_changed = report.most_changed;
   const double density = report.total_units == 0 ? 0.0
                                                  : static_cast<double>(report.changed_units) /
                                                        static_cast<double>(report.total_units);
@@ -61,10 +62,9 @@ std::string json_line(const OrderedJson& json) {
 }
 
 Result<std::unique_ptr<RecordSink>> open_spans(const std::string& path, std::string_view role,
-                                               unsigned rank,
-                                               std::function<void(const Status&)> lost) {
+                                               unsigned rank) {
   if (path.empty()) return std::unique_ptr<RecordSink>();
-  return open_span_writer(filled_in(path, role, rank), std::move(lost));
+  return open_span_writer(filled_in(path, role, rank));
 }
 
 Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::string& path,
@@ -73,6 +73,15 @@ Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::string& pa
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<LineFile> file,
                              LineFile::open("metrics.file", filled_in(path, role, rank)));
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file)));
+}
+
+void MetricsWriter::add(const VersionRecord& record) {
+  const Status written = write(to_json(record));
+  if (!written.ok()) trouble_ = written;
+}
+void MetricsWriter::add(const EngineRecord& record) {
+  const Status written = write(to_json(record));
+  if (!written.ok()) trouble_ = written;
 }
 
 Status MetricsWriter::write(const OrderedJson& line) {

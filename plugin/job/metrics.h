@@ -22,12 +22,11 @@ namespace driftless {
 [[nodiscard]] std::string json_line(const nlohmann::ordered_json& json);
 
 // The sink of monitor.spans_file ("{role}" and "{rank}" in it filled in), which is made if it is
-// missing. Null if the path is empty. `lost` is called once, with the first line that is lost.
-[[nodiscard]] Result<std::unique_ptr<RecordSink>> open_spans(
-    const std::string& path, std::string_view role, unsigned rank,
-    std::function<void(const Status&)> lost);
+// missing. Null if the path is empty.
+[[nodiscard]] Result<std::unique_ptr<RecordSink>> open_spans(const std::string& path,
+                                                             std::string_view role, unsigned rank);
 
-class MetricsWriter {
+class MetricsWriter final : public RecordSink {
  public:
   // Appends to `path` ("{role}" and "{rank}" in it filled in), which is made if it is missing;
   // several processes may share it, on a local file system: a line is one write. Null if the path
@@ -38,9 +37,17 @@ class MetricsWriter {
   // The first failure is returned, later ones are only counted.
   [[nodiscard]] Status write(const nlohmann::ordered_json& line);
 
+  void add(const VersionRecord& record) override;
+  void add(const EngineRecord& record) override;
+  void replace(std::span<const RolloutRecord> /*rollouts*/) override {}
+  void failed(const Status& /*status*/) override {}
+  void add(const EndRecord& /*record*/) override {}
+  [[nodiscard]] Status take_trouble() override { return std::exchange(trouble_, {}); }
+
  private:
   explicit MetricsWriter(std::unique_ptr<LineFile> file) : file_(std::move(file)) {}
   std::unique_ptr<LineFile> file_;
+  Status trouble_;  // of write(), until somebody takes it
 };
 
 }  // namespace driftless

@@ -14,6 +14,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "plugin/observe/status_pages.h"
+
 namespace driftless {
 namespace {
 
@@ -276,7 +278,9 @@ class Metrics final : public PrometheusMetrics {
   void take(const EngineRecord& record) {
     note(record.run, record.goal);
     count(record.status);
-    Follower* const engine = engines_.at(record.engine, ++turn_);
+    const bool plain = record.engine.find_first_of("@?#") == std::string::npos;
+    Follower* const engine =
+        engines_.at(plain ? record.engine : public_text(record.engine), ++turn_);
     if (engine == nullptr) return;
     engine->held = record.version;
     engine->set(newest_);

@@ -106,8 +106,7 @@ class RecordSpans {
 
 class SpanWriter final : public RecordSink {
  public:
-  SpanWriter(std::unique_ptr<LineFile> file, std::function<void(const Status&)> lost)
-      : file_(std::move(file)), lost_(std::move(lost)) {}
+  explicit SpanWriter(std::unique_ptr<LineFile> file) : file_(std::move(file)) {}
 
   void add(const VersionRecord& record) override {
     guard(record.version, [&] { return line_of(record); });
@@ -118,6 +117,7 @@ class SpanWriter final : public RecordSink {
   void replace(std::span<const RolloutRecord>) override {}
   void failed(const Status&) override {}
   void add(const EndRecord&) override {}
+  [[nodiscard]] Status take_trouble() override { return std::exchange(trouble_, {}); }
 
  private:
   // A sink never fails: what memory lacks for is dropped.
@@ -125,7 +125,7 @@ class SpanWriter final : public RecordSink {
   void guard(std::uint64_t version, const MakeLine& make_line) {
     try {
       const Status written = file_->write(make_line(), version);
-      if (!written.ok() && lost_) lost_(written);
+      if (!written.ok()) trouble_ = written;
     } catch (const std::exception&) {
     }
   }
@@ -205,19 +205,17 @@ class SpanWriter final : public RecordSink {
   }
 
   std::unique_ptr<LineFile> file_;
-  std::function<void(const Status&)> lost_;
+  Status trouble_;  // the first line that was lost, until somebody takes it
   Hash128 process_ = environment().random();
   std::uint64_t spans_ = 0;  // ids given
 };
 
 }  // namespace
 
-Result<std::unique_ptr<RecordSink>> open_span_writer(std::string path,
-                                                     std::function<void(const Status&)> lost) {
+Result<std::unique_ptr<RecordSink>> open_span_writer(std::string path) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<LineFile> file,
                              LineFile::open("monitor.spans_file", std::move(path)));
-  return std::unique_ptr<RecordSink>(
-      std::make_unique<SpanWriter>(std::move(file), std::move(lost)));
+  return std::unique_ptr<RecordSink>(std::make_unique<SpanWriter>(std::move(file)));
 }
 
 std::string trace_id(const Hash128& run, std::uint64_t version) {

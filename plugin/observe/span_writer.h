@@ -4,15 +4,14 @@
 // id of the publisher's span follow from the run and the version. docs/operate/metrics.md.
 #pragma once
 
-#include <functional>
+#include <memory>
+#include <string>
 
 #include "plugin/observe/record_sink.h"
 
 namespace driftless {
 
-// `lost` is called with the first line that could not be written; it may be empty.
-[[nodiscard]] Result<std::unique_ptr<RecordSink>> open_span_writer(
-    std::string path, std::function<void(const Status&)> lost);
+[[nodiscard]] Result<std::unique_ptr<RecordSink>> open_span_writer(std::string path);
 
 // 32 and 16 hexadecimal digits.
 [[nodiscard]] std::string trace_id(const Hash128& run, std::uint64_t version);

@@ -68,7 +68,7 @@ void print_alike(const Version& version) {
 }
 
 int measure(PrometheusMetrics& metrics, std::uint64_t versions) {
-  auto spans = open_span_writer("/dev/null", {});
+  auto spans = open_span_writer("/dev/null");
   if (!spans.ok()) return 1;
   std::vector<double> update, floor, text, span;
   for (std::uint64_t number = 1; number <= versions; ++number) {
@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
   const int at = prints ? 2 : 1;
   const auto versions = argc > at ? std::strtoull(argv[at], nullptr, 10) : (prints ? 3U : 2'000U);
   if (option == "--spans") {
-    auto spans = open_span_writer("/dev/stdout", {});
+    auto spans = open_span_writer("/dev/stdout");
     return spans.ok() ? print(**spans, versions) : 1;
   }
   auto metrics = make_prometheus_metrics(testing::origin("trainer"));

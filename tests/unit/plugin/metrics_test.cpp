@@ -101,9 +101,9 @@ TEST(Metrics, ARecordsTimeIsReadBack) {
 
 TEST(Metrics, SpansGoWhereTheConfigurationSays) {
   const testing::TempDir dir;
-  auto none = open_spans("", "trainer", 3, {});
+  auto none = open_spans("", "trainer", 3);
   ASSERT_TRUE(none.ok() && *none == nullptr);
-  auto spans = open_spans(dir.file("{role}_{rank}.jsonl"), "trainer", 3, {});
+  auto spans = open_spans(dir.file("{role}_{rank}.jsonl"), "trainer", 3);
   ASSERT_TRUE(spans.ok()) << spans.status().to_string();
   (*spans)->add(record_of(published(1), 3));
   EXPECT_EQ(lines_of(dir.file("trainer_3.jsonl")).size(), 1U);
