@@ -278,9 +278,10 @@ class Metrics final : public PrometheusMetrics {
   void take(const EngineRecord& record) {
     note(record.run, record.goal);
     count(record.status);
-    const bool plain = record.engine.find_first_of("@?#") == std::string::npos;
-    Follower* const engine =
-        engines_.at(plain ? record.engine : public_text(record.engine), ++turn_);
+    std::string cleaned;
+    std::string_view name = record.engine;
+    if (name.find_first_of("@?#") != std::string_view::npos) name = cleaned = public_text(name);
+    Follower* const engine = engines_.at(name, ++turn_);
     if (engine == nullptr) return;
     engine->held = record.version;
     engine->set(newest_);

@@ -14,10 +14,13 @@ import urllib.parse
 import urllib.request
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
+import jobs
 import ports
 from support import REPOSITORY
+from test_agent import Engine, checkpoint_host, name, replay  # noqa: F401
 
 BENCH = REPOSITORY / "build/bin/metrics_bench"
 MONITORING = REPOSITORY / "configs/monitoring"
@@ -115,7 +118,7 @@ def served_metrics():
 
 
 class Prometheus:
-    def __init__(self, work, target, more=""):
+    def __init__(self, work, targets, more=""):
         work.mkdir(parents=True, exist_ok=True)
         self.url = f"http://127.0.0.1:{ports.free_port()}"
         (work / "prometheus.yml").write_text(
@@ -125,7 +128,7 @@ rule_files: ["{MONITORING}/prometheus_rules.yml"]
 scrape_configs:
   - job_name: driftless
     {more}
-    static_configs: [{{ targets: ["127.0.0.1:{target}"] }}]
+    static_configs: [{{ targets: {json.dumps([f"127.0.0.1:{port}" for port in targets])} }}]
 """
         )
         line = [
@@ -169,8 +172,8 @@ scrape_configs:
 
 
 @contextmanager
-def prometheus(work, target, more=""):
-    made = Prometheus(work, target, more)
+def prometheus(work, *targets, more=""):
+    made = Prometheus(work, targets, more)
     try:
         yield made
     finally:
@@ -207,8 +210,8 @@ def test_every_query_of_the_rules_is_answered(scraping):
     for alert, query in rule_queries():
         scraping.query(query)
         names = set(re.findall(r"\bdriftless_\w+", query))
-        for name in names:
-            assert scraping.query(name), (alert, name)
+        for metric in names:
+            assert scraping.query(metric), (alert, metric)
 
 
 def test_the_values_are_those_of_the_records(scraping):
@@ -274,3 +277,53 @@ def test_the_board_can_be_imported():
             apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"] or (
                 a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"])  # fmt: skip
             assert one is other or apart, (one["title"], other["title"])
+
+
+def test_a_trainer_and_an_agent_are_scraped(work, name):  # noqa: F811
+    jobs.need("status_server")
+    jobs.need("prometheus")
+    jobs.make_run(work / "run", np.random.default_rng(5), 8)
+    engines = [Engine(work / "run/step_000000") for _ in range(2)]
+    host = checkpoint_host(work, name, ("vllm", engines[0]), ("sglang", engines[1]))
+    (work / "token").write_text("t0ken\n")
+    (work / "token").chmod(0o600)
+    ours, theirs = ports.free_port(), ports.free_port()
+    token = ["--set", f"monitor.token_file={work}/token"]
+    authorization = f"authorization: {{ credentials_file: {work}/token }}"
+    try:
+        with prometheus(work / "prometheus", ours, theirs, more=authorization) as found:
+            agent = host.start_agent("--set", f"monitor.address={theirs}", *token)
+            line = ["--interval-ms", 1500, "--set", f"monitor.address={ours}", *token]
+            trainer = replay(host, work / "run", *line)
+            found.wait_for('driftless_version >= 3 and on (instance) driftless_info{role="agent"}')
+            found.wait_for("count(driftless_engine_lag == 0) == 2")
+            found.wait_for("driftless_rollout_version >= 1")
+            (density,) = found.query("driftless_density")
+            assert 0 < density[1] < 1 and density[0]["instance"].endswith(str(ours))
+            stages = {labels["stage"] for labels, _ in found.query("driftless_stage_seconds_count")}
+            assert {
+                "compare",
+                "encode",
+                "send",
+                "seal",
+                "publish",
+                "fetch",
+                "pause",
+                "apply",
+            } <= stages
+            assert {
+                labels["engine"] for labels, _ in found.query("driftless_engine_proven == 1")
+            } == {engine.url for engine in engines}
+            roles = {labels["role"]: labels["run"] for labels, _ in found.query("driftless_info")}
+            assert roles.keys() == {"trainer", "agent"} and roles["trainer"] == roles["agent"]
+            assert sum(value for _, value in found.query("driftless_failures_total")) == 0
+            for alert in (
+                "DriftlessNoNewVersion",
+                "DriftlessEngineUnproven",
+                "DriftlessEngineLags",
+            ):
+                assert not found.query(f'ALERTS{{alertname="{alert}", alertstate="firing"}}')
+            assert jobs.finish(trainer, 60).returncode == 0
+            jobs.ended(agent, 60)
+    finally:
+        jobs.stop_started()

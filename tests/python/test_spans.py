@@ -4,9 +4,12 @@
 import json
 import subprocess
 
+import numpy as np
 import pytest
 
+import jobs
 from support import REPOSITORY
+from test_agent import Engine, checkpoint_host, name, replay  # noqa: F401
 
 BENCH = REPOSITORY / "build/bin/metrics_bench"
 
@@ -69,3 +72,36 @@ def test_every_line_is_a_request(read_spans):
     assert failed["attributes"]["driftless.engine"] == "http://10.0.0.63:8000"
     assert root["resource"] == {"service.name": "driftless", "host.name": "host-7",
                                 "driftless.role": "trainer", "driftless.rank": 0}  # fmt: skip
+
+
+def test_a_trainer_and_an_agent_write_one_trace_per_version(work, name, read_spans):  # noqa: F811
+    jobs.make_run(work / "run", np.random.default_rng(6), 3)
+    engine = Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("vllm", engine))
+    host.set(**{"monitor.spans_file": f"{work}/spans_{{role}}_{{rank}}.jsonl"})
+    try:
+        agent = host.start_agent()
+        trainer = replay(host, work / "run", "--interval-ms", 300)
+        assert jobs.finish(trainer, 60).returncode == 0
+        jobs.ended(agent, 60)
+    finally:
+        jobs.stop_started()
+    published = read_spans((work / "spans_trainer_0.jsonl").read_text())
+    followed = read_spans((work / "spans_agent_0.jsonl").read_text())
+    assert_trees(published + followed)
+    roots = {span["trace"]: span for span in published if span["parent"] == ""}
+    assert [root["name"] for root in roots.values()] == [f"publish version {v}" for v in (1, 2, 3)]
+    for root in roots.values():
+        stages = {span["name"] for span in published if span["parent"] == root["id"]}
+        assert stages == {"compare", "encode", "send", "seal"}
+        assert len(root["attributes"]["driftless.run"]) == 32
+        assert 0 < root["attributes"]["driftless.density"] < 1
+        assert root["attributes"]["driftless.wire_bytes"] > 0
+    tops = [span for span in followed if span["name"].startswith(("follow", "engine"))]
+    assert tops and all(span["parent"] == roots[span["trace"]]["id"] for span in tops)
+    updates = [span for span in tops if span["name"] == "engine update"]
+    assert updates[-1]["attributes"]["driftless.engine"] == engine.url
+    assert updates[-1]["attributes"]["driftless.engine_version"] == 3
+    assert not any(span["failed"] for span in updates)
+    stages = {span["name"] for span in followed if span["parent"] == updates[-1]["id"]}
+    assert {"pause", "apply", "resume", "commit"} <= stages
