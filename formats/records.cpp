@@ -32,6 +32,10 @@ void add(OrderedJson& json, const CommitTimes& commit) {
 void add(OrderedJson& json, const VersionRecord::Published& published) {
   json["encoding"] = info(published.encoding).name;
   json["density"] = published.density;
+  json["compare_ms"] = published.compare_ms;
+  json["encode_ms"] = published.encode_ms;
+  json["send_ms"] = published.send_ms;
+  json["seal_ms"] = published.seal_ms;
   json["process_ms"] = published.process_ms;
   json["manifest_publish_ms"] = published.manifest_publish_ms;
   json["total_ms"] = published.total_ms;
@@ -87,6 +91,15 @@ RecordOrigin record_origin(std::string_view role, unsigned rank) {
   const std::chrono::duration<double, std::milli> now =
       std::chrono::steady_clock::now().time_since_epoch();
   return {role, rank, host_name(), utc_with_milliseconds(), now.count()};
+}
+
+std::optional<std::int64_t> unix_ms(std::string_view time) {
+  const std::string text(time);  // ends with a zero
+  std::tm parts{};
+  const char* const rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &parts);
+  int milliseconds = 0;
+  if (rest == nullptr || std::sscanf(rest, ".%3dZ", &milliseconds) != 1) return std::nullopt;
+  return std::int64_t{::timegm(&parts)} * 1'000 + milliseconds;
 }
 
 OrderedJson to_json(const VersionRecord& record) {

@@ -30,6 +30,9 @@ struct RecordOrigin {
 // This host, now.
 [[nodiscard]] RecordOrigin record_origin(std::string_view role, unsigned rank);
 
+// A record's time as milliseconds since 1970; nothing if it is not one.
+[[nodiscard]] std::optional<std::int64_t> unix_ms(std::string_view time);
+
 // How long the phases of a commit took.
 struct CommitTimes {
   double stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
@@ -58,6 +61,8 @@ struct VersionRecord {
     Encoding encoding = Encoding::kDeltas;
     double density = 0;
     double process_ms = 0, manifest_publish_ms = 0, total_ms = 0;
+    // Busy times of this rank. The first three overlap, and lie in process_ms.
+    double compare_ms = 0, encode_ms = 0, send_ms = 0, seal_ms = 0;
   };
   struct Captured {  // by a trainer without a snapshot
     std::uint64_t captured_bytes = 0, resent_tensors = 0;

@@ -14,8 +14,10 @@ class BucketWriter {
  public:
   using Write = std::function<Status(const BucketView&)>;
 
-  BucketWriter(std::array<BucketBuilder, 2>& builders, bool background, Write write)
-      : builders_(builders), write_(std::move(write)), writer_(background) {
+  BucketWriter(const PayloadContext& context, Write write)
+      : builders_(context.buffers->buckets),
+        write_(std::move(write)),
+        writer_(context.background, context.clock) {
     for (BucketBuilder& builder : builders_) builder.clear();  // what a failure left
   }
 
@@ -74,8 +76,7 @@ class BucketPayload final : public RankPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
       : context_(context),
-        writer_(context.buffers->buckets, context.background,
-                [this](const BucketView& bucket) { return write(bucket); }) {}
+        writer_(context, [this](const BucketView& bucket) { return write(bucket); }) {}
 
   Status add(std::span<const PairedTensor> batch) override {
     return context_.store->each_change(

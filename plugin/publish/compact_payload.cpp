@@ -16,7 +16,7 @@ class CompactPayload final : public RankPayload {
   explicit CompactPayload(const PayloadContext& context)
       : context_(context),
         plain_(*context.layout, Encoding::kDeltas),
-        writer_(context.background) {}
+        writer_(context.background, context.clock) {}
 
   Status add(std::span<const PairedTensor> batch) override {
     return context_.store->each_change(batch, context_.dense_above_units, findings_,

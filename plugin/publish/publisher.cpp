@@ -102,6 +102,7 @@ Result<PublishReport> Publisher::publish_guarded(WeightSource& weights) {
     DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline));
     const PayloadMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
+    report.stages += stages_;
     report.flush_ms = flush_ms_;
     Result<std::vector<PayloadMessage>> ranks = collect(group_, mine, deadline);
     OutcomeMessage outcome;
@@ -110,7 +111,9 @@ Result<PublishReport> Publisher::publish_guarded(WeightSource& weights) {
       outcome = leader_->conclude(plan, std::move(ranks), behind, deadline);
     }
     const Status heard = hear(group_, outcome, deadline);
-    report.manifest_publish_ms += watch.lap_ms();
+    const double seal_ms = watch.lap_ms();
+    report.seal_ms += seal_ms;
+    report.manifest_publish_ms += seal_ms;
     if (!heard.ok() && !leader_) {
       outcome.verdict = Verdict::kDoubt;  // the leader has decided, but how?
       outcome.status = heard.with_context(concat("the verdict on version ", plan.version));
@@ -137,6 +140,7 @@ Result<PublishReport> Publisher::publish_guarded(WeightSource& weights) {
     report.full_bytes = run_.layout.total_bytes();
     report.delta_bytes = outcome.delta_bytes;
     report.wire_bytes = outcome.wire_bytes;
+    if (leader_) report.most_changed = leader_->most_changed();
     if (mirror_) report.mirror_bytes = mirror_->size_bytes();
     if (live_ != nullptr) report.live = std::exchange(live_->costs(), {});
     if (outcome.anchor) {
@@ -222,6 +226,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
   Status ready;
   bool needs_full = false;
   std::vector<std::string> notes;
+  Stopwatch watch;
   if (live_ != nullptr) {
     const LiveStore::Version version{plan.full, format.reads_weights(run_.shape.encoding),
                                      options_.background};
@@ -229,6 +234,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
     // A shard has a change beside its old value, or a whole version.
     needs_full = !plan.full && live_->whole_tensors() > 0 && format.delta_shards;
   }
+  const double prepare_ms = watch.lap_ms();
   TensorDigests copies;
   PayloadMessage mine = write_payload(made, deadline, [&](const AddBatch& add) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(ready);
@@ -241,6 +247,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
     DRIFTLESS_RETURN_IF_ERROR(offers_->digest_live_copies(copies));
     return add(store_->offer());
   });
+  stages_.compare_ms += prepare_ms;
   mine.needs_full = needs_full;
   mine.notes = std::move(notes);
   mine.copies = std::move(copies);
@@ -253,7 +260,6 @@ PayloadContext Publisher::context(const PublicationId& id, std::uint64_t base_ve
   made.layout = &run_.layout;
   made.store = store_.get();
   made.buffers = buffers_.get();
-  made.road = &road_;
   made.frame.id = {run_.id.run, id.version};
   made.frame.base_version = base_version;
   made.frame.layout = run_.layout.signature();
@@ -270,9 +276,14 @@ PayloadContext Publisher::context(const PublicationId& id, std::uint64_t base_ve
   return made;
 }
 
-PayloadMessage Publisher::write_payload(const PayloadContext& made, const Deadline& deadline,
+PayloadMessage Publisher::write_payload(PayloadContext made, const Deadline& deadline,
                                         const std::function<Status(const AddBatch&)>& fill) {
   PayloadMessage mine;
+  StageClock clock;
+  PartRoad parts_road(road_, clock);
+  made.road = &parts_road;
+  made.clock = &clock;
+  Stopwatch watch;
   BlockMirror::Frames frames;
   PublisherDevice* const device = options_.device.get();
   Result<std::unique_ptr<RankPayload>> payload = make_payload(device, made);
@@ -289,6 +300,7 @@ PayloadMessage Publisher::write_payload(const PayloadContext& made, const Deadli
   };
   mine.status = payload.ok() ? blocks.status() : payload.status();
   if (mine.status.ok()) mine.status = fill(add);
+  clock.filled(watch.lap_ms());
   if (mine.status.ok()) mine.status = (*payload)->finish();
   // After a failure a thread of the payload may still be writing parts and findings: it ends before
   // the road drops the parts, and nobody reads what it found.
@@ -297,6 +309,7 @@ PayloadMessage Publisher::write_payload(const PayloadContext& made, const Deadli
   if (mirror_) {
     mirror_->write(made, blocks.ok() ? blocks->get() : nullptr, frames, deadline, mine);
   }
+  stages_ = clock.finished(watch.lap_ms());
   const bool full = made.frame.encoding == Encoding::kFull;
   mine.tensor_digests = digests_after(mine.findings, full, tensor_digests_);
   for (const std::uint32_t tensor : store_->owned_tensors()) {
@@ -305,17 +318,20 @@ PayloadMessage Publisher::write_payload(const PayloadContext& made, const Deadli
   }
   if (!full) mine.digest = part_digest_;
   for (const auto& [tensor, digest] : mine.findings.digests) mine.digest += digest;
+  mine.most_changed = most_changed(mine.findings.units);
   const PublicationFormat& format = publication_format(options_.layout);
   if (live_ != nullptr && mine.status.ok() && !mine.findings.dense) {
     const LiveStore::Version version{full, format.reads_weights(run_.shape.encoding)};
     mine.status = live_->prove_read(version, tensor_digests_, mine.tensor_digests);
+    stages_.compare_ms += watch.lap_ms();
   }
   // flush() may be a meeting of all ranks: one that failed tells the others by abort(). Of shards
   // the leader flushes when it has added the index.
   if (mine.status.ok() && !(leader_ && format.sharded(full))) {
-    Stopwatch watch;
+    static_cast<void>(watch.lap_ms());
     Result<std::vector<PartReceipt>> parts = flush_road(road_, options_, deadline);
     flush_ms_ = watch.lap_ms();
+    stages_.send_ms += flush_ms_;
     mine.status = parts.status();
     if (parts.ok()) mine.parts = std::move(*parts);
   }

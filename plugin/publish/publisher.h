@@ -13,9 +13,11 @@
 #include "collectives/group.h"
 #include "collectives/road.h"
 #include "formats/manifest.h"
+#include "formats/records.h"
 #include "plugin/publish/block_splitter.h"
 #include "plugin/publish/publisher_device.h"
 #include "plugin/publish/run_state.h"
+#include "plugin/publish/stage_clock.h"
 #include "plugin/publish/weight_source.h"
 
 namespace driftless {
@@ -98,12 +100,17 @@ struct PublishReport {
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
   // Of whole tensors that the leader keeps, since the layout has them and ranks offer blocks.
   std::uint64_t mirror_bytes = 0;
-  bool anchor = false;             // an anchor of it was published, too
+  bool anchor = false;  // an anchor of it was published, too
+  // The tensors that changed most, largest first; of the leader, for a delta that was compared or
+  // captured on the host. Of ranks that share a tensor each names its kMostChangedTensors.
+  std::vector<TensorDensity> most_changed;
   std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
   LiveCosts live;                  // of this rank; zero if it keeps a snapshot
   double process_ms = 0;           // diff, encoding, writing; of this rank
   double flush_ms = 0;             // of that: until all that was written is where receivers look
+  StageTimes stages;               // of process_ms, by this rank
   double manifest_publish_ms = 0;  // agreement and seal
+  double seal_ms = 0;              // of that: from the last part to the verdict
   double total_ms = 0;
 };
 
@@ -205,7 +212,7 @@ class Publisher {
                                        const Deadline& deadline);
   // A version or an anchor: `fill` passes batches to what it is given.
   using AddBatch = std::function<Status(std::span<const PairedTensor>)>;
-  [[nodiscard]] PayloadMessage write_payload(const PayloadContext& made, const Deadline& deadline,
+  [[nodiscard]] PayloadMessage write_payload(PayloadContext made, const Deadline& deadline,
                                              const std::function<Status(const AddBatch&)>& fill);
   [[nodiscard]] PayloadContext context(const PublicationId& id, std::uint64_t base_version,
                                        bool full);
@@ -238,7 +245,8 @@ class Publisher {
   std::optional<Status> observed_;      // of observe(), until publish()
   bool needs_full_ = false;
   bool resumed_ = false;
-  double flush_ms_ = 0;  // of the last version
+  StageTimes stages_;    // of the last publication
+  double flush_ms_ = 0;  // of its send_ms
   std::unique_ptr<Doubt> doubt_;
   std::vector<std::string> notes_;
 };

@@ -15,7 +15,7 @@ namespace {
 class FullFramePayload final : public RankPayload {
  public:
   explicit FullFramePayload(const PayloadContext& context)
-      : context_(context), writer_(context.background) {}
+      : context_(context), writer_(context.background, context.clock) {}
 
   Status add(std::span<const PairedTensor> batch) override {
     // Frames want their runs in the layout's order.
@@ -101,6 +101,12 @@ class FullFramePayload final : public RankPayload {
   BackgroundWriter writer_;  // last: its thread ends before what it uses
 };
 
+Status put_whole(const Result<std::unique_ptr<File>>& part, std::span<const std::byte> bytes) {
+  DRIFTLESS_RETURN_IF_ERROR(part.status());
+  DRIFTLESS_RETURN_IF_ERROR((*part)->pwrite(0, bytes));
+  return (*part)->sync();
+}
+
 }  // namespace
 
 std::unique_ptr<RankPayload> make_rank_payload(const PayloadContext& context) {
@@ -140,30 +146,41 @@ Status put_frame(const PayloadContext& context, const std::string& name,
 }
 
 Status put_part(SendRoad& road, const std::string& name, std::span<const std::byte> bytes) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, road.create_part(name));
-  DRIFTLESS_RETURN_IF_ERROR(part->pwrite(0, bytes));
-  return part->sync();
+  return put_whole(road.create_part(name), bytes);
 }
 
-BackgroundWriter::BackgroundWriter(bool background)
-    : background_(background && environment().has_threads()) {}
+Status put_part(PartRoad& road, const std::string& name, std::span<const std::byte> bytes) {
+  return put_whole(road.create_part(name), bytes);
+}
+
+BackgroundWriter::BackgroundWriter(bool background, StageClock* clock)
+    : background_(background && environment().has_threads()), clock_(clock) {
+  if (clock_ != nullptr) clock_->has_writer();
+}
 
 Status BackgroundWriter::hand_over(Work work) {
   DRIFTLESS_RETURN_IF_ERROR(finish());
   // Nothing may leave the thread.
-  auto guarded = [work = std::move(work)]() -> Status {
+  auto guarded = [work = std::move(work), clock = clock_]() -> Status {
+    Stopwatch watch;
+    Status done;
     try {
-      return work();
+      done = work();
     } catch (const std::exception& caught) {
-      return error(StatusCode::kNoSpace, "writing a version: ", caught.what());
+      done = error(StatusCode::kNoSpace, "writing a version: ", caught.what());
     }
+    if (clock != nullptr) clock->add_work(watch.lap_ms());
+    return done;
   };
   begun_ = std::async(background_ ? std::launch::async : std::launch::deferred, std::move(guarded));
   return background_ ? Status() : finish();
 }
 
 Status BackgroundWriter::finish() {
-  if (begun_.valid()) status_ = begun_.get();
+  if (!begun_.valid()) return status_;
+  Stopwatch watch;
+  status_ = begun_.get();
+  if (clock_ != nullptr) clock_->add_wait(watch.lap_ms());
   return status_;
 }
 

@@ -9,6 +9,7 @@
 
 #include "collectives/road.h"
 #include "formats/manifest.h"
+#include "plugin/publish/stage_clock.h"
 #include "plugin/publish/weight_store.h"
 
 namespace driftless {
@@ -34,7 +35,8 @@ struct PayloadContext {
   std::vector<std::vector<std::byte>>* frames = nullptr;
   WeightStore* store = nullptr;
   PayloadBuffers* buffers = nullptr;
-  SendRoad* road = nullptr;
+  PartRoad* road = nullptr;
+  StageClock* clock = nullptr;
   FrameContext frame;  // run, version, base, layout, encoding, rank
   // Tensors that go as `deltas` in a version in `compact`, ascending.
   std::span<const std::uint32_t> plain;
@@ -100,6 +102,8 @@ class RankPayload {
 // One whole part.
 [[nodiscard]] Status put_part(SendRoad& road, const std::string& name,
                               std::span<const std::byte> bytes);
+[[nodiscard]] Status put_part(PartRoad& road, const std::string& name,
+                              std::span<const std::byte> bytes);
 
 // BackgroundWriter: does one piece of work at a time on a thread of its own, while the caller makes
 // the next one ready.
@@ -110,8 +114,9 @@ class BackgroundWriter {
  public:
   using Work = std::function<Status()>;
 
-  // Without a background every piece of work is done within the call that brings it.
-  explicit BackgroundWriter(bool background);
+  // Without a background every piece of work is done within the call that brings it. The clock may
+  // be null.
+  explicit BackgroundWriter(bool background, StageClock* clock = nullptr);
 
   [[nodiscard]] bool background() const { return background_; }
   // Waits until the work before has been done, and begins this. After a failure nothing more is
@@ -122,6 +127,7 @@ class BackgroundWriter {
 
  private:
   bool background_;
+  StageClock* clock_;
   Status status_;              // of what was done
   std::future<Status> begun_;  // its destructor waits for the work
 };

@@ -29,7 +29,7 @@ struct ReadyTensors {
 class ShardPayload final : public RankPayload {
  public:
   explicit ShardPayload(const PayloadContext& context)
-      : context_(context), writer_(context.background) {
+      : context_(context), writer_(context.background, context.clock) {
     findings_.shard = shard_file_name(context.frame.rank, context.ranks);
   }
 

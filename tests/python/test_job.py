@@ -208,6 +208,10 @@ def test_metrics_have_a_line_per_version_and_process(work, rng):
         lines = [json.loads(s) for s in (work / f"trainer_{rank}.jsonl").read_text().splitlines()]
         assert [line["version"] for line in lines] == [1, 2, 3]
         assert all(line["rank"] == rank and line["manifest_publish_ms"] >= 0 for line in lines)
+        for line in lines:
+            for stage in ("compare_ms", "encode_ms", "send_ms"):
+                assert 0 < line[stage] <= line["process_ms"], (stage, line)
+            assert 0 < line["seal_ms"] <= line["manifest_publish_ms"]
         lines = [json.loads(s) for s in (work / f"rollout_{rank}.jsonl").read_text().splitlines()]
         assert lines[-1]["version"] == 3
         times = {"fetch_ms", "stage_ms", "pause_ms", "apply_ms", "resume_ms"}

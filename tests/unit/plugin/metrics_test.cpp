@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
@@ -26,7 +27,9 @@ PublishReport published(std::uint64_t version) {
   report.delta_bytes = 60;
   report.wire_bytes = 70;
   report.process_ms = 1.5;
+  report.stages = {1.25, 0.75, 0.25};
   report.manifest_publish_ms = 0.5;
+  report.seal_ms = 0.375;
   report.total_ms = 2.5;
   return report;
 }
@@ -56,6 +59,10 @@ TEST(Metrics, ALinePerVersionIsAppendedAndReadableAtOnce) {
   EXPECT_EQ(line["time"].get<std::string>().size(), std::string("2026-01-31T12:00:00.250Z").size());
   EXPECT_EQ(line["density"], 0.25);
   EXPECT_EQ(line["wire_bytes"], 70);
+  EXPECT_EQ(line["compare_ms"], 1.25);
+  EXPECT_EQ(line["encode_ms"], 0.75);
+  EXPECT_EQ(line["send_ms"], 0.25);
+  EXPECT_EQ(line["seal_ms"], 0.375);
   EXPECT_EQ(line["manifest_publish_ms"], 0.5);
   EXPECT_FALSE(line.contains("stage_ms"));
 }
@@ -80,6 +87,26 @@ TEST(Metrics, ARolloutsLineHasEveryTime) {
     EXPECT_EQ(line[key], time++) << key;
   }
   EXPECT_FALSE(line.contains("process_ms"));
+}
+
+TEST(Metrics, ARecordsTimeIsReadBack) {
+  EXPECT_EQ(unix_ms("2026-01-31T12:00:00.250Z"), 1'769'860'800'250);
+  EXPECT_EQ(unix_ms("1970-01-01T00:00:00.007Z"), 7);
+  for (const char* wrong : {"", "2026-01-31", "2026-01-31T12:00:00Z", "yesterday"}) {
+    EXPECT_FALSE(unix_ms(wrong)) << wrong;
+  }
+  const std::int64_t now = *unix_ms(record_origin("trainer", 0).time);
+  EXPECT_NEAR(static_cast<double>(now), static_cast<double>(std::time(nullptr)) * 1e3, 5e3);
+}
+
+TEST(Metrics, SpansGoWhereTheConfigurationSays) {
+  const testing::TempDir dir;
+  auto none = open_spans("", "trainer", 3);
+  ASSERT_TRUE(none.ok() && *none == nullptr);
+  auto spans = open_spans(dir.file("{role}_{rank}.jsonl"), "trainer", 3);
+  ASSERT_TRUE(spans.ok()) << spans.status().to_string();
+  (*spans)->add(record_of(published(1), 3));
+  EXPECT_EQ(lines_of(dir.file("trainer_3.jsonl")).size(), 1U);
 }
 
 TEST(Metrics, AFullDiskIsToldOnceAndStopsNothing) {

@@ -2,6 +2,7 @@
 // Tensors that several ranks publish in blocks, and blocks that are cut further.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include "formats/receiver_needs.h"
 #include "plugin/publish/block_splitter.h"
 #include "support/loopback_job.h"

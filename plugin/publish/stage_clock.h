@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// StageClock: how long one rank compares, encodes and sends one publication. The stages overlap, so
+// each has the time that it was busy. Any thread may add; read it when the payload has ended.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "collectives/road.h"
+#include "core/stopwatch.h"
+
+namespace driftless {
+
+// Busy times of one rank.
+struct StageTimes {
+  double compare_ms = 0;  // finds what changed, and collects it
+  double encode_ms = 0;   // makes frames or files of it
+  double send_ms = 0;     // creates, writes and flushes parts on the road
+
+  StageTimes& operator+=(const StageTimes& more) {
+    compare_ms += more.compare_ms;
+    encode_ms += more.encode_ms;
+    send_ms += more.send_ms;
+    return *this;
+  }
+};
+
+class StageClock {
+ public:
+  // What background writers worked, sending included, and how long their callers waited for them.
+  void add_work(double ms) { work_ms_ += ms; }
+  void add_wait(double ms) { wait_ms_ += ms; }
+  void add_send(double ms) { send_ms_ += ms; }
+  void has_writer() { writer_ = true; }
+
+  // `fill_ms`: the calling thread's time until all changes were handed over. Call it then.
+  void filled(double fill_ms) {
+    direct_ms_ = writer_ ? 0 : send_ms_.load();
+    filled_wait_ms_ = wait_ms_;
+    compare_ms_ = fill_ms - filled_wait_ms_ - direct_ms_;
+  }
+  // `finish_ms`: its time from there to the end of all writers.
+  [[nodiscard]] StageTimes finished(double finish_ms) const {
+    const double waited = wait_ms_ - filled_wait_ms_;
+    const double encoding = work_ms_ + finish_ms - waited - (send_ms_ - direct_ms_);
+    return {std::max(compare_ms_, 0.0), std::max(encoding, 0.0), send_ms_};
+  }
+
+ private:
+  std::atomic<double> work_ms_ = 0, wait_ms_ = 0, send_ms_ = 0;
+  bool writer_ = false;   // else the calling thread sends
+  double direct_ms_ = 0;  // that it sent until filled()
+  double filled_wait_ms_ = 0, compare_ms_ = 0;
+};
+
+// The part of a road that payloads use; counts the time that parts take.
+class PartRoad {
+ public:
+  PartRoad(SendRoad& road, StageClock& clock) : road_(road), clock_(clock) {}
+  [[nodiscard]] MemoryKind part_memory() const { return road_.part_memory(); }
+  [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name);
+
+ private:
+  SendRoad& road_;
+  StageClock& clock_;
+};
+
+}  // namespace driftless
