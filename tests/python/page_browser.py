@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's Chromium, headless, for the tests of the live page and its benchmark."""
 
+import base64
 import contextlib
 import shutil
 import time
@@ -57,13 +58,11 @@ def until(condition, what, seconds=15):
     return value
 
 
-def screenshot(driver, path, height=None):
-    """The whole page, or its first `height` pixels."""
-    import base64
-
-    size = driver.execute_script(
+def screenshot(driver):
+    """The whole page as a PNG."""
+    width, height = driver.execute_script(
         "return [document.documentElement.clientWidth, document.documentElement.scrollHeight]")
-    clip = {"x": 0, "y": 0, "width": size[0], "height": height or size[1], "scale": 1}
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     shot = driver.execute_cdp_cmd("Page.captureScreenshot", {
         "format": "png", "captureBeyondViewport": True, "clip": clip})  # fmt: skip
-    path.write_bytes(base64.b64decode(shot["data"]))
+    return base64.b64decode(shot["data"])
