@@ -13,7 +13,7 @@ import random
 import re
 import threading
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlparse
@@ -25,7 +25,7 @@ TENSORS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_pr
 
 
 def utc(seconds):
-    text = datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
     return text[:-3] + "Z"
 
 
@@ -121,12 +121,11 @@ class MadeRun:
 
 def policy(page):
     """The content security policy under which the page must work: its own style and script only."""
-    hashes = {
-        tag: "'sha256-%s'" % base64.b64encode(
-            hashlib.sha256(re.search(rf"<{tag}>(.*?)</{tag}>", page, re.S)[1].encode()).digest()
-        ).decode()
-        for tag in ("style", "script")
-    }  # fmt: skip
+    hashes = {}
+    for tag in ("style", "script"):
+        source = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.S)[1]
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+        hashes[tag] = f"'sha256-{digest}'"
     return (f"default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
             f"form-action 'none'; style-src {hashes['style']}; "
             f"script-src {hashes['script']}")  # fmt: skip

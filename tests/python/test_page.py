@@ -202,6 +202,7 @@ def test_another_run_replaces_the_first_one(driver, made, server):
     ("change", "level", "words"),
     [
         ({"trainer": {"state": "silent", "seen": utc(time.time() - 95)}}, "bad",
+         "Trainer silent: all 12 engines and all 3 rollouts at version 700\n"
          "The trainer is silent: last sign of life"),
         ({"trainer": {"state": "ended", "seen": utc(time.time())}}, "ok",
          "Run ended: all 12 engines and all 3 rollouts at version 700"),
