@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The live page in Debian's Chromium: what it shows is what the status holds."""
 
+import contextlib
 import json
 import re
 import time
+import urllib.request
 from urllib.parse import urlparse
 
 import numpy as np
@@ -13,7 +15,8 @@ import jobs
 import page_browser as browsers
 from page_browser import MISSING, text, until
 from page_server import PAGE, MadeRun, PageServer, utc
-from support import REPOSITORY
+from ports import free_port
+from support import COMMAND, REPOSITORY
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -198,34 +201,35 @@ def test_another_run_replaces_the_first_one(driver, made, server):
     assert len(rows(driver, "engines")) == 2 and rows(driver, "rollouts") == []
 
 
-@pytest.mark.parametrize(
-    ("change", "level", "words"),
-    [
-        ({"trainer": {"state": "silent", "seen": utc(time.time() - 95)}}, "bad",
-         "Trainer silent: all 12 engines and all 3 rollouts at version 700\n"
-         "The trainer is silent: last sign of life"),
-        ({"trainer": {"state": "ended", "seen": utc(time.time())}}, "ok",
-         "Run ended: all 12 engines and all 3 rollouts at version 700"),
-        ({"trainer": {"state": "unknown", "seen": ""}}, "ok", "No sign of life"),
-        ({"engines": [], "rollouts": []}, "idle", "No engine and no rollout has reported here"),
-        ({"engine": {"version": 695, "lag": 5}}, "warn", "1 engine is 5 versions behind"),
-        ({"engine": {"version": 699, "lag": 1}}, "idle", "1 engine one version behind"),
-        ({"engine": {"proven": ""}}, "warn", "1 engine holds a version without proof"),
-        ({"engine": {"digest": "ab" * 16}}, "bad", "1 engine holds other weights than version 700"),
-        ({"engine": {"run": "ab" * 16}}, "bad", "1 engine holds another run"),
-        ({"engine": {"version": 0, "lag": 700, "digest": ""}}, "warn", "holds no version yet"),
-        ({"rollout": {"digest": "ab" * 16, "proven": False}}, "bad", "1 rollout holds other weights"),
-    ],
-)  # fmt: skip
-def test_the_verdict(driver, made, server, change, level, words):
-    status = made.status()
-    for kind in ("engine", "rollout"):
-        status[f"{kind}s"][0].update(change.pop(kind, {}))
-    status.update(change)
-    server.answer = lambda since: status | {"versions": status["versions"] if since == 0 else []}
+VERDICTS = [
+    ({"trainer": {"state": "silent", "seen": utc(time.time() - 95)}}, "bad",
+     "Trainer silent: all 12 engines and all 3 rollouts at version 700\n"
+     "The trainer is silent: last sign of life"),
+    ({"trainer": {"state": "ended", "seen": utc(time.time())}}, "ok",
+     "Run ended: all 12 engines and all 3 rollouts at version 700"),
+    ({"trainer": {"state": "unknown", "seen": ""}}, "ok", "No sign of life"),
+    ({"engines": [], "rollouts": []}, "idle", "No engine and no rollout has reported here"),
+    ({"engine": {"version": 695, "lag": 5}}, "warn", "1 engine is 5 versions behind"),
+    ({"engine": {"version": 699, "lag": 1}}, "idle", "1 engine one version behind"),
+    ({"engine": {"proven": ""}}, "warn", "1 engine holds a version without proof"),
+    ({"engine": {"digest": "ab" * 16}}, "bad", "1 engine holds other weights than version 700"),
+    ({"engine": {"run": "ab" * 16}}, "bad", "1 engine holds another run"),
+    ({"engine": {"version": 0, "lag": 700, "digest": ""}}, "warn", "holds no version yet"),
+    ({"rollout": {"digest": "ab" * 16, "proven": False}}, "bad", "1 rollout holds other weights"),
+]  # fmt: skip
+
+
+def test_the_verdict(driver, made, server):
     opened(driver, server, 700)
-    verdict = driver.find_element("id", "verdict")
-    assert words in verdict.text and verdict.get_attribute("class") == f"is-{level}"
+    for change, level, words in VERDICTS:
+        status = json.loads(json.dumps(made.status(700)))
+        for kind in ("engine", "rollout"):
+            status[f"{kind}s"][0].update(change.get(kind, {}))
+        status |= {key: value for key, value in change.items() if key in status}
+        server.answer = lambda since, status=status: status
+        verdict = driver.find_element("id", "verdict")
+        ask(driver, lambda verdict=verdict, words=words: words in verdict.text, words)
+        assert verdict.get_attribute("class") == f"is-{level}", words
 
 
 def test_what_is_not_known_is_a_dash(driver, server):
@@ -487,3 +491,60 @@ def test_the_made_up_records_have_the_keys_of_real_ones(work):
     status = status[status.index("OrderedJson to_json(const RunStatus"):]
     keys = set(re.findall(r'(?:\{|json\[)"(\w+)"', status)) - {"seen"}
     assert set(made.status()) == keys - {"state"}
+
+
+# --- the real server -----------------------------------------------------------------------------
+
+
+def test_the_page_of_a_real_trainer(driver, work):
+    if "status_server" not in jobs.backends():
+        pytest.skip("this build has no status server")
+    jobs.need("status_server")
+    jobs.make_run(work / "run", np.random.default_rng(3), 12)
+    port = free_port()
+    job = jobs.Files(work, **{"monitor.address": f"127.0.0.1:{port}", "receiver.id": "worker-a"})
+    trainer = job.start_trainer("--replay", work / "run", "--rollouts", 1, "--interval-ms", 300)
+    url = f"http://127.0.0.1:{port}/"
+
+    def status():
+        with urllib.request.urlopen(f"{url}status.json", timeout=10) as answer:
+            return json.load(answer)
+
+    def served():
+        with contextlib.suppress(OSError):
+            return status()
+
+    until(served, "the status server", 30)
+    rollout = jobs.start([*map(str, [COMMAND, *job.rollout("--json", "--save", work / "save",
+                                                           "--set", "monitor.address=")])])
+    driver.get(url)
+    until(lambda: text(driver, "f-version").isdigit() and int(text(driver, "f-version")) > 2,
+          "version 3", 30)  # fmt: skip
+    assert text(driver, "f-trainer") == "alive"
+    ask(driver, lambda: len(rows(driver, "rollouts")) == 1, "the rollout's report")
+
+    def compared():
+        """Whether the page shows what the server answers, while nothing changes in between."""
+        before = status()
+        driver.execute_script(ASK)
+        time.sleep(0.1)
+        shown = [text(driver, "run"), text(driver, "f-version"), text(driver, "f-bytes"),
+                 rows(driver, "rollouts")[0][0]]  # fmt: skip
+        newest = before["versions"][-1]
+        if status()["version"] != before["version"]:
+            return False
+        assert shown == [f"run {before['run']}", str(before["version"]),
+                         shown_bytes(newest["wire_bytes"]), "worker-a"]  # fmt: skip
+        return True
+
+    until(compared, "a moment between two versions")
+    assert driver.get_log("browser") == [], "the server's policy allows all that the page does"
+    assert jobs.finish(rollout).returncode == 0 and jobs.finish(trainer).returncode == 0
+    until(lambda: text(driver, "link").startswith("lost since"), "the end of the server")
+
+
+def shown_bytes(x):
+    if x < 1000:
+        return f"{x} B"
+    x /= 1000
+    return f"{x:.2f} kB" if x < 10 else f"{x:.1f} kB" if x < 100 else f"{x:.0f} kB"
