@@ -79,7 +79,7 @@ function(driftless_backend name found missing)
   set(DRIFTLESS_WHY_NOT_${name} "${why}" PARENT_SCOPE)
 endfunction()
 
-set(DRIFTLESS_BACKENDS MPI HDF5 CURL OPENSSL OBJECT_STORE CUDA NCCL PYTHON)
+set(DRIFTLESS_BACKENDS MPI HDF5 CURL OPENSSL OBJECT_STORE HTTPLIB CUDA NCCL PYTHON)
 foreach(backend ${DRIFTLESS_BACKENDS})
   set(DRIFTLESS_WITH_${backend} AUTO CACHE STRING "Build the ${backend} parts: AUTO, ON or OFF")
   set_property(CACHE DRIFTLESS_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
@@ -149,6 +149,19 @@ if(DRIFTLESS_HAS_CURL AND DRIFTLESS_HAS_OPENSSL AND NOT DRIFTLESS_WITH_OBJECT_ST
   set(object_store_usable ${DRIFTLESS_PUGIXML_FOUND})
 endif()
 driftless_backend(OBJECT_STORE "${object_store_usable}" "${object_store_missing}")
+
+# The status server: cpp-httplib, as a library that pkg-config finds or as a header alone.
+if(NOT DRIFTLESS_WITH_HTTPLIB STREQUAL "OFF")
+  pkg_check_modules(DRIFTLESS_HTTPLIB QUIET IMPORTED_TARGET GLOBAL cpp-httplib)
+  find_path(DRIFTLESS_HTTPLIB_HEADER httplib.h)
+  if(NOT DRIFTLESS_HTTPLIB_FOUND AND DRIFTLESS_HTTPLIB_HEADER)
+    set(DRIFTLESS_HTTPLIB_FOUND TRUE)
+    add_library(PkgConfig::DRIFTLESS_HTTPLIB INTERFACE IMPORTED GLOBAL)
+    target_include_directories(PkgConfig::DRIFTLESS_HTTPLIB INTERFACE ${DRIFTLESS_HTTPLIB_HEADER})
+  endif()
+endif()
+driftless_backend(HTTPLIB "${DRIFTLESS_HTTPLIB_FOUND}"
+  "no cpp-httplib was found (Debian: libcpp-httplib-dev)")
 
 # CUDA: nvcc and its runtime, statically linked: a machine without a driver runs what was built.
 set(DRIFTLESS_CUDA_ARCHITECTURES "80-real;90-real;100-real;120-virtual" CACHE STRING

@@ -39,8 +39,11 @@ InUse::Turn::Turn(std::atomic_flag& flag, std::string_view what) : flag_(flag) {
   }
 }
 
-Job::Job(Config config, JobRole role, const Launch& launch)
-    : config_(std::move(config)), role_(role), launched_(launch.mpi) {
+Job::Job(Config config, JobRole role, const Launch& launch, py::object on_record)
+    : config_(std::move(config)),
+      role_(role),
+      launched_(launch.mpi),
+      on_record_(std::move(on_record)) {
   process_ = take(without_gil([&] { return join_job(road_table(), config_, role_, launch); }));
 }
 
@@ -239,14 +242,18 @@ void bind_job(py::module_& module) {
   py::class_<Job, std::shared_ptr<Job>> job(
       module, "Job",
       "This process among the others of a job. Used by the thread that made it. `role`: trainer, "
-      "rollout or bystander.");
+      "rollout or bystander. on_record(dict): the record of each version, and of each engine that "
+      "a trainer notifies, called by the thread that called publish(), wait() or commit(); "
+      "docs/operate/metrics.md has the keys. What it raises is printed once.");
   job.def(py::init([](Config config, const std::string& role,
-                      const std::optional<std::variant<bool, Launch>>& launched) {
+                      const std::optional<std::variant<bool, Launch>>& launched,
+                      const py::object& on_record) {
             open_python_store(config);
             return std::make_shared<Job>(std::move(config), parse_role(role),
-                                         launch_given(launched));
+                                         launch_given(launched), on_record);
           }),
-          py::arg("config"), py::arg("role"), py::arg("launched") = py::none());
+          py::arg("config"), py::arg("role"), py::arg("launched") = py::none(),
+          py::arg("on_record") = py::none());
   job.def_property_readonly("role",
                             [](const Job& self) { return std::string(to_string(self.role())); });
   def_fields(job, "launched", &Job::launched, "closed", &Job::closed);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "module/errors.h"
+#include "module/record_callback.h"
 #include "plugin/job/config.h"
 #include "plugin/job/job_process.h"
 
@@ -52,7 +53,7 @@ class JobMember {
 
 class Job {
  public:
-  Job(Config config, JobRole role, const Launch& launch);
+  Job(Config config, JobRole role, const Launch& launch, py::object on_record);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
   ~Job();
@@ -69,6 +70,8 @@ class Job {
   void leave();
   [[nodiscard]] bool closed() const { return process_ == nullptr; }
   [[nodiscard]] InUse& in_use() { return in_use_; }
+  // For the records of its publishers and receivers.
+  [[nodiscard]] RecordCallback& on_record() { return on_record_; }
   // A call of the process, without the GIL.
   template <typename Work>
   auto call(Work&& work) {
@@ -87,6 +90,7 @@ class Job {
   Config config_;
   JobRole role_;
   bool launched_;
+  RecordCallback on_record_;
   InUse in_use_;
   std::shared_ptr<JobProcess> process_;
   std::vector<std::weak_ptr<JobMember>> members_;

@@ -36,6 +36,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     const InUse::Turn turn = job_->in_use().take("the job");
     session_ = python::native_call(
         failure_, [&] { return open(std::move(config), *source, process, std::move(own)); }, [] {});
+    if (auto sink = job_->on_record().sink()) session_->records().own(std::move(sink));
     refresh();
   }
   HeldPublisher(const HeldPublisher&) = delete;
@@ -54,6 +55,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     if (session_ == nullptr || forked()) return {};
     const InUse::Turn turn = take_turn();
     const auto last = without_gil([&] { return session_->wait(); });
+    job_->on_record().flush();
     return last ? last->status() : Status();
   }
 
@@ -186,6 +188,7 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
   void refresh() override {
     if (!session_->under_way()) newest_ = session_->newest();
     if (session_->engines() != nullptr) engines_ = session_->engines()->tallies();
+    job_->on_record().flush();
   }
 
   const std::function<Status(const std::string&)> before_visible_;

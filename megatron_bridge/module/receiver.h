@@ -121,7 +121,10 @@ class HeldReceiver final : public HeldSession<Receiver> {
     HeldReceiver& of;
     InUse::Turn turn;
   };
-  void refresh() override { target_->refresh(); }
+  void refresh() override {
+    target_->refresh();
+    job_->on_record().flush();
+  }
   void let_go() {
     if (use_) target_->set_user(nullptr);
     use_.reset();
@@ -156,6 +159,7 @@ class HeldReceiver final : public HeldSession<Receiver> {
     JoinedRoad joined = take(
         without_gil([&] { return join_road(job_->config(), process, id, Deadline::after(wait)); }));
     const Dropped dropped{joined};
+    if (auto sink = job_->on_record().sink()) joined.records->own(std::move(sink));
     joined.options.pause = callbacks.pause;
     joined.options.resume = callbacks.resume;
     joined.options.before_read = callbacks.before_read;

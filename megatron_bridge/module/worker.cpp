@@ -47,7 +47,8 @@ class PythonHost final : public WorkerHost {
         native_ = made.attr("native").cast<std::shared_ptr<HeldTarget>>();
         target_ = std::move(made);
       }
-      const auto job = std::make_shared<Job>(std::move(settings), JobRole::kRollout, Launch{});
+      const auto job =
+          std::make_shared<Job>(std::move(settings), JobRole::kRollout, Launch{}, py::none());
       const py::none nothing;
       receiver_ = std::make_shared<HeldReceiver>(job, native_, std::nullopt, nothing, nothing,
                                                  nothing, take_over, kOpenWait);

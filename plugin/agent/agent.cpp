@@ -2,7 +2,6 @@
 #include "plugin/agent/agent.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "formats/receiver_needs.h"
 #include "formats/records.h"
@@ -60,13 +59,36 @@ void Agent::tell(const Status& status) const {
   if (!status.ok() && options_.failed) options_.failed(status);
 }
 
-void Agent::write(const nlohmann::ordered_json& line) {
-  if (metrics_) tell(metrics_->write(line));
+void Agent::fail(const Status& status) {
+  if (!status.ok()) sinks_->records().failed(status);
+  tell(status);
+}
+
+// Engines may lose a version between two updates.
+void Agent::show() {
+  RunView* const view = sinks_->view();
+  if (view == nullptr) return;
+  std::vector<EngineRecord> engines = fleet_->states();
+  for (EngineRecord& engine : engines) complete(engine);
+  view->replace(std::move(engines));
+  if (end_) view->end_run();
+  std::vector<RolloutRecord> workers;
+  for (const HostReceiver& each : delivery_->workers()) {
+    RolloutRecord& worker = workers.emplace_back();
+    worker.id = each.id;
+    worker.run = to_hex(delivery_->run());
+    if (!each.version) continue;
+    worker.version = *each.version;
+    const std::optional<Digest> digest = delivery_->digest(*each.version);
+    if (digest) worker.digest = to_hex(*digest);
+    worker.proven = digest.has_value();
+  }
+  sinks_->records().replace(workers);
 }
 
 Status Agent::open() {
-  DRIFTLESS_ASSIGN_OR_RETURN(metrics_,
-                             MetricsWriter::open(config_.metrics_file, kRole, process_.rank()));
+  DRIFTLESS_ASSIGN_OR_RETURN(sinks_,
+                             RecordSinks::open(config_, process_, kRole, process_.rank(), true));
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
   if (!files && engines_.empty() && !config_.engines.empty() && config_.agent.workers == 0) {
     return error(StatusCode::kInvalidArgument,
@@ -121,12 +143,17 @@ Status Agent::open_engines() {
   }
   fleet_->start(std::move(sessions));
   fleet_->set_goal(delivery_->version());
+  if (sinks_->view() != nullptr) {
+    const std::optional<Digest> digest = delivery_->digest(delivery_->version());
+    sinks_->view()->open(delivery_->run(), delivery_->version(), digest ? to_hex(*digest) : "");
+  }
   return {};
 }
 
 Result<bool> Agent::step() {
   DRIFTLESS_ASSIGN_OR_RETURN(const bool delivered, deliver());
   const bool taken = take_updates();
+  show();
   if (delivered && !met_) once_ = Deadline::after(config_.connect_deadline);
   if (delivered || taken || contact_.due()) DRIFTLESS_RETURN_IF_ERROR(report());
   if (!end_) {
@@ -143,7 +170,7 @@ Result<bool> Agent::deliver() {
       delivery_->step(Deadline::after(kLookForDelivery));
   if (!report.ok()) {
     if (!may_pass(report.status().code())) return report.status();
-    tell(report.status());
+    fail(report.status());
     constexpr auto kWait = TrainerContact::kSignOfLife;
     static_cast<void>(Backoff(kWait, kWait).sleep(Deadline::after(kWait)));
     return false;
@@ -154,9 +181,10 @@ Result<bool> Agent::deliver() {
   commit_ms_ = made.update.apply_ms;
   VersionRecord record = delivery_record(made, process_.rank());
   record.run = delivery_->run();
-  write(to_json(record));
+  sinks_->records().add(record);
+  tell(sinks_->records().take_trouble());
   if (options_.delivered) options_.delivered(record);
-  for (const std::string& note : made.update.notes) tell(Status(StatusCode::kIo, note));
+  for (const std::string& note : made.update.notes) fail(Status(StatusCode::kIo, note));
   fleet_->set_goal(delivery_->version());
   return true;
 }
@@ -179,7 +207,8 @@ bool Agent::take_updates() {
   std::vector<EngineRecord> updates = fleet_->take_updates();
   for (EngineRecord& update : updates) {
     complete(update);
-    write(to_json(update));
+    sinks_->records().add(update);
+    tell(sinks_->records().take_trouble());
     if (!update.status.ok()) {
       tell(update.status.with_context(concat("engine ", update.engine, " did not take version ",
                                              update.goal, " after ", update.attempts, " tries")));
@@ -245,7 +274,7 @@ Status Agent::report() {
   }
   const Status told = road_->report(report, Deadline::after(config_.receiver.report_deadline));
   contact_.note(told);
-  if (!contact_.silent()) tell(told);
+  if (!contact_.silent()) fail(told);
   return contact_.check(delivery_->version());
 }
 
@@ -303,6 +332,8 @@ AgentEnd Agent::end(bool confirm) {
   for (EngineRecord& engine : made.engines) complete(engine);
   made.workers = reached_.size();
   made.behind = who_is_behind(made.version);
+  sinks_->records().add(EndRecord{record_origin(kRole, process_.rank()), made.run, kRole, id_,
+                                  made.version, made.digest ? to_hex(*made.digest) : ""});
   tell(road_->leave(Deadline::after(config_.receiver.report_deadline)));
   fleet_.reset();
   delivery_.reset();

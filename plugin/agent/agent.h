@@ -19,6 +19,7 @@
 #include "plugin/engines/engine_fleet.h"
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
+#include "plugin/job/record_sinks.h"
 #include "plugin/receive/run_end.h"
 
 namespace driftless {
@@ -77,15 +78,16 @@ class Agent {
   [[nodiscard]] bool all_took_or_waits(std::uint64_t version);
   [[nodiscard]] std::string who_is_behind(std::uint64_t last) const;
   void complete(EngineRecord& record) const;
-  void write(const nlohmann::ordered_json& line);
+  void show();  // what the status server shows beside the records
   void tell(const Status& status) const;
+  void fail(const Status& status);  // told, and recorded
 
   Config config_;
   JobProcess& process_;
   AgentRunOptions options_;
   std::vector<EngineEndpoint> engines_;  // that it drives
   std::string id_;
-  std::unique_ptr<MetricsWriter> metrics_;  // null: none
+  std::unique_ptr<RecordSinks> sinks_;
   std::string checkpoint_;
   std::unique_ptr<FileLock> lock_;
   std::unique_ptr<WeightTarget> target_;  // the checkpoint, if it hands over there

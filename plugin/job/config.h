@@ -31,7 +31,14 @@ struct AgentOptions {
   std::chrono::milliseconds stage_timeout{60'000};  // of an engine's workers, for one version
   // The loader inside SGLang, as --custom-weight-loader names it.
   std::string sglang_loader = "driftless.engines.sglang.load";
-  Hash128 take_over = {};  // the run that may take engines over from another; zero: none
+  Hash128 take_over = {};     // the run that may take engines over from another; zero: none
+  std::uint64_t max_lag = 1;  // versions that engines of a ready agent may be behind
+};
+
+// Where this process shows its state (docs/operate/status.md).
+struct MonitorOptions {
+  std::string address;     // "host:port"; empty: no status server
+  std::string token_file;  // empty: whoever can connect may read
 };
 
 class ConfigTable;
@@ -63,7 +70,8 @@ struct Config {
   EngineCalls engine_calls;
   NotifyOptions notify;  // without its engines and calls
   AgentOptions agent;
-  DeviceOptions gpu;         // of the publisher; snapshot kHost: none
+  DeviceOptions gpu;  // of the publisher; snapshot kHost: none
+  MonitorOptions monitor;
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
   // The kind and the options of the road that road.kind names; an empty one, if it has no settings.

@@ -3,6 +3,7 @@
 #include "core/setting_values.h"
 #include "plugin/interchange/layouts.h"
 #include "plugin/job/config.h"
+#include "plugin/observe/http_server.h"
 
 namespace driftless {
 namespace {
@@ -176,6 +177,21 @@ Status check_agent(const Config& config) {
                     : "has no use with agent.hand_over: host_shm; set agent.hand_over: checkpoint");
 }
 
+Status check_monitor(const MonitorOptions& monitor) {
+  if (monitor.address.empty()) {
+    return monitor.token_file.empty() ? Status()
+                                      : refuse("monitor.token_file: ", monitor.token_file,
+                                               " has no use without monitor.address");
+  }
+  const Result<HttpAddress> address = parse_http_address(monitor.address);
+  if (!address.ok()) return address.status().with_context("monitor.address");
+  if (is_loopback(address->host) || !monitor.token_file.empty()) return {};
+  return refuse("monitor.address: ", monitor.address,
+                " is open to other hosts, and monitor.token_file is empty: set it, or use "
+                "127.0.0.1:",
+                address->port);
+}
+
 }  // namespace
 
 Status complete_config(Config& config) {
@@ -186,6 +202,7 @@ Status complete_config(Config& config) {
   DRIFTLESS_RETURN_IF_ERROR(check_snapshot(config));
   DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
   DRIFTLESS_RETURN_IF_ERROR(check_engines(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_monitor(config.monitor));
   return check_agent(config);
 }
 

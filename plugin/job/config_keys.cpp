@@ -277,6 +277,17 @@ constexpr std::array kKeys = {
     Job::key<Text, DRIFTLESS_FIELD(agent.sglang_loader)>(
         "agent.sglang_loader", "a Python name",
         "Hand-over host_shm to SGLang: the loader that its --custom-weight-loader names"),
+    Job::key<Count<>, DRIFTLESS_FIELD(agent.max_lag)>(
+        "agent.max_lag",
+        "Versions that an engine may be behind while its agent's /ready answers 200"),
+    Job::key<Text, DRIFTLESS_FIELD(monitor.address)>(
+        "monitor.address", "host:port, :port or port",
+        "The leading trainer and each agent show their state over HTTP there; without a host on "
+        "127.0.0.1; port 0: any, and the process prints it; empty: nowhere"),
+    Job::key<Text, DRIFTLESS_FIELD(monitor.token_file)>(
+        "monitor.token_file", kPath,
+        "File of mode 600 with the token that each request needs; other hosts cannot be served "
+        "without one; empty: none"),
     Job::key<Text, DRIFTLESS_FIELD(metrics_file)>(
         "metrics.file", kPath,
         "JSON lines, one per version and process; {role} and {rank} are filled in; empty: none"),

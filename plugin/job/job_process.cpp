@@ -140,10 +140,24 @@ Status check_parts(const RoadTable& table, const Config& config) {
   if (place == SnapshotPlace::kPinned || place == SnapshotPlace::kDevice) {
     DRIFTLESS_RETURN_IF_ERROR(check_part(table, "cuda", concat("snapshot: ", to_string(place))));
   }
+  if (!config.monitor.address.empty()) {
+    DRIFTLESS_RETURN_IF_ERROR(check_part(table, "status_server", "monitor.address"));
+  }
   return config.told_engines().empty() ? Status() : check_part(table, "engines", "engines");
 }
 
 }  // namespace
+
+Result<const MonitorTable*> monitor_of(const RoadTable& table) {
+  const Availability& at = table.monitor;
+  if (table.monitor_parts != nullptr) return table.monitor_parts;
+  if (at.library.empty()) {
+    return error(StatusCode::kUnsupported, "status_server is not in this build: ", at.why_not);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const void* const loaded,
+                             load_table(std::string(at.library), kMonitorLibrarySymbol, at.needs));
+  return static_cast<const MonitorTable*>(loaded);
+}
 
 Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
                                                      const Deadline& deadline,
@@ -228,8 +242,14 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
   DRIFTLESS_RETURN_IF_ERROR(check_available(roads, config, launch, role));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, table_for(roads, config, launch.mpi));
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(*table, config));
-  if (launch.mpi) return table->join_mpi(config, *road, role, late);
-  return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role, launch));
+  std::unique_ptr<JobProcess> process;
+  if (launch.mpi) {
+    DRIFTLESS_ASSIGN_OR_RETURN(process, table->join_mpi(config, *road, role, late));
+  } else {
+    process = std::make_unique<SoloProcess>(config, *road, role, launch);
+  }
+  process->linked_ = &roads;
+  return process;
 }
 
 std::string receiver_id(const Config& config, const JobProcess& process, unsigned rollout) {

@@ -27,6 +27,9 @@ class JobProcess {
   // once it is made.
   [[nodiscard]] bool threads() const { return open_.threads; }
 
+  // What this program links; null: the process was not made by join_job().
+  [[nodiscard]] const RoadTable* linked() const { return linked_; }
+
   // [trainers, collective] A new one on every call.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
@@ -66,6 +69,12 @@ class JobProcess {
   const Road& road_;
   JobRole role_;
   OpenRoad open_;
+
+ private:
+  friend Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
+                                                      JobRole role, const Launch& launch,
+                                                      const LateHandler& late);
+  const RoadTable* linked_ = nullptr;
 };
 
 // `launch`: if its processes find each other by MPI, all that were started join, whatever the road;

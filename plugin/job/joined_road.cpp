@@ -2,10 +2,10 @@
 #include "plugin/job/joined_road.h"
 
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "plugin/job/metrics.h"
+#include "plugin/job/record_sinks.h"
 
 namespace driftless {
 namespace {
@@ -42,9 +42,9 @@ class OwnId {
 };
 
 struct Kept {
-  std::shared_ptr<JobProcess> process;     // outlives the road
-  std::optional<OwnId> id;                 // none: the caller chose it
-  std::unique_ptr<MetricsWriter> metrics;  // null: none
+  std::shared_ptr<JobProcess> process;  // outlives the road
+  std::optional<OwnId> id;              // none: the caller chose it
+  std::unique_ptr<RecordSinks> sinks;
   std::unique_ptr<ReceiveRoad> road;
 };
 
@@ -64,20 +64,20 @@ Result<JoinedRoad> join_road(const Config& config, std::shared_ptr<JobProcess> p
   JobProcess& place = *kept->process;
   const unsigned rank = place.rank();
   DRIFTLESS_ASSIGN_OR_RETURN(kept->road, place.receiver(deadline));
-  DRIFTLESS_ASSIGN_OR_RETURN(kept->metrics,
-                             MetricsWriter::open(config.metrics_file, "rollout", rank));
+  DRIFTLESS_ASSIGN_OR_RETURN(kept->sinks, RecordSinks::open(config, place, "rollout", rank, false));
   if (!id) kept->id.emplace(receiver_id(config, place, rank));
   ReceiverOptions options = config.receiver;
   options.id = id ? *id : kept->id->text();
   options.connect_deadline = config.connect_deadline;
-  if (kept->metrics) {
-    options.record = [metrics = kept->metrics.get(), rank](const UpdateReport& report) {
-      return metrics->write(to_json(record_of(report, rank)));
-    };
-  }
+  RecordFanout* const records = &kept->sinks->records();
+  options.record = [records, rank](const UpdateReport& report) {
+    if (records->empty()) return Status();
+    records->add(record_of(report, rank));
+    return records->take_trouble();
+  };
   options.hear_end = [&place] { return place.hear_end(); };
   options.keeps = kept;
-  return JoinedRoad{std::move(options), kept->road.get()};
+  return JoinedRoad{std::move(options), kept->road.get(), records};
 }
 
 }  // namespace driftless

@@ -8,12 +8,14 @@
 #pragma once
 
 #include "plugin/job/job_process.h"
+#include "plugin/observe/record_fanout.h"
 
 namespace driftless {
 
 struct JoinedRoad {
   ReceiverOptions options;  // they keep the process and the road
   ReceiveRoad* road = nullptr;
+  RecordFanout* records = nullptr;  // of its commits; they keep it, too
 };
 
 // A configuration by its file's path, or the text itself if that has several lines or a key.

@@ -55,6 +55,7 @@ std::pair<ssize_t, int> write_quietly(int file, std::string_view text) {
 VersionRecord record_of(const PublishReport& report, unsigned rank) {
   VersionRecord record = common(report, "trainer", rank);
   record.base_version = report.base_version;
+  record.most_changed = report.most_changed;
   const double density = report.total_units == 0 ? 0.0
                                                  : static_cast<double>(report.changed_units) /
                                                        static_cast<double>(report.total_units);
@@ -90,6 +91,15 @@ Result<std::unique_ptr<MetricsWriter>> MetricsWriter::open(const std::string& pa
   Descriptor fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!fd.valid()) return errno_status(errno, concat("metrics.file: ", file));
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(std::move(file), std::move(fd)));
+}
+
+void MetricsWriter::add(const VersionRecord& record) {
+  const Status written = write(to_json(record));
+  if (!written.ok()) trouble_ = written;
+}
+void MetricsWriter::add(const EngineRecord& record) {
+  const Status written = write(to_json(record));
+  if (!written.ok()) trouble_ = written;
 }
 
 Status MetricsWriter::write(const OrderedJson& line) {

@@ -9,6 +9,7 @@
 
 #include "core/descriptor.h"
 #include "formats/records.h"
+#include "plugin/observe/record_sink.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 
@@ -20,7 +21,7 @@ namespace driftless {
 // One line, without its end, whatever bytes the texts in it hold.
 [[nodiscard]] std::string json_line(const nlohmann::ordered_json& json);
 
-class MetricsWriter {
+class MetricsWriter final : public RecordSink {
  public:
   // Appends to `path` ("{role}" and "{rank}" in it filled in), which is made if it is missing;
   // several processes may share it, on a local file system: a line is one write. Null if the path
@@ -31,12 +32,20 @@ class MetricsWriter {
   // The first failure is returned, later ones are only counted.
   [[nodiscard]] Status write(const nlohmann::ordered_json& line);
 
+  void add(const VersionRecord& record) override;
+  void add(const EngineRecord& record) override;
+  void replace(std::span<const RolloutRecord> /*rollouts*/) override {}
+  void failed(const Status& /*status*/) override {}
+  void add(const EndRecord& /*record*/) override {}
+  [[nodiscard]] Status take_trouble() override { return std::exchange(trouble_, {}); }
+
  private:
   MetricsWriter(std::string path, Descriptor file)
       : path_(std::move(path)), file_(std::move(file)) {}
   std::string path_;
   Descriptor file_;
   std::uint64_t dropped_ = 0;
+  Status trouble_;     // of write(), until somebody takes it
   bool torn_ = false;  // the last line was cut: the next begins on a new one
 };
 

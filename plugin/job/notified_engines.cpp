@@ -29,6 +29,7 @@ NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
     : dir_(std::move(dir)), longest_(longest(config)), notifier_(std::move(notifier)) {
   for (const EngineEndpoint& engine : config.told_engines()) {
     tallies_.emplace_back().url = engine.url;
+    states_.emplace_back().engine = engine.url;
     if (engine.action == EngineAction::kUpdateFromDisk) {
       checkpoints_.insert(engine.local_checkpoint_dir);
     }
@@ -71,6 +72,11 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version,
   for (std::size_t i = 0; i < results.size(); ++i) {
     EngineTally& tally = tallies_[i];
     ++tally.versions;
+    EngineRecord& state = states_[i];
+    state.goal = version;
+    state.status = results[i].status;
+    state.commit.apply_ms = results[i].ms;
+    if (state.status.ok()) state.version = state.confirmed = version;
     if (results[i].status.ok()) continue;
     ++tally.failures;
     tally.error = results[i].status.message();

@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "formats/records.h"
 #include "plugin/job/config.h"
 
 namespace driftless {
@@ -37,6 +38,9 @@ class NotifiedEngines {
   [[nodiscard]] Status cleanup(std::uint64_t version);
 
   [[nodiscard]] const std::vector<EngineTally>& tallies() const { return tallies_; }
+  // As of the last notify(); apply_ms is all that its calls took. Origin, run and digest are the
+  // caller's.
+  [[nodiscard]] const std::vector<EngineRecord>& states() const { return states_; }
   // Ok if every engine took every version; else kIncomplete, naming those that did not.
   [[nodiscard]] Status outcome() const;
 
@@ -48,6 +52,7 @@ class NotifiedEngines {
   std::string dir_;
   std::chrono::milliseconds longest_;
   std::unique_ptr<EngineNotifier> notifier_;
+  std::vector<EngineRecord> states_;  // as config.told_engines(), like the following
   std::vector<EngineTally> tallies_;  // as config.told_engines()
   std::set<std::uint64_t> told_;      // versions that may lie there still
   std::uint64_t newest_ = 0;

@@ -5,8 +5,6 @@
 #include "formats/receiver_needs.h"
 #include "formats/records.h"
 
-#include <nlohmann/json.hpp>
-
 namespace driftless {
 
 bool wants_parts(const ReceiverReport& report) {
@@ -34,6 +32,8 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
   if (joined == nullptr) {
     DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
   }
+  DRIFTLESS_ASSIGN_OR_RETURN(sinks_,
+                             RecordSinks::open(config_, process_, "trainer", rank(), leads()));
   const std::uint64_t anchor = config_.anchors() ? anchor_room_bytes(base) : 0;
   DRIFTLESS_ASSIGN_OR_RETURN(
       road_, process_.sender(anchor, Deadline::after(config_.connect_deadline), joined));
@@ -42,11 +42,13 @@ Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
   config_.publisher.keep_snapshot = config_.gpu.snapshot != SnapshotPlace::kNone;
   DRIFTLESS_ASSIGN_OR_RETURN(
       publisher_, Publisher::open(config_.publisher, *group_, *road_, history_.get(), base, live));
-  DRIFTLESS_ASSIGN_OR_RETURN(metrics_,
-                             MetricsWriter::open(config_.metrics_file, "trainer", rank()));
   if (!leads()) return {};
   DRIFTLESS_RETURN_IF_ERROR(process_.withdraw_end());
   DRIFTLESS_ASSIGN_OR_RETURN(engines_, NotifiedEngines::open(config_));
+  const EndOfRun first = newest();
+  if (sinks_->view() != nullptr) {
+    sinks_->view()->open(first.run, first.version, to_hex(first.digest));
+  }
   return {};
 }
 
@@ -104,10 +106,18 @@ Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool 
   if (report.ok() && !config_.publisher.keep_snapshot) {
     report->live.step_ms = std::exchange(step_ms_, 0) + (in_step ? report->total_ms : 0);
   }
-  if (!report.ok() || !metrics_) return report;
-  const Status written = metrics_->write(to_json(record_of(*report, rank())));
-  if (!written.ok()) report->notes.push_back(written.to_string());
+  record(report);
   return report;
+}
+
+// The server shows what was reported by now: nobody else may use the road between versions.
+void PublisherSession::record(Result<PublishReport>& report) {
+  if (records().empty()) return;
+  if (!report.ok()) return records().failed(report.status());
+  records().add(record_of(*report, rank()));
+  if (leads() && sinks_->view() != nullptr) static_cast<void>(hear_rollouts());
+  const Status trouble = records().take_trouble();
+  if (!trouble.ok()) report->notes.push_back(trouble.to_string());
 }
 
 Result<std::vector<ReceiverReport>> PublisherSession::listen_to_all() {
@@ -117,13 +127,36 @@ Result<std::vector<ReceiverReport>> PublisherSession::listen_to_all() {
 }
 
 Result<std::vector<ReceiverReport>> PublisherSession::listen() {
-  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverReport> reports, listen_to_all());
+  wait_behind();
+  return hear_rollouts();
+}
+
+Result<std::vector<ReceiverReport>> PublisherSession::hear_rollouts() {
+  road_->progress();
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverReport> reports, road_->receivers());
   const std::string run = to_hex(newest().run);
   std::erase_if(reports, [&](const ReceiverReport& report) {
     const std::string of = reported_run(report.proof, report.needs);
     return !of.empty() && of != run;
   });
+  if (sinks_->view() == nullptr) return reports;
+  std::vector<RolloutRecord> rollouts;
+  const std::vector<std::string> left = road_->left();
+  for (const ReceiverReport& report : reports) {
+    rollouts.push_back(record_of(report));
+    rollouts.back().left = std::ranges::find(left, report.id) != left.end();
+  }
+  records().replace(rollouts);
   return reports;
+}
+
+void PublisherSession::record_engines() {
+  for (EngineRecord record : engines_->states()) {
+    record.origin = record_origin("trainer", rank());
+    record.run = newest().run;
+    if (record.version == newest().version) record.digest = to_hex(newest().digest);
+    records().add(record);
+  }
 }
 
 bool PublisherSession::needed(std::uint64_t version, std::size_t rollouts) {
@@ -179,6 +212,7 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
   std::map<std::string, Status> patched;
   if (!engines_->checkpoints().empty()) patched = wait_patched(version, rollouts);
   std::vector<Status> failures = engines_->notify(version, patched);
+  record_engines();
   if (!engines_->acknowledged() || !config_.notify.cleanup) return failures;
   if (needed(version, rollouts)) return failures;
   Status removed = engines_->cleanup(version);
@@ -200,6 +234,8 @@ Status PublisherSession::declare_end() {
   }
   DRIFTLESS_RETURN_IF_ERROR(
       process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline)));
+  records().add(EndRecord{record_origin("trainer", rank()), newest().run, "summary", "",
+                          newest().version, to_hex(newest().digest)});
   return alone;
 }
 

@@ -12,6 +12,7 @@
 #include "plugin/job/job_process.h"
 #include "plugin/job/metrics.h"
 #include "plugin/job/notified_engines.h"
+#include "plugin/job/record_sinks.h"
 #include "plugin/receive/run_end.h"
 
 namespace driftless {
@@ -64,6 +65,8 @@ class PublisherSession {
 
   [[nodiscard]] bool leads() const { return group_->leads(); }
   [[nodiscard]] unsigned rank() const { return group_->rank(); }
+  // Of the versions, the engines that are told, the rollouts and the end. Between other calls.
+  [[nodiscard]] RecordFanout& records() { return sinks_->records(); }
   [[nodiscard]] Publisher& publisher() { return *publisher_; }
   [[nodiscard]] const Publisher& publisher() const { return *publisher_; }
   [[nodiscard]] SendRoad& road() { return *road_; }
@@ -79,6 +82,10 @@ class PublisherSession {
   [[nodiscard]] Result<PublishReport> publish_now(WeightSource& weights, bool in_step,
                                                   std::optional<std::uint64_t> step);
   [[nodiscard]] Result<std::vector<ReceiverReport>> listen_to_all();  // whatever their run
+  void record(Result<PublishReport>& report);
+  // What the rollouts of this run last reported, for those that show it.
+  [[nodiscard]] Result<std::vector<ReceiverReport>> hear_rollouts();
+  void record_engines();
   [[nodiscard]] bool needed(std::uint64_t version, std::size_t rollouts);
   // Of each checkpoint that engines load.
   [[nodiscard]] std::map<std::string, Status> patched(std::uint64_t version, std::size_t rollouts);
@@ -92,7 +99,7 @@ class PublisherSession {
   std::unique_ptr<SendRoad> road_;
   std::unique_ptr<ReceiveRoad> history_;
   std::unique_ptr<Publisher> publisher_;
-  std::unique_ptr<MetricsWriter> metrics_;  // null: none
+  std::unique_ptr<RecordSinks> sinks_;
   std::unique_ptr<NotifiedEngines> engines_;
   CheckpointPatchers patchers_;
   double step_ms_ = 0;  // that the trainer's steps spent here, since the last version

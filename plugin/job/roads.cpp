@@ -11,17 +11,19 @@ namespace {
 struct Built {
   static constexpr bool kHere = true, kMpi = DRIFTLESS_HAS_MPI, kHdf5 = DRIFTLESS_HAS_HDF5,
                         kNccl = DRIFTLESS_HAS_NCCL, kTcp = DRIFTLESS_HAS_OPENSSL,
-                        kStore = DRIFTLESS_HAS_OBJECT_STORE;
+                        kStore = DRIFTLESS_HAS_OBJECT_STORE, kMonitor = DRIFTLESS_HAS_HTTPLIB;
   static constexpr Availability kMpiAt{"MPI", DRIFTLESS_LIBRARY_MPI, DRIFTLESS_WHY_NOT_MPI},
       kHdf5At{"MPI", DRIFTLESS_LIBRARY_HDF5, DRIFTLESS_WHY_NOT_HDF5},
       kNcclAt{"NCCL", DRIFTLESS_LIBRARY_NCCL, DRIFTLESS_WHY_NOT_NCCL},
       kTcpAt{"OpenSSL", "", DRIFTLESS_WHY_NOT_OPENSSL},
       kStoreAt{"libcurl, libcrypto and pugixml", DRIFTLESS_LIBRARY_OBJECT_STORE,
-               DRIFTLESS_WHY_NOT_OBJECT_STORE};
+               DRIFTLESS_WHY_NOT_OBJECT_STORE},
+      kMonitorAt{"cpp-httplib", DRIFTLESS_LIBRARY_HTTPLIB, DRIFTLESS_WHY_NOT_HTTPLIB};
 };
 
 constexpr std::array kParts = {
     Part{"engines", "HTTP calls to engines through libcurl", DRIFTLESS_WHY_NOT_CURL},
+    Part{"status_server", "the page, /status.json and /ready over HTTP", DRIFTLESS_WHY_NOT_HTTPLIB},
     Part{"cuda", "work on elements on the GPU", DRIFTLESS_WHY_NOT_CUDA},
     Part{"python", "the module for Megatron", DRIFTLESS_WHY_NOT_PYTHON},
 };
@@ -29,8 +31,14 @@ constexpr std::array kParts = {
 }  // namespace
 
 const RoadTable& road_table() {
-  static const RoadTable table{build_text(), RoadRows<Built>::kRows, kParts, Built::kMpiAt,
-                               kIfLinked<Built::kMpi, &join_mpi_job>};
+  static const MonitorTable monitor{build_text(), kIfLinked<Built::kMonitor, &start_http_server>};
+  static const RoadTable table{build_text(),
+                               RoadRows<Built>::kRows,
+                               kParts,
+                               Built::kMpiAt,
+                               kIfLinked<Built::kMpi, &join_mpi_job>,
+                               Built::kMonitorAt,
+                               Built::kMonitor ? &monitor : nullptr};
   return table;
 }
 

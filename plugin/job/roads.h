@@ -8,6 +8,7 @@
 
 #include "plugin/job/config.h"
 #include "plugin/job/watchdog.h"
+#include "plugin/observe/http_server.h"
 
 namespace driftless {
 
@@ -52,13 +53,23 @@ struct Part {
 using JoinMpi = Result<std::unique_ptr<JobProcess>> (*)(const Config& config, const Road& road,
                                                         JobRole role, const LateHandler& late);
 
+// What shows the state of a process, and needs libraries of others.
+struct MonitorTable {
+  const char* build = nullptr;  // build_text()
+  StartHttpServer serve_http = nullptr;
+};
+
 struct RoadTable {
   const char* build = nullptr;  // build_text(): a loaded library's must be the same
   std::span<const Road> roads;
   std::span<const Part> parts;
-  Availability mpi;            // of processes that an MPI launcher started
-  JoinMpi join_mpi = nullptr;  // null: not linked here
+  Availability mpi;                             // of processes that an MPI launcher started
+  JoinMpi join_mpi = nullptr;                   // null: not linked here
+  Availability monitor = {};                    // of the status server
+  const MonitorTable* monitor_parts = nullptr;  // null: not linked here
 };
+// What is linked, or in a library that is loaded. kUnsupported, with the reason.
+[[nodiscard]] Result<const MonitorTable*> monitor_of(const RoadTable& table);
 // The table that is linked.
 [[nodiscard]] const RoadTable& road_table();
 

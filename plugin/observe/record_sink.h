@@ -22,6 +22,8 @@ class RecordSink {
   // A failure after which the process goes on: a version that was refused, a call that failed.
   virtual void failed(const Status& status) = 0;
   virtual void add(const EndRecord& record) = 0;
+  // What the sink could not write, once, for the log of the process. Most sinks only count it.
+  [[nodiscard]] virtual Status take_trouble() { return {}; }
 };
 
 }  // namespace driftless

@@ -201,6 +201,7 @@ void BlockMirror::write(const PayloadContext& made, RankPayload* blocks, const F
     mine.findings.changed_units += found.changed_units;
     mine.findings.dense = mine.findings.dense || found.dense;
     mine.findings.digests.insert(found.digests.begin(), found.digests.end());
+    mine.findings.units.insert(found.units.begin(), found.units.end());
   }
   if (!told.ok()) {
     if (mine.status.ok()) mine.status = told.status();

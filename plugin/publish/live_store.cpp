@@ -288,6 +288,7 @@ Status LiveStore::each_change(std::span<const PairedTensor> batch, std::uint64_t
     found.digests[tensor] = change->second;
     DRIFTLESS_RETURN_IF_ERROR(each_piece(offered.number, [&](const DiffPiece& piece) -> Status {
       found.changed_units += piece.delta.count();
+      found.units[tensor] += piece.delta.count();
       found.dense = found.changed_units > dense_above_units;
       return found.dense ? Status() : use(piece);
     }));

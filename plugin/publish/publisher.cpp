@@ -137,6 +137,7 @@ Result<PublishReport> Publisher::publish_guarded(WeightSource& weights) {
     report.full_bytes = run_.layout.total_bytes();
     report.delta_bytes = outcome.delta_bytes;
     report.wire_bytes = outcome.wire_bytes;
+    if (leader_) report.most_changed = leader_->most_changed();
     if (mirror_) report.mirror_bytes = mirror_->size_bytes();
     if (live_ != nullptr) report.live = std::exchange(live_->costs(), {});
     if (outcome.anchor) {
@@ -305,6 +306,7 @@ PayloadMessage Publisher::write_payload(const PayloadContext& made, const Deadli
   }
   if (!full) mine.digest = part_digest_;
   for (const auto& [tensor, digest] : mine.findings.digests) mine.digest += digest;
+  mine.most_changed = most_changed(mine.findings.units);
   const PublicationFormat& format = publication_format(options_.layout);
   if (live_ != nullptr && mine.status.ok() && !mine.findings.dense) {
     const LiveStore::Version version{full, format.reads_weights(run_.shape.encoding)};

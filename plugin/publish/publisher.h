@@ -13,6 +13,7 @@
 #include "collectives/group.h"
 #include "collectives/road.h"
 #include "formats/manifest.h"
+#include "formats/records.h"
 #include "plugin/publish/block_splitter.h"
 #include "plugin/publish/publisher_device.h"
 #include "plugin/publish/run_state.h"
@@ -98,7 +99,10 @@ struct PublishReport {
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
   // Of whole tensors that the leader keeps, since the layout has them and ranks offer blocks.
   std::uint64_t mirror_bytes = 0;
-  bool anchor = false;             // an anchor of it was published, too
+  bool anchor = false;  // an anchor of it was published, too
+  // The tensors that changed most, largest first; of the leader, for a delta that was compared or
+  // captured on the host. Of ranks that share a tensor each names its kMostChangedTensors.
+  std::vector<TensorDensity> most_changed;
   std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
   LiveCosts live;                  // of this rank; zero if it keeps a snapshot
   double process_ms = 0;           // diff, encoding, writing; of this rank

@@ -390,7 +390,11 @@ OutcomeMessage PublisherLeader::conclude(const PlanMessage& plan,
   }
   bool dense = false, needs_full = false;
   std::vector<TensorDigests> copies;
+  changed_.clear();
   for (const PayloadMessage& rank : *ranks) {
+    for (const auto& [tensor, units] : rank.most_changed) {
+      if (tensor < run_.layout.size()) changed_[tensor] += units;
+    }
     outcome.changed_units += rank.findings.changed_units;
     dense = dense || rank.findings.dense;
     needs_full = needs_full || rank.needs_full;
@@ -417,6 +421,15 @@ OutcomeMessage PublisherLeader::conclude(const PlanMessage& plan,
       check_copies(copies, behind).with_context(concat(to_string(id), " was not published"));
   if (outcome.status.ok()) seal_version(plan, *ranks, outcome, deadline);
   return outcome;
+}
+
+std::vector<TensorDensity> PublisherLeader::most_changed() const {
+  std::vector<TensorDensity> most;
+  for (const auto& [number, units] : driftless::most_changed(changed_)) {
+    const TensorSpec& tensor = run_.layout[number];
+    most.push_back({tensor.name, units, tensor.units()});
+  }
+  return most;
 }
 
 void PublisherLeader::seal_version(const PlanMessage& plan, std::vector<PayloadMessage>& ranks,

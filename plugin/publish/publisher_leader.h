@@ -56,6 +56,8 @@ class PublisherLeader {
   [[nodiscard]] Status seal(const Publication& made, std::vector<PayloadMessage>& ranks,
                             const Deadline& deadline, OutcomeMessage& outcome, bool& doubt);
   [[nodiscard]] const Hash128& sealing() const { return sealing_; }
+  // Of the version that conclude() was about.
+  [[nodiscard]] std::vector<TensorDensity> most_changed() const;
 
   void request_anchor() { anchor_requested_ = true; }
   void anchored(std::uint64_t version);  // there is an anchor of it
@@ -98,7 +100,8 @@ class PublisherLeader {
   // Of each tensor of version 0, as the layout. Empty if the announcement on the road has none.
   std::vector<Digest> base_tensor_digests_;
 
-  Status fenced_;    // not ok: another publisher has taken the road over; nothing more is published
+  Status fenced_;  // not ok: another publisher has taken the road over; nothing more is published
+  std::map<std::uint32_t, std::uint64_t> changed_;  // units of tensors that changed most
   Hash128 sealing_;  // the hash of the manifest that was sealed last, or was to be
   std::uint64_t highest_number_ = 0;
   bool anchor_requested_ = false;

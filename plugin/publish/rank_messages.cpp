@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/publish/rank_messages.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+
+#include "formats/records.h"
 
 namespace driftless {
 namespace {
@@ -105,7 +108,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OfferMessage, status, tensors, boxes, left)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BaseMessage, status, digest, tensor_digests, copies)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReadyMessage, status, version, step, doubtful, needs_full)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadMessage, status, needs_full, digest, tensor_digests,
-                                   unchanged, copies, findings, parts, notes)
+                                   unchanged, copies, findings, most_changed, parts, notes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AssemblyMessage, status, tensors, owners, dropped, copied, cuts,
                                    notes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StartMessage, status, run, version, digest, resume, otherwise,
@@ -151,6 +154,13 @@ DRIFTLESS_RANK_MESSAGE(StatusMessage);
 DRIFTLESS_RANK_MESSAGE(DigestMessage);
 DRIFTLESS_RANK_MESSAGE(CountMessage);
 #undef DRIFTLESS_RANK_MESSAGE
+
+std::vector<ChangedUnits> most_changed(const std::map<std::uint32_t, std::uint64_t>& units) {
+  std::vector<ChangedUnits> most(std::min(units.size(), kMostChangedTensors));
+  std::ranges::partial_sort_copy(
+      units, most, [](const auto& one, const auto& other) { return one.second > other.second; });
+  return most;
+}
 
 void add_failure(Status& failed, const Status& found, std::size_t rank) {
   if (found.ok()) return;

@@ -13,6 +13,12 @@ namespace driftless {
 
 using TensorDigests = std::vector<TensorDigest>;  // by the number in the layout, ascending
 
+// Changed units of a tensor, by its number in the layout.
+using ChangedUnits = std::pair<std::uint32_t, std::uint64_t>;
+// Those with the most, largest first; at most kMostChangedTensors.
+[[nodiscard]] std::vector<ChangedUnits> most_changed(
+    const std::map<std::uint32_t, std::uint64_t>& units);
+
 using RankOffer = std::pair<std::uint32_t, std::uint32_t>;  // a rank, and which of its offers
 
 inline constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
@@ -50,6 +56,7 @@ struct PayloadMessage {  // a version or an anchor: what the rank wrote
   TensorDigests unchanged;  // for a delta: of the other tensors that it shares with other ranks
   TensorDigests copies;     // of its offers that other ranks have, too
   PayloadFindings findings;
+  std::vector<ChangedUnits> most_changed;
   std::vector<PartReceipt> parts;
   std::vector<std::string> notes;  // for all ranks
 };

@@ -76,6 +76,7 @@ Status SnapshotStore::absorb(const DiffPiece& piece, std::uint64_t dense_above_u
   const std::scoped_lock lock(mutex_);
   found.digests[owned(number).tensor()] += change;
   found.changed_units += piece.delta.count();
+  found.units[owned(number).tensor()] += piece.delta.count();
   found.dense = found.changed_units > dense_above_units;
   return found.dense ? error(StatusCode::kUnsupported, "dense") : Status();
 }

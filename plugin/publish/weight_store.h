@@ -26,6 +26,8 @@ struct FoundChanges {
   // By the number in the layout. For a delta: what it adds to the digest of each tensor that it
   // changes; for a full version: the digest of each.
   std::map<std::uint32_t, Digest> digests;
+  // Changed units by the same number, for a delta that was compared or captured on the host.
+  std::map<std::uint32_t, std::uint64_t> units;
   bool dense = false;  // stopped: the version is to be sent in full
 };
 

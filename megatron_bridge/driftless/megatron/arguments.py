@@ -160,6 +160,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         help="A weight update that fails ends the training. Default: it is reported, every time.",
     )
     add(
+        "--update-weight-on-record",
+        metavar="MODULE.FUNCTION",
+        help="Called on the leading rank as f(record) with the record of each version, a flat dict.",
+    )
+    add(
         "--custom-delta-pre-push-path",
         "--custom-update-weight-post-write-path",
         dest="custom_delta_pre_push_path",
@@ -212,6 +217,7 @@ class Options:
     hf_checkpoint: str | None = None
     pre_push: Hook | None = None
     pre_read: Hook | None = None
+    on_record: Hook | None = None
     wait: bool = False
     snapshot: str | None = None  # None: none, if it can be
     colocate: bool = False  # judged by load_config(): the mode may be in the file
@@ -239,6 +245,7 @@ def options_from(args: Any) -> Options | None:
         hf_checkpoint=flag("update_weight_hf_checkpoint"),
         pre_push=_load(flag("custom_delta_pre_push_path"), "--custom-delta-pre-push-path"),
         pre_read=_load(flag("custom_delta_pre_read_path"), "--custom-delta-pre-read-path"),
+        on_record=_load(flag("update_weight_on_record"), "--update-weight-on-record"),
         wait=bool(flag("update_weight_wait")),
         snapshot=flag("update_weight_snapshot"),
         colocate=bool(flag("colocate")),
@@ -274,7 +281,7 @@ def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
 
 def _refuse_unused(flag: Callable[[str], Any]) -> None:
     names = ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum", "buffer_size",
-             "disk_keep_files", "hf_checkpoint", "snapshot", "wait", "strict")  # fmt: skip
+             "disk_keep_files", "hf_checkpoint", "snapshot", "wait", "strict", "on_record")  # fmt: skip
     given = [f"--update-weight-{n.replace('_', '-')}" for n in names if flag(f"update_weight_{n}")]
     given += [text for name, text, _ in _RECEIVING if flag(name) is not None]
     if flag("custom_delta_pre_push_path") is not None:

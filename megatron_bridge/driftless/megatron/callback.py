@@ -7,6 +7,7 @@ A callback there is any object with methods of these names; each is given a cont
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .arguments import Options, options_from
@@ -18,15 +19,20 @@ class WeightUpdates:
     """Publishes after every training step. `options` are parsed arguments with our flags (a
     namespace is enough: `argparse.Namespace(update_weight_mode="delta", ...)`), or `Options`.
     `config`: what pretrain() is given, so that a setting that no map handles is refused here, before
-    a model is built; without it, when training starts."""
+    a model is built; without it, when training starts. `on_record`: called on the leading rank with
+    the record of each version, as a flat dict."""
 
     def __init__(
-        self, options: Any, hf_config: dict[str, Any] | None = None, config: Any = None
+        self,
+        options: Any,
+        hf_config: dict[str, Any] | None = None,
+        config: Any = None,
+        on_record: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         check_arguments(options, config, hf_config)
         self._given = options
         self._options = options if isinstance(options, Options) else options_from(options)
-        self._hf_config = hf_config
+        self._hf_config, self._on_record = hf_config, on_record
         self.session: Session | None = None
 
     def on_train_start(self, context: Any) -> None:
@@ -37,6 +43,7 @@ class WeightUpdates:
                 self._given,
                 self._hf_config,
                 getattr(context, "optimizer", None),
+                on_record=self._on_record,
             )
 
     def on_train_step_end(self, context: Any) -> None:

@@ -52,9 +52,11 @@ class Session:
         hf_config: dict[str, Any] | None = None,
         optimizer: Any = None,
         earlier: Sequence[Session] = (),
+        on_record: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        """`earlier`: sessions of this training run. One that has the same road makes way."""
-        self.options, self._args = options, args
+        """`earlier`: sessions of this training run. One that has the same road makes way.
+        `on_record`: of driftless.Job; called on the leading rank."""
+        self.options, self._args, self._on_record = options, args, on_record
         self._optimizer = optimizer
         self.model: Sequence[Any] = model if isinstance(model, (list, tuple)) else [model]
         self.rank = dist.get_rank()
@@ -153,7 +155,9 @@ class Session:
         return plan
 
     def _join(self) -> None:
-        self._job = driftless.Job(self.config, "trainer" if self.publishes else "bystander")
+        on_record = (self._on_record or self.options.on_record) if self.leads else None
+        role = "trainer" if self.publishes else "bystander"
+        self._job = driftless.Job(self.config, role, on_record=on_record)
 
     def _open(self) -> None:
         """Version 0: the checkpoint that the rollouts have, or the model as it is."""

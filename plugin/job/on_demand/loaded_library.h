@@ -18,6 +18,8 @@ namespace driftless {
 
 // Of a library of roads: returns its RoadTable (plugin/job/roads.h).
 inline constexpr const char* kRoadLibrarySymbol = "driftless_road_table";
+// Of the library of the status server: returns its MonitorTable.
+inline constexpr const char* kMonitorLibrarySymbol = "driftless_monitor_table";
 
 // What the function that `symbol` names in the library `name` returns: a table that begins with the
 // text of its build, which must be ours. `needed` is the word for what it brings along ("MPI").

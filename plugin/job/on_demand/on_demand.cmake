@@ -10,7 +10,7 @@ set_source_files_properties(${on_demand}/loaded_library.cpp PROPERTIES
   COMPILE_DEFINITIONS "DRIFTLESS_BUILD_TEXT=\"${build_text}\"" SKIP_UNITY_BUILD_INCLUSION ON)
 
 # The table for what others load: links nothing that they may not have.
-driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE)
+driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE HTTPLIB)
 
 # driftless_loaded_library(NAME OUTPUT SOURCE LIBRARY...)
 function(driftless_loaded_library name output source)
@@ -26,19 +26,25 @@ endfunction()
 
 # NCCL is in a library of its own: a job over MPI runs where there is no NCCL.
 if(DRIFTLESS_HAS_MPI)
-  driftless_road_table(driftless_mpi_roads LOADED NCCL)
+  driftless_road_table(driftless_mpi_roads LOADED NCCL HTTPLIB)
   driftless_loaded_library(driftless_road_library driftless_roads road_library.cpp
                            driftless_mpi_roads)
 endif()
 # Object stores need no MPI; a job under mpirun finds them in the library of MPI.
 if(DRIFTLESS_HAS_OBJECT_STORE)
-  driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL)
+  driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL HTTPLIB)
   driftless_loaded_library(driftless_object_store_road_library driftless_object_store_roads
                            road_library.cpp driftless_object_store_roads)
 endif()
 if(DRIFTLESS_HAS_NCCL)
+  driftless_road_table(driftless_nccl_roads LOADED HTTPLIB)
   driftless_loaded_library(driftless_nccl_road_library driftless_nccl_roads road_library.cpp
-                           driftless_roads)
+                           driftless_nccl_roads)
+endif()
+# The status server, with cpp-httplib.
+if(DRIFTLESS_HAS_HTTPLIB)
+  driftless_loaded_library(driftless_monitor_library driftless_monitor monitor_library.cpp
+                           driftless_monitor)
 endif()
 # device_access.h, for the C library: it links no CUDA.
 add_library(driftless_device_access STATIC ${on_demand}/device_access.cpp)

@@ -22,6 +22,20 @@ using testing::Rollout;
 using testing::Trainer;
 using testing::Weights;
 
+// The leader knows what each tensor's changes are, whoever holds its blocks.
+void expect_all_counted(const PublishReport& report) {
+  std::uint64_t counted = 0;
+  for (std::size_t i = 0; i < report.most_changed.size(); ++i) {
+    const TensorDensity& each = report.most_changed[i];
+    counted += each.changed_units;
+    EXPECT_LE(each.changed_units, each.total_units) << each.tensor;
+    if (i > 0) {
+      EXPECT_LE(each.changed_units, report.most_changed[i - 1].changed_units);
+    }
+  }
+  EXPECT_EQ(counted, report.changed_units);
+}
+
 class PublisherRanks : public ::testing::TestWithParam<unsigned> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, PublisherRanks, ::testing::Values(1U, 2U, 3U));
 
@@ -46,6 +60,7 @@ TEST_P(PublisherRanks, EveryVersionArrivesBitForBitInEveryEncoding) {
       EXPECT_EQ(trainer.report().version, version);
       EXPECT_GT(trainer.report().changed_units, 0U);
       EXPECT_LT(trainer.report().wire_bytes, trainer.report().full_bytes);
+      expect_all_counted(trainer.report());
     }
   }
 }

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// RecordFanout: passes each record to every sink that it owns, in the order in which they were
+// added. A process pushes its records in one place, into one of these. One thread at a time.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "plugin/observe/record_sink.h"
+
+namespace driftless {
+
+class RecordFanout final : public RecordSink {
+ public:
+  [[nodiscard]] bool empty() const { return sinks_.empty(); }
+  void own(std::unique_ptr<RecordSink> sink) { sinks_.push_back(std::move(sink)); }
+  void add(const VersionRecord& record) override { each(&RecordSink::add, record); }
+  void add(const EngineRecord& record) override { each(&RecordSink::add, record); }
+  void replace(std::span<const RolloutRecord> rollouts) override {
+    for (const auto& sink : sinks_) sink->replace(rollouts);
+  }
+  void failed(const Status& status) override {
+    for (const auto& sink : sinks_) sink->failed(status);
+  }
+  void add(const EndRecord& record) override { each(&RecordSink::add, record); }
+  // The first failure that a sink reports.
+  [[nodiscard]] Status take_trouble() override {
+    Status first;
+    for (const auto& sink : sinks_) {
+      const Status trouble = sink->take_trouble();
+      if (first.ok()) first = trouble;
+    }
+    return first;
+  }
+
+ private:
+  template <typename Record>
+  void each(void (RecordSink::*take)(const Record&), const Record& record) {
+    for (const auto& sink : sinks_) ((*sink).*take)(record);
+  }
+
+  std::vector<std::unique_ptr<RecordSink>> sinks_;
+};
+
+}  // namespace driftless

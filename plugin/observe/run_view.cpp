@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/observe/run_view.h"
+
+#include <algorithm>
+
+namespace driftless {
+
+void RunView::open(const Hash128& run, std::uint64_t version, std::string digest) {
+  const std::scoped_lock lock(mutex_);
+  open_ = true;
+  see(run, version, std::move(digest));
+}
+
+// The trainer is alive while it makes records. An agent does not see the trainer itself: it knows
+// when the last version came.
+void RunView::see(const Hash128& run, std::uint64_t version, std::string digest) {
+  now_.run = run;
+  now_.version = version;
+  now_.digest = std::move(digest);
+  now_.trainer = role_ == "trainer" ? TrainerState::kAlive : TrainerState::kUnknown;
+  now_.trainer_seen = record_origin(role_, rank_).time;
+}
+
+void RunView::replace(std::vector<EngineRecord> engines) {
+  if (engines.size() > kPeers) engines.resize(kPeers);
+  const std::scoped_lock lock(mutex_);
+  now_.engines = std::move(engines);
+}
+
+void RunView::add(const VersionRecord& record) {
+  auto kept = std::make_shared<const VersionRecord>(record);
+  const std::scoped_lock lock(mutex_);
+  open_ = true;
+  see(record.run, record.version, to_hex(record.digest));
+  versions_.push_back(std::move(kept));
+  if (versions_.size() > kVersions) versions_.pop_front();
+}
+
+void RunView::add(const EngineRecord& record) {
+  const std::scoped_lock lock(mutex_);
+  const auto at = std::ranges::find(now_.engines, record.engine, &EngineRecord::engine);
+  if (at != now_.engines.end()) {
+    *at = record;
+  } else if (now_.engines.size() < kPeers) {
+    now_.engines.push_back(record);
+  }
+  if (!record.status.ok()) ++now_.refusals[std::string(to_string(record.status.code()))];
+}
+
+void RunView::replace(std::span<const RolloutRecord> rollouts) {
+  rollouts = rollouts.first(std::min(rollouts.size(), kPeers));
+  const std::scoped_lock lock(mutex_);
+  now_.rollouts.assign(rollouts.begin(), rollouts.end());
+}
+
+void RunView::failed(const Status& status) {
+  const std::string code(to_string(status.code()));
+  const std::scoped_lock lock(mutex_);
+  if (now_.refusals.size() < kCodes || now_.refusals.contains(code)) ++now_.refusals[code];
+}
+
+void RunView::add(const EndRecord& record) {
+  if (role_ != "trainer") return;  // an agent's end is not the run's
+  const std::scoped_lock lock(mutex_);
+  see(record.run, record.version, record.digest);
+  now_.trainer = TrainerState::kEnded;
+}
+
+void RunView::end_run() {
+  const std::scoped_lock lock(mutex_);
+  now_.trainer = TrainerState::kEnded;
+}
+
+RunStatus RunView::status(std::uint64_t since) const {
+  std::vector<std::shared_ptr<const VersionRecord>> found;
+  RunStatus status;
+  {
+    const std::scoped_lock lock(mutex_);
+    status = now_;
+    for (auto at = versions_.rbegin(); at != versions_.rend() && (*at)->version > since; ++at) {
+      found.push_back(*at);
+    }
+  }
+  status.origin = record_origin(role_, rank_);
+  status.versions.reserve(found.size());
+  for (auto at = found.rbegin(); at != found.rend(); ++at) status.versions.push_back(**at);
+  return status;
+}
+
+Readiness RunView::readiness(std::uint64_t max_lag) const {
+  const std::scoped_lock lock(mutex_);
+  Readiness found{false, now_.run, now_.version, 0, {}};
+  const bool agent = role_ == "agent";
+  if (!open_) {
+    found.reason = "no run is open yet";
+  } else if (agent && now_.version == 0) {
+    found.reason = "no version was handed over yet";
+  }
+  for (const EngineRecord& engine : now_.engines) {
+    if (!agent || !found.reason.empty()) break;
+    const std::uint64_t lag = now_.version > engine.version ? now_.version - engine.version : 0;
+    found.lag = std::max(found.lag, lag);
+    const bool none = engine.version == 0;
+    if (!none && lag <= max_lag) continue;
+    found.reason = none ? concat("engine ", engine.engine, " holds no version")
+                        : concat("engine ", engine.engine, " is ", lag, " versions behind");
+    if (engine.status.ok()) continue;
+    found.reason += concat(": ", to_string(engine.status.code()), ": ", engine.status.message());
+  }
+  found.ready = found.reason.empty();
+  return found;
+}
+
+}  // namespace driftless

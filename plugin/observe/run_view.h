@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// RunView: what a process knows of its run, from its records: the newest versions, the engines, the
+// rollouts and the failures so far. The status server answers from it.
+//
+// Any thread may make any call; each holds a mutex for a moment. Memory is bounded: the newest
+// kVersions versions (at most about 30 MB), kPeers engines and as many rollouts, and kCodes codes
+// of failures.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+
+#include "plugin/observe/record_sink.h"
+#include "plugin/observe/run_status.h"
+
+namespace driftless {
+
+// Whether the process does its work: a trainer whose run is open, or an agent whose engines follow.
+struct Readiness {
+  bool ready = false;
+  Hash128 run;
+  std::uint64_t version = 0;  // the newest of the run that the process knows
+  std::uint64_t lag = 0;      // of the engine that is furthest behind
+  std::string reason;         // why it is not ready
+};
+
+class RunView final : public RecordSink {
+ public:
+  static constexpr std::size_t kVersions = 10'000;
+  static constexpr std::size_t kPeers = 4'096;
+  static constexpr std::size_t kCodes = 64;
+
+  RunView(std::string_view role, unsigned rank) : role_(role), rank_(rank) {}
+
+  // The run is open at this version. `digest` is hex; empty: not known.
+  void open(const Hash128& run, std::uint64_t version, std::string digest);
+  // The engines as of now: the whole list each time, in place of what their records reported.
+  void replace(std::vector<EngineRecord> engines);
+
+  // The trainer has declared the end of the run.
+  void end_run();
+
+  void add(const VersionRecord& record) override;
+  void add(const EngineRecord& record) override;
+  void replace(std::span<const RolloutRecord> rollouts) override;
+  void failed(const Status& status) override;
+  void add(const EndRecord& record) override;
+
+  // The versions above `since`, at most the newest kVersions.
+  [[nodiscard]] RunStatus status(std::uint64_t since = 0) const;
+  // `max_lag`: versions that an engine may be behind.
+  [[nodiscard]] Readiness readiness(std::uint64_t max_lag) const;
+
+ private:
+  void see(const Hash128& run, std::uint64_t version, std::string digest);
+
+  const std::string_view role_;
+  const unsigned rank_;
+  mutable std::mutex mutex_;
+  bool open_ = false;
+  // The list below is copied by its pointers, so that the mutex is held for a moment.
+  std::deque<std::shared_ptr<const VersionRecord>> versions_;
+  RunStatus now_;  // without versions
+};
+
+}  // namespace driftless

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/observe/status_pages.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "plugin/observe/page.h"
+
+namespace driftless {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr std::string_view kJson = "application/json";
+// The page is one file: nothing is loaded from elsewhere, and no other page may show it.
+constexpr std::string_view kPolicy =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'";
+
+HttpReply json_reply(int status, const OrderedJson& json) {
+  return {status, std::string(kJson),
+          json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n"};
+}
+HttpReply refusal(int status, std::string_view why) { return json_reply(status, {{"error", why}}); }
+
+// Takes the same time wherever they differ.
+bool same_secret(std::string_view given, std::string_view secret) {
+  unsigned different = given.size() == secret.size() ? 0 : 1;
+  for (std::size_t at = 0; at < given.size(); ++at) {
+    different |= static_cast<unsigned>(given[at] ^ secret[at % secret.size()]);
+  }
+  return different == 0;
+}
+
+// Empty: not base64. Padding may be left out.
+std::string from_base64(std::string_view text) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  while (text.ends_with('=')) text.remove_suffix(1);
+  std::string bytes;
+  unsigned bits = 0, held = 0;
+  for (const char digit : text) {
+    const std::size_t value = kDigits.find(digit);
+    if (value == std::string_view::npos) return {};
+    bits = ((bits << 6U) | static_cast<unsigned>(value)) & 0xffffU;
+    held += 6;
+    if (held < 8) continue;
+    held -= 8;
+    bytes.push_back(static_cast<char>((bits >> held) & 0xffU));
+  }
+  return bytes;
+}
+
+bool same_word(std::string_view text, std::string_view lower) {
+  return std::ranges::equal(text, lower, [](char one, char other) {
+    return (one >= 'A' && one <= 'Z' ? one - 'A' + 'a' : one) == other;
+  });
+}
+
+// Ends a path or a URL within a message.
+bool ends_word(char each) {
+  return static_cast<unsigned char>(each) <= ' ' ||
+         std::string_view("'\"`,;()<>|").find(each) != std::string_view::npos;
+}
+// A "/" behind one of these is within a name.
+bool within_name(char each) {
+  return (each >= '0' && each <= '9') || (each >= 'a' && each <= 'z') ||
+         (each >= 'A' && each <= 'Z') || static_cast<unsigned char>(each) >= 0x80 ||
+         std::string_view("._-~*{}/").find(each) != std::string_view::npos;
+}
+
+}  // namespace
+
+std::string public_text(std::string_view text) {
+  std::string shown;
+  std::size_t at = 0;
+  const auto rest_of_word = [&] {
+    std::size_t end = at;
+    while (end < text.size() && !ends_word(text[end])) ++end;
+    return text.substr(at, end - at);
+  };
+  while (at < text.size()) {
+    if (text.substr(at).starts_with("://")) {
+      at += 3;
+      std::string_view url = rest_of_word();
+      at += url.size();
+      url = url.substr(0, url.find_first_of("?#"));
+      const std::string_view place = url.substr(0, url.find('/'));
+      const std::size_t user = place.rfind('@');
+      shown.append("://").append(user == std::string_view::npos ? url : url.substr(user + 1));
+      continue;
+    }
+    if (text[at] != '/' || (at > 0 && within_name(text[at - 1]))) {
+      shown.push_back(text[at++]);
+      continue;
+    }
+    std::string_view path = rest_of_word();
+    path = path.substr(0, path.find(':'));
+    at += path.size();
+    while (path.size() > 1 && path.ends_with('/')) path.remove_suffix(1);
+    const std::size_t last = path.rfind('/');
+    shown.append(last == 0 ? "" : "...").append(path.substr(last));
+  }
+  return shown;
+}
+
+void make_public(RunStatus& status) {
+  for (EngineRecord& engine : status.engines) {
+    engine.engine = public_text(engine.engine);
+    if (engine.status.ok()) continue;
+    engine.status = Status(engine.status.code(), public_text(engine.status.message()));
+  }
+}
+
+bool StatusPages::may_see(const HttpRequest& request) const {
+  const std::string_view given = request.authorization;
+  const std::size_t space = given.find(' ');
+  if (space == std::string_view::npos) return false;
+  const std::string_view word = given.substr(0, space);
+  std::string_view secret = given.substr(space + 1);
+  if (same_word(word, "bearer")) return same_secret(secret, options_.token);
+  if (!same_word(word, "basic")) return false;
+  const std::string pair = from_base64(secret);
+  const std::size_t colon = pair.find(':');
+  return colon != std::string::npos &&
+         same_secret(std::string_view(pair).substr(colon + 1), options_.token);
+}
+
+// A page of somebody else's may bring a browser here under a name of its own, which it had resolved
+// to this address (DNS rebinding).
+bool StatusPages::names_this_server(const HttpRequest& request) const {
+  const std::string port = concat(":", request.port);
+  std::string_view host = request.host;
+  if (host.ends_with(port)) {
+    host.remove_suffix(port.size());
+  } else if (request.port != 80) {
+    return false;
+  }
+  if (same_word(host, "localhost") || host == "127.0.0.1" || host == "[::1]") return true;
+  return host == options_.host || host == concat("[", options_.host, "]");
+}
+
+HttpReply StatusPages::status(const HttpRequest& request) {
+  std::uint64_t since = 0;
+  for (const auto& [key, value] : request.query) {
+    if (key != "since") continue;
+    const auto read = std::from_chars(value.data(), value.data() + value.size(), since);
+    if (read.ec != std::errc() || read.ptr != value.data() + value.size()) {
+      return refusal(400, "since: expected the number of a version");
+    }
+  }
+  const std::scoped_lock lock(rendering_);
+  RunStatus found = view_.status(since);
+  make_public(found);
+  return json_reply(200, to_json(found));
+}
+
+HttpReply StatusPages::readiness() const {
+  const Readiness found = view_.readiness(options_.max_lag);
+  return json_reply(found.ready ? 200 : 503, {{"ready", found.ready},
+                                              {"run", found.run.is_zero() ? "" : to_hex(found.run)},
+                                              {"version", found.version},
+                                              {"lag", found.lag},
+                                              {"reason", public_text(found.reason)}});
+}
+
+HttpReply StatusPages::page(const HttpRequest& request) {
+  if (request.method != "GET" && request.method != "HEAD") {
+    HttpReply reply = refusal(405, "only GET and HEAD are answered");
+    reply.headers.emplace_back("Allow", "GET, HEAD");
+    return reply;
+  }
+  if (request.path == "/status.json") return status(request);
+  if (request.path == "/ready") return readiness();
+  if (request.path == "/metrics" && options_.metrics != nullptr) {
+    return {200, "text/plain; version=0.0.4; charset=utf-8", options_.metrics->text()};
+  }
+  if (request.path == "/") return {200, "text/html; charset=utf-8", std::string(status_page())};
+  return refusal(404, "there are /, /status.json, /metrics and /ready");
+}
+
+HttpReply StatusPages::answer(const HttpRequest& request) {
+  HttpReply reply;
+  if (options_.token.empty() && !names_this_server(request)) {
+    reply = refusal(403, "the Host header names another server: use localhost or 127.0.0.1");
+  } else if (!options_.token.empty() && !may_see(request)) {
+    reply = refusal(401, "a token is needed: Authorization: Bearer TOKEN");
+    reply.headers.emplace_back("WWW-Authenticate", "Basic realm=\"driftless\"");
+  } else {
+    reply = page(request);
+  }
+  reply.headers.emplace_back("Content-Security-Policy", kPolicy);
+  reply.headers.emplace_back("X-Content-Type-Options", "nosniff");
+  reply.headers.emplace_back("Referrer-Policy", "no-referrer");
+  reply.headers.emplace_back("Cache-Control", "no-store");
+  return reply;
+}
+
+}  // namespace driftless
