@@ -16,7 +16,8 @@ import page_browser as browsers
 from page_browser import MISSING, text, until
 from page_server import PAGE, MadeRun, PageServer, utc
 from ports import free_port
-from support import COMMAND, REPOSITORY
+from support import REPOSITORY
+from test_agent import Engine, checkpoint_host, name, replay  # noqa: F401
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
@@ -73,8 +74,8 @@ def rows(driver, table):
         ".map((tr) => [...tr.children].map((td) => td.textContent))", table)  # fmt: skip
 
 
-def pick(driver, name, value):
-    driver.find_element("css selector", f"input[name={name}][value='{value}']").click()
+def pick(driver, choice, value):
+    driver.find_element("css selector", f"input[name={choice}][value='{value}']").click()
 
 
 def readout(driver, chart):
@@ -96,6 +97,8 @@ def megabytes(x):
 def test_the_file_is_small_and_alone():
     page = PAGE.read_text()
     assert len(page.encode()) < 200_000
+    embedded = re.sub(r"\n//[^\n]*", "", re.sub(r"\n +", "\n", page))  # as by CMake
+    assert len(embedded.encode()) < 65536, "the longest literal that compilers must take"
     assert not re.search(r"https?://(?!\S*\$)", page.replace("https?:", "")), "no address"
     assert not re.search(r"\son\w+=|javascript:|innerHTML|insertAdjacent|document\.write|eval\(|"
                          r"<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(|style=\"",
@@ -122,7 +125,7 @@ def test_texts_stand_out_from_their_background(scheme):
     colour = dict(re.findall(r"--([\w-]+): (#\w+);", block))
     pairs = [(front, back) for front in ("text", "muted", "ok", "warn", "bad", "accent")
              for back in ("bg", "panel", "sunken")]  # fmt: skip
-    pairs += [(name, f"{name}-bg") for name in ("ok", "warn", "bad", "idle")]
+    pairs += [(level, f"{level}-bg") for level in ("ok", "warn", "bad", "idle")]
     pairs += [("text", "tint"), ("muted", "tint"), ("panel", "accent")]
     for front, back in pairs:
         light, dark = sorted((brightness(colour[front]), brightness(colour[back])), reverse=True)
@@ -185,7 +188,7 @@ def test_it_asks_only_for_what_is_new_and_only_its_own_server(driver, made, serv
     assert set(server.requests) == {"/", "/status.json?since=0", "/status.json?since=700",
                                     "/status.json?since=701"}  # fmt: skip
     asked = driver.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
-    assert {urlparse(name).netloc for name in asked} == {urlparse(server.url).netloc}
+    assert {urlparse(address).netloc for address in asked} == {urlparse(server.url).netloc}
 
 
 def test_another_run_replaces_the_first_one(driver, made, server):
@@ -364,12 +367,12 @@ def test_phases_and_pauses_of_updates_are_drawn(driver, made, server):
 
 
 def test_hostile_names_are_only_text(driver, made, server):
-    for name in (HOSTILE, "x" * 10000, "\u202e", "__proto__"):
-        made.engines[len(name) % 5].update(engine=name, kind=name, status=name, error=name,
-                                           proven=name, host=name)  # fmt: skip
-        made.rollouts[0].update(id=name, digest=name)
-        made.versions[-1]["most_changed"][3]["tensor"] = name
-        made.versions[-1]["encoding"] = name
+    for words in (HOSTILE, "x" * 10000, "\u202e", "__proto__"):
+        made.engines[len(words) % 5].update(engine=words, kind=words, status=words, error=words,
+                                           proven=words, host=words)  # fmt: skip
+        made.rollouts[0].update(id=words, digest=words)
+        made.versions[-1]["most_changed"][3]["tensor"] = words
+        made.versions[-1]["encoding"] = words
     made.versions[-1]["most_changed"][4]["tensor"] = made.engines[1]["engine"] = HOSTILE
     made.refusals = {HOSTILE: 3, "__proto__": 2, "y" * 10000: 1}
     status = made.status()
@@ -496,55 +499,60 @@ def test_the_made_up_records_have_the_keys_of_real_ones(work):
 # --- the real server -----------------------------------------------------------------------------
 
 
-def test_the_page_of_a_real_trainer(driver, work):
-    if "status_server" not in jobs.backends():
-        pytest.skip("this build has no status server")
+@pytest.fixture
+def processes():
+    yield
+    jobs.stop_started()
+
+
+def test_the_pages_of_a_real_trainer_and_agent(driver, work, name, processes):  # noqa: F811
     jobs.need("status_server")
-    jobs.make_run(work / "run", np.random.default_rng(3), 12)
-    port = free_port()
-    job = jobs.Files(work, **{"monitor.address": f"127.0.0.1:{port}", "receiver.id": "worker-a"})
-    trainer = job.start_trainer("--replay", work / "run", "--rollouts", 1, "--interval-ms", 300)
-    url = f"http://127.0.0.1:{port}/"
+    jobs.make_run(work / "run", np.random.default_rng(3), 8)
+    engines = [Engine(work / "run/step_000000") for _ in range(2)]
+    host = checkpoint_host(work, name, ("vllm", engines[0]), ("sglang", engines[1]))
+    ports = {"trainer": free_port(), "agent": free_port()}
+    agent = host.start_agent("--set", f"monitor.address={ports['agent']}")
+    trainer = replay(host, work / "run", "--interval-ms", 900,
+                     "--set", f"monitor.address={ports['trainer']}")  # fmt: skip
 
-    def status():
-        with urllib.request.urlopen(f"{url}status.json", timeout=10) as answer:
-            return json.load(answer)
-
-    def served():
+    def status(role):
         with contextlib.suppress(OSError):
-            return status()
+            with urllib.request.urlopen(url(role) + "status.json", timeout=10) as answer:
+                return json.load(answer)
+        return None
 
-    until(served, "the status server", 30)
-    rollout = jobs.start([*map(str, [COMMAND, *job.rollout("--json", "--save", work / "save",
-                                                           "--set", "monitor.address=")])])
-    driver.get(url)
-    until(lambda: text(driver, "f-version").isdigit() and int(text(driver, "f-version")) > 2,
-          "version 3", 30)  # fmt: skip
-    assert text(driver, "f-trainer") == "alive"
-    ask(driver, lambda: len(rows(driver, "rollouts")) == 1, "the rollout's report")
+    def url(role):
+        return f"http://127.0.0.1:{ports[role]}/"
 
-    def compared():
-        """Whether the page shows what the server answers, while nothing changes in between."""
-        before = status()
+    def receivers(status, role):
+        if role == "trainer":
+            return [[each["id"], str(each["version"])] for each in status["rollouts"]]
+        return [[each["engine"], str(each["version"]), each["proven"], each["status"]]
+                for each in status["engines"]]  # fmt: skip
+
+    def shown(role):
+        if role == "trainer":
+            return [row[:2] for row in rows(driver, "rollouts")]
+        return [[row[0], row[2], row[4], row[7]] for row in rows(driver, "engines")]
+
+    def agrees(role):
+        """Whether the page shows what the server answers; it may answer anew in between."""
         driver.execute_script(ASK)
         time.sleep(0.1)
-        shown = [text(driver, "run"), text(driver, "f-version"), text(driver, "f-bytes"),
-                 rows(driver, "rollouts")[0][0]]  # fmt: skip
-        newest = before["versions"][-1]
-        if status()["version"] != before["version"]:
-            return False
-        assert shown == [f"run {before['run']}", str(before["version"]),
-                         shown_bytes(newest["wire_bytes"]), "worker-a"]  # fmt: skip
-        return True
+        now = status(role)
+        newest = now["versions"][-1]["version"] if now["versions"] else 0
+        return (now["version"] > 0 and receivers(now, role)
+                and text(driver, "run") == f"run {now['run']}"
+                and text(driver, "f-version") == str(now["version"])
+                and text(driver, "f-trainer") == now["trainer"]["state"]
+                and readout(driver, "bytes").startswith(f"Version {newest} ")
+                and sorted(shown(role)) == sorted(receivers(now, role)))  # fmt: skip
 
-    until(compared, "a moment between two versions")
-    assert driver.get_log("browser") == [], "the server's policy allows all that the page does"
-    assert jobs.finish(rollout).returncode == 0 and jobs.finish(trainer).returncode == 0
+    until(lambda: (status("trainer") or {}).get("version", 0) >= 2, "version 2", 30)
+    for role in ("agent", "trainer"):
+        driver.get(url(role))
+        until(lambda role=role: agrees(role), f"the page of the {role}", 30)
+        assert text(driver, "f-trainer") == "alive" or role == "agent"
+        assert driver.get_log("browser") == [], "the server's policy allows all that the page does"
+    assert jobs.finish(trainer).returncode == 0 and jobs.finish(agent).returncode == 0
     until(lambda: text(driver, "link").startswith("lost since"), "the end of the server")
-
-
-def shown_bytes(x):
-    if x < 1000:
-        return f"{x} B"
-    x /= 1000
-    return f"{x:.2f} kB" if x < 10 else f"{x:.1f} kB" if x < 100 else f"{x:.0f} kB"
