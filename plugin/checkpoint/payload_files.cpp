@@ -12,9 +12,7 @@ namespace {
 class FlushFiles final : public PayloadFiles {
  public:
   FlushFiles(const WeightLayout& layout, PayloadFileOptions options)
-      : layout_(layout),
-        options_(std::move(options)),
-        builder_(layout, options_.frame.encoding) {}
+      : layout_(layout), options_(std::move(options)), builder_(layout, options_.frame.encoding) {}
 
   Status add(const DiffPiece& piece) override {
     if (!builder_.accepts(piece.delta) || builder_.size_bytes() >= options_.buffer_bytes) {

@@ -28,6 +28,7 @@ struct Arguments {
   ApplyArguments apply;
   VerifyArguments verify;
   VerifyEngineArguments verify_engine;
+  CompareArguments compare;
   std::string inspect;
   BenchArguments bench;
   DemoArguments demo;
@@ -178,6 +179,19 @@ void add_verify(CLI::App& app, Arguments& all) {
           "own state)")
       ->excludes(like);
   add_verify_engine(*command, checkpoint, all);
+}
+
+void add_compare(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "compare", "Show what changed between two checkpoints, and what each encoding would cost");
+  CompareArguments& options = all.compare;
+  command->add_option("OLD", options.before, "Checkpoint before the change")->required();
+  command->add_option("NEW", options.after, "Checkpoint after it")->required();
+  CLI::Option* html =
+      command->add_option("--html", options.html, "Write the same as one HTML file, too");
+  command->add_flag("--all", options.all, "Show every tensor that changed");
+  command->add_flag("--force", options.force, "Replace the HTML file if it is there")->needs(html);
+  runs(*command, all, [&all] { return run_compare(all.common, all.compare); });
 }
 
 void add_inspect(CLI::App& app, Arguments& all) {
@@ -352,8 +366,8 @@ int run(int argc, char** argv) {
   app.footer(kExitCodes);
   Arguments all;
   for (const auto add :
-       {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench, add_demo, add_config,
-        add_info, add_trainer, add_rollout, add_agent, add_presign}) {
+       {add_synth, add_diff, add_apply, add_verify, add_compare, add_inspect, add_bench, add_demo,
+        add_config, add_info, add_trainer, add_rollout, add_agent, add_presign}) {
     add(app, all);
   }
   for (CLI::App* command : app.get_subcommands({})) {
