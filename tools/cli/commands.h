@@ -57,6 +57,14 @@ struct CompareArguments {
   bool force = false;
 };
 
+struct ReportArguments {
+  std::string run;  // a directory or an object store's URL; empty: metrics alone
+  std::string out;
+  std::string base;  // empty: the run's oldest whole version
+  std::vector<std::string> metrics;
+  bool force = false;
+};
+
 struct BenchArguments {
   BenchOptions bench;
   std::string trace;
@@ -108,6 +116,7 @@ struct AgentArguments {
 [[nodiscard]] Result<int> run_verify_engine(const Common& common,
                                             const VerifyEngineArguments& options);
 [[nodiscard]] Result<int> run_compare(const Common& common, const CompareArguments& arguments);
+[[nodiscard]] Result<int> run_report(const Common& common, const ReportArguments& arguments);
 [[nodiscard]] Result<int> run_inspect(const Common& common, const std::string& path);
 [[nodiscard]] Result<int> run_bench_command(const Common& common, BenchArguments options);
 [[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);

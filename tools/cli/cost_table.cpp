@@ -14,7 +14,9 @@ std::optional<double> bits_per_changed(const EncodingCost& cost, std::uint64_t c
 }
 
 // Short times keep their digits.
-std::string seconds_text(double seconds) { return fixed(seconds, seconds < 1 ? 4 : 2); }
+std::string seconds_text(double seconds) {
+  return fixed(seconds, seconds < 0.01 ? 6 : seconds < 10 ? 3 : 1);
+}
 
 }  // namespace
 
@@ -42,16 +44,13 @@ TextTable cost_table(std::span<const EncodingCost> costs, std::uint64_t changed_
 
 std::string fastest_text(std::span<const EncodingCost> costs) {
   std::string text;
-  const EncodingCost* last = nullptr;
-  for (const Link& link : kLinks) {
-    const EncodingCost* const best = fastest_on(costs, link);
+  for (std::size_t i = 0; i < std::size(kLinks);) {
+    const EncodingCost* const best = fastest_on(costs, kLinks[i]);
     if (best == nullptr) return {};
-    if (best == last) {
-      text += concat(" and ", link.name);
-    } else {
-      text += concat(text.empty() ? "" : ", ", info(best->encoding).name, " on ", link.name);
-    }
-    last = best;
+    const std::size_t first = i;
+    while (i < std::size(kLinks) && fastest_on(costs, kLinks[i]) == best) ++i;
+    text += concat(text.empty() ? "" : ", ", info(best->encoding).name, " on ", kLinks[first].name);
+    if (i - first > 1) text += concat(" to ", kLinks[i - 1].name);
   }
   return text;
 }

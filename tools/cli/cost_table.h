@@ -16,7 +16,7 @@ struct TextTable {
 // Bytes, bits per changed weight, encode time, and seconds on each link. `full` has no bits.
 [[nodiscard]] TextTable cost_table(std::span<const EncodingCost> costs,
                                    std::uint64_t changed_units);
-// "compact on 100 Mbit/s and 1 Gbit/s, deltas on 10 Gbit/s and 100 Gbit/s": where each is fastest.
+// "compact on 100 Mbit/s, deltas on 1 Gbit/s to 100 Gbit/s": where each is fastest.
 [[nodiscard]] std::string fastest_text(std::span<const EncodingCost> costs);
 // {"encodings": [...], "fastest": {...}}: keys to add to an object.
 void add_costs(nlohmann::ordered_json& json, std::span<const EncodingCost> costs,

@@ -29,6 +29,7 @@ struct Arguments {
   VerifyArguments verify;
   VerifyEngineArguments verify_engine;
   CompareArguments compare;
+  ReportArguments report;
   std::string inspect;
   BenchArguments bench;
   DemoArguments demo;
@@ -192,6 +193,20 @@ void add_compare(CLI::App& app, Arguments& all) {
   command->add_flag("--all", options.all, "Show every tensor that changed");
   command->add_flag("--force", options.force, "Replace the HTML file if it is there")->needs(html);
   runs(*command, all, [&all] { return run_compare(all.common, all.compare); });
+}
+
+void add_report(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "report", "Write one HTML file about a run: density, encodings, times, settings to use");
+  ReportArguments& options = all.report;
+  command->add_option("RUN", options.run,
+                      "Directory of versions, or an object store's URL (default: metrics alone)");
+  command->add_option("--out", options.out, "HTML file to write")->required();
+  command->add_option("--base", options.base,
+                      "Checkpoint to replay the run from (default: its oldest whole version)");
+  command->add_option("--metrics", options.metrics, "Files that metrics.file wrote, of any role");
+  command->add_flag("--force", options.force, "Replace the file if it is there");
+  runs(*command, all, [&all] { return run_report(all.common, all.report); });
 }
 
 void add_inspect(CLI::App& app, Arguments& all) {
@@ -366,8 +381,8 @@ int run(int argc, char** argv) {
   app.footer(kExitCodes);
   Arguments all;
   for (const auto add :
-       {add_synth, add_diff, add_apply, add_verify, add_compare, add_inspect, add_bench, add_demo,
-        add_config, add_info, add_trainer, add_rollout, add_agent, add_presign}) {
+       {add_synth, add_diff, add_apply, add_verify, add_compare, add_report, add_inspect, add_bench,
+        add_demo, add_config, add_info, add_trainer, add_rollout, add_agent, add_presign}) {
     add(app, all);
   }
   for (CLI::App* command : app.get_subcommands({})) {
