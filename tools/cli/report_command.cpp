@@ -20,7 +20,7 @@ bool is_url(const std::string& run) { return run.find("://") != std::string::npo
 
 // The road that these settings choose, to read what it holds.
 Result<std::unique_ptr<ReceiveRoad>> open_history(const std::vector<std::string>& settings) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, parse_config("", "report", settings));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, parse_config("mode: delta\n", "report", settings));
   const auto roads = road_table().roads;
   const auto row = std::ranges::find(roads, config.road_row(), &Road::name);
   if (row == roads.end() || row->opener == nullptr || row->opener->history == nullptr) {

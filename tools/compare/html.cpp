@@ -102,6 +102,58 @@ std::string shortened(const std::string& name) {
   return concat("…", name.substr(begin));
 }
 
+constexpr int kChartWidth = 1000, kChartHeight = 220, kChartLeft = 60, kChartTop = 8;
+
+std::size_t colour(std::size_t series) { return std::min<std::size_t>(series + 1, 6); }
+
+struct ChartScale {
+  std::size_t points = 0;
+  double largest = 0;
+
+  [[nodiscard]] double x(std::size_t i) const {
+    if (points < 2) return kChartLeft + kChartWidth / 2.0;
+    return kChartLeft + kChartWidth * static_cast<double>(i) / static_cast<double>(points - 1);
+  }
+  [[nodiscard]] double y(double value) const {
+    return kChartTop + kChartHeight - (largest > 0 ? kChartHeight * value / largest : 0);
+  }
+};
+
+std::string chart_grid(const ChartScale& scale) {
+  std::string text;
+  for (int tick = 0; tick <= 4; ++tick) {
+    const double value = scale.largest * tick / 4;
+    const double y = kChartTop + kChartHeight - kChartHeight * tick / 4.0;
+    text += concat("<line class=\"grid\" x1=\"", kChartLeft, "\" x2=\"", kChartLeft + kChartWidth,
+                   "\" y1=\"", text_of(y), "\" y2=\"", text_of(y), "\"/>\n");
+    text += svg_label(kChartLeft - 6, y + 4, text_of(value, "%.3g"), "end");
+  }
+  return text;
+}
+
+// A line that is broken where a value is not known, and its points.
+std::string chart_line(const LineChart& chart, std::size_t number, const ChartScale& scale) {
+  constexpr std::size_t kMostPoints = 400;  // more cannot be told apart
+  const LineChart::Series& series = chart.series[number];
+  std::string path, points;
+  bool joins = false;
+  for (std::size_t i = 0; i < series.values.size(); ++i) {
+    const std::optional<double>& value = series.values[i];
+    if (value) {
+      const std::string x = text_of(scale.x(i), "%.1f"), y = text_of(scale.y(*value), "%.1f");
+      path += concat(joins ? "L" : "M", x, " ", y);
+      points += concat("<circle class=\"f", colour(number), "\" r=\"2.5\" cx=\"", x, "\" cy=\"", y,
+                       "\"><title>", html_escape(series.name), ", ", html_escape(chart.x_word), " ",
+                       html_escape(chart.x[i]), ": ", text_of(*value), " ", html_escape(chart.unit),
+                       "</title></circle>\n");
+    }
+    joins = value.has_value();
+  }
+  if (series.values.size() > kMostPoints) points.clear();
+  return concat("<path class=\"line\" style=\"stroke:var(--c", colour(number), ")\" d=\"", path,
+                "\"/>\n", points);
+}
+
 }  // namespace
 
 std::string html_escape(std::string_view text) {
@@ -261,58 +313,24 @@ void HtmlPage::heat_map(const HeatMap& whole) {
 }
 
 void HtmlPage::lines(const LineChart& chart) {
-  constexpr int kWidth = 1000, kHeight = 220, kLeft = 60, kTop = 8;
   double largest = 0;
   for (const auto& series : chart.series) {
     for (const auto& value : series.values) largest = std::max(largest, value.value_or(0));
   }
-  const auto colour = [](std::size_t i) { return std::min<std::size_t>(i + 1, 6); };
   body_ += "<ul class=\"legend\">";
   for (std::size_t i = 0; i < chart.series.size(); ++i) {
     body_ += concat("<li class=\"c", colour(i), "\">", html_escape(chart.series[i].name), "</li>");
   }
-  body_ += "</ul>\n" + svg_begin(kWidth + kLeft + 10, kHeight + kTop + kAxisPixels, chart.unit);
-  for (int tick = 0; tick <= 4; ++tick) {
-    const double y = kTop + kHeight - kHeight * tick / 4.0;
-    body_ += concat("<line class=\"grid\" x1=\"", kLeft, "\" x2=\"", kLeft + kWidth, "\" y1=\"",
-                    text_of(y), "\" y2=\"", text_of(y), "\"/>\n");
-    body_ += svg_label(kLeft - 6, y + 4, text_of(largest * tick / 4, "%.3g"), "end");
-  }
-  const auto at_x = [&](std::size_t i) {
-    return chart.x.size() < 2
-               ? kLeft + kWidth / 2.0
-               : kLeft + kWidth * static_cast<double>(i) / static_cast<double>(chart.x.size() - 1);
-  };
-  const auto at_y = [&](double value) {
-    return kTop + kHeight - (largest > 0 ? kHeight * value / largest : 0);
-  };
-  for (std::size_t s = 0; s < chart.series.size(); ++s) {
-    const auto& series = chart.series[s];
-    std::string path;
-    bool joins = false;
-    for (std::size_t i = 0; i < series.values.size(); ++i) {
-      if (series.values[i]) {
-        path += concat(joins ? "L" : "M", text_of(at_x(i), "%.1f"), " ",
-                       text_of(at_y(*series.values[i]), "%.1f"));
-      }
-      joins = series.values[i].has_value();
-    }
-    body_ += concat("<path class=\"line\" style=\"stroke:var(--c", colour(s), ")\" d=\"", path,
-                    "\"/>\n");
-    if (series.values.size() > 400) continue;  // points that nobody could tell apart
-    for (std::size_t i = 0; i < series.values.size(); ++i) {
-      if (!series.values[i]) continue;
-      body_ += concat(
-          "<circle class=\"f", colour(s), "\" r=\"2.5\" cx=\"", text_of(at_x(i), "%.1f"),
-          "\" cy=\"", text_of(at_y(*series.values[i]), "%.1f"), "\"><title>",
-          html_escape(series.name), ", ", html_escape(chart.x_word), " ", html_escape(chart.x[i]),
-          ": ", text_of(*series.values[i]), " ", html_escape(chart.unit), "</title></circle>\n");
-    }
-  }
+  body_ += "</ul>\n";
+  body_ +=
+      svg_begin(kChartLeft + kChartWidth + 10, kChartTop + kChartHeight + kAxisPixels, chart.unit);
+  const ChartScale scale{chart.x.size(), largest};
+  body_ += chart_grid(scale);
+  for (std::size_t i = 0; i < chart.series.size(); ++i) body_ += chart_line(chart, i, scale);
   if (!chart.x.empty()) {
-    body_ +=
-        svg_label(kLeft, kHeight + kTop + 15, concat(chart.x_word, " ", chart.x.front()), "start");
-    body_ += svg_label(kLeft + kWidth, kHeight + kTop + 15, chart.x.back(), "end");
+    const double y = kChartTop + kChartHeight + 15;
+    body_ += svg_label(kChartLeft, y, concat(chart.x_word, " ", chart.x.front()), "start");
+    if (chart.x.size() > 1) body_ += svg_label(kChartLeft + kChartWidth, y, chart.x.back(), "end");
   }
   body_ += "</svg></div>\n";
 }

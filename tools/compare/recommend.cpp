@@ -19,7 +19,7 @@ constexpr double kLeastFullDensity = 0.05, kMostFullDensity = 0.9;
 
 std::string short_number(double value) {
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.3g", value);
+  std::snprintf(text.data(), text.size(), value < 100 ? "%.3g" : "%.0f", value);
   return text.data();
 }
 std::string megabytes(double bytes) { return short_number(bytes / 1e6) + " MB"; }
