@@ -133,28 +133,26 @@ class Comparer {
     DRIFTLESS_RETURN_IF_ERROR(costs.begin_whole(candidates));
     const Progress progress = pass(1);
     std::uint64_t done = 0;
-    for (std::size_t at = 0; at < changed.size();) {
-      const std::size_t begin = at;
-      std::uint64_t bytes = 0;
-      while (at < changed.size() && (bytes == 0 || bytes < kBatchBytes)) {
-        bytes += changed[at++].after.size();
-      }
-      const auto batch = std::span(changed).subspan(begin, at - begin);
+    DRIFTLESS_RETURN_IF_ERROR(each_batch(changed, [&](WholeTensors batch) -> Status {
       DRIFTLESS_RETURN_IF_ERROR(costs.add_whole(batch));
-      for (const HfShardWriter::Tensor& each : batch) forget(each.tensor);
-      if (progress) progress(done += bytes, found_.total_bytes);
-    }
+      forget(batch);
+      for (const HfShardWriter::Tensor& each : batch) done += each.after.size();
+      if (progress) progress(done, found_.total_bytes);
+      return {};
+    }));
     DRIFTLESS_ASSIGN_OR_RETURN(found_.costs, costs.finish());
     DRIFTLESS_ASSIGN_OR_RETURN(EncodingCost full,
-                               cost_of_full(before_.layout(), all, options_.threads));
-    for (const HfShardWriter::Tensor& each : all) forget(each.tensor);
+                               cost_of_full(before_.layout(), all, options_.threads,
+                                            [this](WholeTensors batch) { forget(batch); }));
     found_.costs.push_back(std::move(full));
     return {};
   }
 
-  void forget(std::uint32_t tensor) const {
-    before_.forget(tensor, 0, before_.layout()[tensor].size_bytes);
-    after_.forget(tensor, 0, before_.layout()[tensor].size_bytes);
+  void forget(WholeTensors batch) const {
+    for (const HfShardWriter::Tensor& each : batch) {
+      before_.forget(each.tensor, 0, each.after.size());
+      after_.forget(each.tensor, 0, each.after.size());
+    }
   }
 
   // The first or the second time that all bytes are read.
@@ -165,7 +163,6 @@ class Comparer {
     };
   }
 
-  static constexpr std::uint64_t kBatchBytes = std::uint64_t{256} << 20;
   const Checkpoint& before_;
   const Checkpoint& after_;
   const CompareOptions& options_;

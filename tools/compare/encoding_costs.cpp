@@ -139,9 +139,21 @@ Result<std::vector<EncodingCost>> EncodingCosts::finish() {
   return costs;
 }
 
-Result<EncodingCost> cost_of_full(const WeightLayout& layout,
-                                  std::span<const HfShardWriter::Tensor> tensors,
-                                  unsigned threads) {
+Status each_batch(WholeTensors tensors, const std::function<Status(WholeTensors batch)>& use) {
+  constexpr std::uint64_t kBatchBytes = std::uint64_t{64} << 20;
+  for (std::size_t at = 0; at < tensors.size();) {
+    const std::size_t begin = at;
+    for (std::uint64_t bytes = 0; at < tensors.size() && bytes < kBatchBytes; ++at) {
+      bytes += tensors[at].after.size();
+    }
+    DRIFTLESS_RETURN_IF_ERROR(use(tensors.subspan(begin, at - begin)));
+  }
+  return {};
+}
+
+Result<EncodingCost> cost_of_full(const WeightLayout& layout, WholeTensors tensors,
+                                  unsigned threads,
+                                  const std::function<void(WholeTensors batch)>& read) {
   std::vector<std::uint32_t> all(layout.size());
   std::iota(all.begin(), all.end(), 0U);
   EncodingCost cost{Encoding::kFull, DirectoryLayout::kHfDelta};
@@ -150,7 +162,11 @@ Result<EncodingCost> cost_of_full(const WeightLayout& layout,
       const std::unique_ptr<HfShardWriter> shard,
       HfShardWriter::create(std::make_unique<DroppedFile>(), layout, all,
                             {Encoding::kFull, ChecksumKind::kXxh3_128, threads}));
-  DRIFTLESS_RETURN_IF_ERROR(shard->add(tensors));
+  DRIFTLESS_RETURN_IF_ERROR(each_batch(tensors, [&](WholeTensors batch) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(shard->add(batch));
+    read(batch);
+    return {};
+  }));
   DRIFTLESS_ASSIGN_OR_RETURN(cost.bytes, shard->finish());
   cost.encode_ms = watch.lap_ms();
   return cost;

@@ -81,9 +81,15 @@ class EncodingCosts {
   std::uint64_t tensor_bytes_ = 0;            // that `compact` holds of it
 };
 
-// Every tensor whole, as one shard; `tensors` has all of the layout.
-[[nodiscard]] Result<EncodingCost> cost_of_full(const WeightLayout& layout,
-                                                std::span<const HfShardWriter::Tensor> tensors,
-                                                unsigned threads);
+using WholeTensors = std::span<const HfShardWriter::Tensor>;
+// Calls use(batch) for neighbours that together have about 64 MiB, until one fails.
+[[nodiscard]] Status each_batch(WholeTensors tensors,
+                                const std::function<Status(WholeTensors batch)>& use);
+
+// Every tensor whole, as one shard; `tensors` has all of the layout. `read` sees each batch once it
+// was read.
+[[nodiscard]] Result<EncodingCost> cost_of_full(
+    const WeightLayout& layout, WholeTensors tensors, unsigned threads,
+    const std::function<void(WholeTensors batch)>& read);
 
 }  // namespace driftless

@@ -47,6 +47,7 @@ class Recommender {
   std::vector<Recommendation> run() {
     if (middle_.versions == 0 || history_.total_bytes == 0) return {};
     bytes_ = middle_.payload_bytes;
+    bits_ = 8 * bytes_ / middle_.changed;
     choose_encoding();
     anchor_every();
     keep_versions();
@@ -68,21 +69,31 @@ class Recommender {
                   [&](const EncodingCost& each) { return !format.carries(each.encoding); });
     const EncodingCost* const best = fastest_on(carried, link);
     if (best == nullptr) return;
-    const auto versions = static_cast<double>(costed_versions());
-    bytes_ = static_cast<double>(best->bytes) / versions;
+    const Costed costed = costed_versions();
+    bits_ = 8 * static_cast<double>(best->bytes) / std::max(1.0, costed.changed);
+    bytes_ = bits_ * middle_.changed / 8;
     settings_.push_back(
         {"encoding", std::string(info(best->encoding).name),
          concat("the least encode and link time of those that the layout carries: ",
-                short_number(best->encode_ms / versions), " ms and ", megabytes(bytes_),
+                short_number(best->encode_ms / costed.versions), " ms and ", megabytes(bytes_),
                 " a version at ", short_number(rate / 1e6), " Mbit/s (",
                 measured ? concat("the median of ", metrics_->link_bits_per_s.size(), " fetches")
                          : std::string("assumed: no fetch times were given"),
                 ")")});
   }
 
-  [[nodiscard]] std::size_t costed_versions() const {
-    return static_cast<std::size_t>(std::ranges::count_if(
-        history_.versions, [](const HistoryVersion& each) { return !each.costs.empty(); }));
+  // Versions that total_costs() adds up.
+  struct Costed {
+    double versions = 0, changed = 0;
+  };
+  [[nodiscard]] Costed costed_versions() const {
+    Costed sum;
+    for (const HistoryVersion& version : history_.versions) {
+      if (version.costs.empty()) continue;
+      ++sum.versions;
+      sum.changed += static_cast<double>(version.changed_units);
+    }
+    return sum;
   }
 
   void anchor_every() {
@@ -108,14 +119,13 @@ class Recommender {
   }
 
   void full_above_density() {
-    const double bits = 8 * bytes_ / std::max(1.0, middle_.changed);
     const double whole = 8 * full_bytes() / static_cast<double>(history_.total_units);
-    const double density = std::clamp(whole / bits, kLeastFullDensity, kMostFullDensity);
+    const double density = std::clamp(whole / bits_, kLeastFullDensity, kMostFullDensity);
     std::array<char, 16> text{};
     std::snprintf(text.data(), text.size(), "%.2f", density);
     settings_.push_back(
         {"full_above_density", text.data(),
-         concat("a changed weight takes ", short_number(bits), " bits, a weight sent whole ",
+         concat("a changed weight takes ", short_number(bits_), " bits, a weight sent whole ",
                 short_number(whole), ": above that share a whole version is smaller (kept within ",
                 short_number(kLeastFullDensity), " and ", short_number(kMostFullDensity), ")")});
   }
@@ -135,7 +145,7 @@ class Recommender {
   const RunHistory& history_;
   const MetricsSummary* metrics_;
   Middle middle_;
-  double bytes_ = 0;  // of a version in the recommended encoding
+  double bytes_ = 0, bits_ = 0;  // of a version and of a change, in the recommended encoding
   std::vector<Recommendation> settings_;
 };
 
