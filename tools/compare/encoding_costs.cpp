@@ -140,7 +140,7 @@ Result<std::vector<EncodingCost>> EncodingCosts::finish() {
 }
 
 Status each_batch(WholeTensors tensors, const std::function<Status(WholeTensors batch)>& use) {
-  constexpr std::uint64_t kBatchBytes = std::uint64_t{64} << 20;
+  constexpr std::uint64_t kBatchBytes = std::uint64_t{32} << 20;
   for (std::size_t at = 0; at < tensors.size();) {
     const std::size_t begin = at;
     for (std::uint64_t bytes = 0; at < tensors.size() && bytes < kBatchBytes; ++at) {

@@ -82,7 +82,7 @@ class EncodingCosts {
 };
 
 using WholeTensors = std::span<const HfShardWriter::Tensor>;
-// Calls use(batch) for neighbours that together have about 64 MiB, until one fails.
+// Calls use(batch) for neighbours that together have about 32 MiB, until one fails.
 [[nodiscard]] Status each_batch(WholeTensors tensors,
                                 const std::function<Status(WholeTensors batch)>& use);
 

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <span>
 
 #include "compare/report_style.h"
 
@@ -77,6 +78,17 @@ std::vector<std::string> joined_names(const std::vector<std::string>& names,
     result.push_back(begins[i + 1] - begins[i] == 1 ? first : concat(first, " to ", last));
   }
   return result;
+}
+
+// Of the values that are known; nothing if none is.
+std::optional<double> mean_of(std::span<const std::optional<double>> values) {
+  double sum = 0;
+  std::size_t known = 0;
+  for (const std::optional<double>& value : values) {
+    sum += value.value_or(0);
+    known += value.has_value() ? 1 : 0;
+  }
+  return known > 0 ? std::optional(sum / static_cast<double>(known)) : std::nullopt;
 }
 
 constexpr int kLabelPixels = 170, kAxisPixels = 22;
@@ -181,6 +193,19 @@ std::string html_escape(std::string_view text) {
   return result;
 }
 
+LineChart downsampled(const LineChart& chart) {
+  const auto begins = joined(chart.x.size(), kMostLinePoints);
+  LineChart result{joined_names(chart.x, begins), {}, chart.x_word, chart.unit};
+  for (const LineChart::Series& series : chart.series) {
+    auto& values = result.series.emplace_back(LineChart::Series{series.name, {}}).values;
+    for (std::size_t i = 0; i + 1 < begins.size(); ++i) {
+      values.push_back(
+          mean_of(std::span(series.values).subspan(begins[i], begins[i + 1] - begins[i])));
+    }
+  }
+  return result;
+}
+
 HeatMap downsampled(const HeatMap& map) {
   const auto rows = joined(map.rows.size(), kMostHeatRows);
   const auto columns = joined(map.columns.size(), kMostHeatColumns);
@@ -192,16 +217,13 @@ HeatMap downsampled(const HeatMap& map) {
   for (std::size_t r = 0; r + 1 < rows.size(); ++r) {
     auto& cells = result.cells.emplace_back(columns.size() - 1);
     for (std::size_t c = 0; c + 1 < columns.size(); ++c) {
-      double sum = 0;
-      std::size_t known = 0;
+      std::vector<std::optional<double>> block;
       for (std::size_t i = rows[r]; i < rows[r + 1]; ++i) {
-        for (std::size_t j = columns[c]; j < columns[c + 1]; ++j) {
-          if (!map.cells[i][j]) continue;
-          sum += *map.cells[i][j];
-          ++known;
-        }
+        const auto& row = map.cells[i];
+        block.insert(block.end(), row.begin() + static_cast<std::ptrdiff_t>(columns[c]),
+                     row.begin() + static_cast<std::ptrdiff_t>(columns[c + 1]));
       }
-      if (known > 0) cells[c] = sum / static_cast<double>(known);
+      cells[c] = mean_of(block);
     }
   }
   return result;
@@ -312,7 +334,8 @@ void HtmlPage::heat_map(const HeatMap& whole) {
   body_ += "</svg></div>\n";
 }
 
-void HtmlPage::lines(const LineChart& chart) {
+void HtmlPage::lines(const LineChart& whole) {
+  const LineChart chart = downsampled(whole);
   double largest = 0;
   for (const auto& series : chart.series) {
     for (const auto& value : series.values) largest = std::max(largest, value.value_or(0));

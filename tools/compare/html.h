@@ -47,6 +47,8 @@ struct LineChart {
   std::vector<Series> series;  // at most 6 have a colour of their own
   std::string x_word, unit;
 };
+inline constexpr std::size_t kMostLinePoints = 1000;
+[[nodiscard]] LineChart downsampled(const LineChart& chart);
 
 enum class Verdict : unsigned char { kOk, kWarn, kBad, kIdle };
 

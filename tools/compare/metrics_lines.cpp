@@ -11,7 +11,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxDepth = 8;
-constexpr std::size_t kMostEngines = 10'000, kMostProblems = 20;
+constexpr std::size_t kMostEngines = 10'000, kMostStages = 200, kMostProblems = 20;
 constexpr std::string_view kTime = "_ms";
 
 // Keys of times that no stage takes.
@@ -45,11 +45,13 @@ std::optional<Json> parse_line(std::string_view text) {
   return whole ? std::optional(std::move(line)) : std::nullopt;
 }
 
-StageTimes& stage_named(std::vector<StageTimes>& all, const std::string& role,
+// Null if there are too many already.
+StageTimes* stage_named(std::vector<StageTimes>& all, const std::string& role,
                         const std::string& stage) {
   const auto at = std::ranges::find_if(
       all, [&](const StageTimes& each) { return each.role == role && each.stage == stage; });
-  return at != all.end() ? *at : all.emplace_back(StageTimes{role, stage, {}, {}});
+  if (at != all.end()) return &*at;
+  return all.size() < kMostStages ? &all.emplace_back(StageTimes{role, stage, {}, {}}) : nullptr;
 }
 
 class MetricsReader {
@@ -138,11 +140,12 @@ class MetricsReader {
     for (const auto& [key, value] : line.items()) {
       if (!is_stage(key) || !value.is_number()) continue;
       const double ms = std::max(0.0, value.get<double>());
-      StageTimes& stage =
+      StageTimes* const stage =
           stage_named(found_.stages, role, key.substr(0, key.size() - kTime.size()));
-      double& slowest = stage.ms[version];
+      if (stage == nullptr) continue;
+      double& slowest = stage->ms[version];
       slowest = std::max(slowest, ms);
-      stage.all.push_back(ms);
+      stage->all.push_back(ms);
     }
   }
 
