@@ -58,7 +58,8 @@ struct CompareArguments {
 };
 
 struct ReportArguments {
-  std::string run;  // a directory or an object store's URL; empty: metrics alone
+  std::string run;   // a directory or an object store's URL; empty: metrics alone
+  JobArguments job;  // settings of its road; no file
   std::string out;
   std::string base;  // empty: the run's oldest whole version
   std::vector<std::string> metrics;

@@ -195,6 +195,15 @@ void add_compare(CLI::App& app, Arguments& all) {
   runs(*command, all, [&all] { return run_compare(all.common, all.compare); });
 }
 
+void add_set(CLI::App& command, JobArguments& job) {
+  command
+      .add_option("--set", job.set,
+                  "Override a key of the configuration: --set road.shared_fs.dir=/mnt/w")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
 void add_report(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "report", "Write one HTML file about a run: density, encodings, times, settings to use");
@@ -206,6 +215,7 @@ void add_report(CLI::App& app, Arguments& all) {
                       "Checkpoint to replay the run from (default: its oldest whole version)");
   command->add_option("--metrics", options.metrics, "Files that metrics.file wrote, of any role");
   command->add_flag("--force", options.force, "Replace the file if it is there");
+  add_set(*command, options.job);
   runs(*command, all, [&all] { return run_report(all.common, all.report); });
 }
 
@@ -242,15 +252,6 @@ void add_demo(CLI::App& app, Arguments& all) {
              std::uint64_t{100'000}, std::uint64_t{1} << 40);
   add_number(*command, "--steps", options.synth.steps, "RL steps", 1, 1000);
   runs(*command, all, [&all] { return run_demo(all.common, all.demo); });
-}
-
-void add_set(CLI::App& command, JobArguments& job) {
-  command
-      .add_option("--set", job.set,
-                  "Override a key of the configuration: --set road.shared_fs.dir=/mnt/w")
-      ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
 }
 
 void add_job(CLI::App& command, JobArguments& job) {

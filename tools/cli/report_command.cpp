@@ -20,7 +20,8 @@ bool is_url(const std::string& run) { return run.find("://") != std::string::npo
 
 // The road that these settings choose, to read what it holds.
 Result<std::unique_ptr<ReceiveRoad>> open_history(const std::vector<std::string>& settings) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const Config config, parse_config("mode: delta\n", "report", settings));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Config config,
+                             parse_config("mode: delta\n", "report", settings));
   const auto roads = road_table().roads;
   const auto row = std::ranges::find(roads, config.road_row(), &Road::name);
   if (row == roads.end() || row->opener == nullptr || row->opener->history == nullptr) {
@@ -39,18 +40,18 @@ bool holds_hdf5(FileSystem& fs, const std::string& directory) {
                               kHdf5Name));
 }
 
-Result<std::unique_ptr<RunSource>> open_source(const std::string& run, unsigned threads) {
+Result<std::unique_ptr<RunSource>> open_source(const ReportArguments& arguments, unsigned threads) {
   FileSystem& fs = posix_file_system();
+  const std::string& run = arguments.run;
+  std::vector<std::string> settings = arguments.job.set;
   if (is_url(run)) {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        std::unique_ptr<ReceiveRoad> road,
-        open_history({"road.kind=object_store", "road.object_store.url=" + run}));
+    settings.insert(settings.end(), {"road.kind=object_store", "road.object_store.url=" + run});
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road, open_history(settings));
     return open_road_source(std::move(road), "", kPatience, threads);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(join_path(run, ".")));
-  static_cast<void>(info);
+  DRIFTLESS_RETURN_IF_ERROR(fs.info(join_path(run, ".")).status());
   if (!exists(fs, join_path(run, kRunInfoName))) return open_directory_source(fs, run, threads);
-  std::vector<std::string> settings{"road.kind=shared_fs", "road.shared_fs.dir=" + run};
+  settings.insert(settings.end(), {"road.kind=shared_fs", "road.shared_fs.dir=" + run});
   if (holds_hdf5(fs, run)) settings.emplace_back("road.layout=hdf5");
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> road, open_history(settings));
   return open_road_source(std::move(road), run, kPatience, threads);
@@ -113,7 +114,7 @@ Result<int> run_report(const Common& common, const ReportArguments& arguments) {
       is_url(arguments.run) ? arguments.run.substr(0, arguments.run.find('?')) : arguments.run;
   if (!arguments.run.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<RunSource> source,
-                               open_source(arguments.run, common.thread_count()));
+                               open_source(arguments, common.thread_count()));
     ProgressBar bar("replaying");
     HistoryOptions options;
     options.base = arguments.base;
