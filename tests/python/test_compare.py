@@ -147,9 +147,10 @@ def test_the_text_shows_twenty_tensors_unless_asked_for_all(work, rng):
     old = {f"t{i:02d}.weight": random_tensor(rng, "BF16", (4, 4)) for i in range(25)}
     new = {name: changed(rng, t, positions=[1]) for name, t in old.items()}
     paths = write_checkpoint(work / "a", old), write_checkpoint(work / "b", new)
-    shown = [name for name in old if f"BF16  {name}\n" in ok("compare", *paths)]
-    assert len(shown) == 20 and "and 5 more tensors" in ok("compare", *paths)
-    assert all(f"BF16  {name}\n" in ok("compare", *paths, "--all") for name in old)
+    short, every = ok("compare", *paths), ok("compare", *paths, "--all")
+    assert sum(f"BF16  {name}\n" in short for name in old) == 20
+    assert "and 5 more tensors" in short
+    assert all(f"BF16  {name}\n" in every for name in old)
 
 
 def test_identical_checkpoints(pair):
@@ -251,7 +252,7 @@ def test_damaged_and_missing_checkpoints_are_refused(pair):
 
 
 def test_memory_does_not_follow_the_checkpoints(work, rng):
-    """Pages that were read go: 400 MB of checkpoints take little more than half of that."""
+    """Pages that were read go, but for those of one frame: of 400 MB, at most 300 at a time."""
     words = rng.integers(0x3C00, 0x3D00, 12_500_000, dtype=np.uint16)
     old = {f"layers.{i}.weight": Tensor("BF16", (12_500_000,), words.tobytes()) for i in range(8)}
     words[::200] ^= 1
@@ -266,4 +267,4 @@ def test_memory_does_not_follow_the_checkpoints(work, rng):
     )
     line = [sys.executable, "-c", script, COMMAND, "compare", *map(str, paths), "--threads", "2"]
     peak_kb = int(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
-    assert peak_kb < 240_000
+    assert peak_kb < 300_000

@@ -101,7 +101,7 @@ def finished(work, rng):
     metrics = work / "metrics"
     metrics.mkdir()
     job.set(**{"metrics.file": metrics / "{role}_{rank}.jsonl", "anchors.first": "true"})
-    job.set(**{"keep_versions": "0"})
+    job.set(keep_versions="0")
     trainer = job.start_trainer("--replay", work / "replay", "--rollouts", 1)
     rollout = job.start_rollout("--base", work / "replay/step_000000")
     for process in (rollout, trainer):

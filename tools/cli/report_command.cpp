@@ -18,6 +18,17 @@ constexpr std::chrono::milliseconds kPatience{60'000};  // for one part of a ver
 
 bool is_url(const std::string& run) { return run.find("://") != std::string::npos; }
 
+// A URL without what may be secret in it: user, password, signature.
+std::string shown_source(const std::string& run) {
+  if (!is_url(run)) return run;
+  std::string shown = run.substr(0, run.find('?'));
+  const std::size_t host = shown.find("://") + 3;
+  const std::size_t end = std::min(shown.find('/', host), shown.size());
+  const std::size_t at = shown.substr(0, end).rfind('@');
+  if (at != std::string::npos && at >= host) shown.erase(host, at + 1 - host);
+  return shown;
+}
+
 // The road that these settings choose, to read what it holds.
 Result<std::unique_ptr<ReceiveRoad>> open_history(const std::vector<std::string>& settings) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Config config,
@@ -110,8 +121,7 @@ Result<int> run_report(const Common& common, const ReportArguments& arguments) {
   }
   DRIFTLESS_RETURN_IF_ERROR(check_page(fs, arguments.out, arguments.force));
   RunReport report;
-  report.source =
-      is_url(arguments.run) ? arguments.run.substr(0, arguments.run.find('?')) : arguments.run;
+  report.source = shown_source(arguments.run);
   if (!arguments.run.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<RunSource> source,
                                open_source(arguments, common.thread_count()));

@@ -29,11 +29,6 @@ class DroppedFile final : public File {
 
 }  // namespace
 
-const EncodingCost* find_cost(std::span<const EncodingCost> costs, Encoding encoding) {
-  const auto at = std::ranges::find(costs, encoding, &EncodingCost::encoding);
-  return at != costs.end() && at->measured() ? &*at : nullptr;
-}
-
 double link_seconds(std::uint64_t bytes, const Link& link) {
   return 8.0 * static_cast<double>(bytes) / link.bits_per_s;
 }

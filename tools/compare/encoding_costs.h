@@ -25,9 +25,6 @@ struct EncodingCost {
 
   [[nodiscard]] bool measured() const { return why_not.empty(); }
 };
-// Of the first cost with this encoding; null: there is none, or it was not measured.
-[[nodiscard]] const EncodingCost* find_cost(std::span<const EncodingCost> costs, Encoding encoding);
-
 struct Link {
   std::string_view name;
   double bits_per_s = 0;

@@ -206,7 +206,6 @@ class HistoryReader {
       layer.total_units += spec.units();
       changed_.push_back({spec.name, 1, 0, 0, spec.units()});
     }
-    history_.tensors = layout_->size();
     history_.total_units = layout_->total_units();
     history_.total_bytes = layout_->total_bytes();
     return {};

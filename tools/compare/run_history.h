@@ -29,9 +29,9 @@ struct LeftOutVersion {
 };
 
 struct RunHistory {
-  std::string run;                                              // hex; empty: others wrote it
-  std::uint64_t tensors = 0, total_units = 0, total_bytes = 0;  // 0: the layout is not known
-  std::vector<HistoryVersion> versions;  // ascending; anchors are not among them
+  std::string run;                                 // hex; empty: others wrote it
+  std::uint64_t total_units = 0, total_bytes = 0;  // 0: the layout is not known
+  std::vector<HistoryVersion> versions;            // ascending; anchors are not among them
   std::vector<LeftOutVersion> left_out;
   std::vector<std::string> notes;
   std::vector<DensityGroup> layers;           // in natural order; changed_units over all versions
