@@ -6,8 +6,8 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
-#include "plugin/checkpoint/compact_writer.h"
 #include "plugin/checkpoint/journal.h"
+#include "plugin/checkpoint/payload_files.h"
 #include "plugin/checkpoint/verify.h"
 #include "plugin/interchange/hf_shard_writer.h"
 
@@ -234,33 +234,24 @@ std::vector<std::uint32_t> listed_tensors(const DeltaInput& input, const DeltaFi
   return tensors;
 }
 
-// Buckets of the running comparison, each written as soon as it is full.
+// The version's file of this name, to be written.
+PayloadFileOptions payload_options(FileSystem& fs, const DeltaInput& input,
+                                   const VersionWriter& version) {
+  return {{{input.identity->run, input.identity->version},
+           input.identity->base_version,
+           input.layout().signature(),
+           input.encoding},
+          input.options->buffer_bytes,
+          input.options->threads,
+          [&fs, &version](const std::string& name) { return fs.create(version.file_path(name)); }};
+}
+
 Status write_flush_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
                            DeltaFindings& findings) {
-  BucketBuilder builder(input.layout(), input.encoding);
-  std::uint32_t flushes = 0;
-  const auto flush = [&]() -> Status {
-    if (builder.empty()) return {};
-    const std::string path = version.file_path(flush_file_name(0, flushes++));
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const std::uint64_t size,
-        write_flush_file(fs, path, input.layout(), builder.view(), input.encoding,
-                         input.identity->version,
-                         {{"base_version", std::to_string(input.identity->base_version)},
-                          {std::string(kOursKey), std::to_string(kManifestFormat)}}));
-    findings.payload_bytes += size;
-    builder.clear();
-    return {};
-  };
-  DRIFTLESS_RETURN_IF_ERROR(
-      compare_checkpoints(input, findings, [&](const DiffPiece& piece) -> Status {
-        const DeltaView& delta = piece.delta;
-        if (!builder.accepts(delta) || builder.size_bytes() >= input.options->buffer_bytes) {
-          DRIFTLESS_RETURN_IF_ERROR(flush());
-        }
-        return builder.add(delta);
-      }));
-  DRIFTLESS_RETURN_IF_ERROR(flush());
+  const auto files = make_flush_files(input.layout(), payload_options(fs, input, version));
+  DRIFTLESS_RETURN_IF_ERROR(compare_checkpoints(
+      input, findings, [&](const DiffPiece& piece) { return files->add(piece); }));
+  DRIFTLESS_ASSIGN_OR_RETURN(findings.payload_bytes, files->finish());
   const std::vector<std::uint32_t> changed = listed_tensors(input, findings);
   return parallel_for(
       changed.size(), input.options->threads, [&](std::size_t task, unsigned) -> Status {
@@ -270,104 +261,13 @@ Status write_flush_payload(FileSystem& fs, const DeltaInput& input, const Versio
       });
 }
 
-// Frames of the running comparison: what `compact` codes by tensor, all else in buckets.
-class FrameFiles {
- public:
-  FrameFiles(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
-             DeltaFindings& findings)
-      : fs_(fs),
-        input_(input),
-        version_(version),
-        findings_(findings),
-        builder_(input.layout(), compact() ? Encoding::kDeltas : input.encoding) {}
-
-  Status add(const DiffPiece& piece) {
-    const DeltaView& delta = piece.delta;
-    if (compact() && compact_fields(input_.layout()[delta.tensor].dtype)) return keep(piece);
-    if (!builder_.accepts(delta) || builder_.size_bytes() >= input_.options->buffer_bytes) {
-      DRIFTLESS_RETURN_IF_ERROR(write_bucket());
-    }
-    return builder_.add(delta);
-  }
-  Status finish() {
-    DRIFTLESS_RETURN_IF_ERROR(write_blocks());
-    return write_bucket();
-  }
-
- private:
-  [[nodiscard]] bool compact() const { return input_.encoding == Encoding::kCompact; }
-
-  Status keep(const DiffPiece& piece) {
-    const DeltaView& delta = piece.delta;
-    const auto dtype = [this](std::uint32_t tensor) { return input_.layout()[tensor].dtype; };
-    const bool another = blocks_.empty() || blocks_.back().tensor != delta.tensor;
-    if (another && !blocks_.empty() &&
-        (kept_bytes_ >= input_.options->buffer_bytes ||
-         dtype(delta.tensor) != dtype(blocks_.back().tensor))) {
-      DRIFTLESS_RETURN_IF_ERROR(write_blocks());
-    }
-    if (another) {
-      blocks_.push_back({delta.tensor,
-                         nullptr,
-                         input_.after->tensor(delta.tensor).data,
-                         BlockPlace::all(input_.layout()[delta.tensor].units()),
-                         {}});
-    }
-    kept_bytes_ += blocks_.back().add(delta, piece.old_values);
-    return {};
-  }
-
-  Status write_blocks() {
-    if (blocks_.empty()) return {};
-    std::vector<std::byte> frame;
-    const DType dtype = input_.layout()[blocks_.front().tensor].dtype;
-    DRIFTLESS_RETURN_IF_ERROR(encode_changed_blocks(context(Encoding::kCompact), input_.layout(),
-                                                    dtype, blocks_, input_.options->threads,
-                                                    frame));
-    blocks_.clear();
-    kept_bytes_ = 0;
-    return write(frame);
-  }
-  Status write_bucket() {
-    if (builder_.empty()) return {};
-    std::vector<std::byte> frame;
-    const Encoding encoding = compact() ? Encoding::kDeltas : input_.encoding;
-    DRIFTLESS_RETURN_IF_ERROR(encode_frame(context(encoding), builder_.view(), frame));
-    builder_.clear();
-    return write(frame);
-  }
-  [[nodiscard]] FrameContext context(Encoding encoding) const {
-    return {{input_.identity->run, input_.identity->version},
-            input_.identity->base_version,
-            input_.layout().signature(),
-            encoding,
-            0,
-            frames_};
-  }
-  Status write(std::span<const std::byte> frame) {
-    findings_.payload_bytes += frame.size();
-    const std::string path = version_.file_path(frame_file_name(0, frames_++));
-    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs_.create(path));
-    DRIFTLESS_RETURN_IF_ERROR(file->pwrite(0, frame));
-    return file->sync();
-  }
-
-  FileSystem& fs_;
-  const DeltaInput& input_;
-  const VersionWriter& version_;
-  DeltaFindings& findings_;
-  BucketBuilder builder_;
-  std::vector<ChangedBlock> blocks_;
-  std::uint64_t kept_bytes_ = 0;
-  std::uint32_t frames_ = 0;
-};
-
 Status write_frame_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
                            DeltaFindings& findings) {
-  FrameFiles files(fs, input, version, findings);
+  const auto files = make_frame_files(input.layout(), payload_options(fs, input, version));
   DRIFTLESS_RETURN_IF_ERROR(compare_checkpoints(
-      input, findings, [&](const DiffPiece& piece) { return files.add(piece); }));
-  return files.finish();
+      input, findings, [&](const DiffPiece& piece) { return files->add(piece); }));
+  DRIFTLESS_ASSIGN_OR_RETURN(findings.payload_bytes, files->finish());
+  return {};
 }
 
 Status write_shard(FileSystem& fs, const std::string& path, const DeltaInput& input,

@@ -140,6 +140,22 @@ Job(Config.parse(text), "rollout", launched=False).close()
     assert result.returncode == 0 and result.stdout == "True\n", result.stderr + result.stdout
 
 
+def test_a_report_of_the_run(job, rng):
+    """By its URL, from its anchor; the page shows no credential."""
+    make_run(job.work / "run", rng, 3)
+    trainer = ["--replay", job.work / "run", "--rollouts", 1]
+    rollout = job.start(*job.line("rollout", "--base", job.work / "run/step_000000"))
+    job.ok(*job.line("trainer", *trainer, **{"anchors.first": "true"}))
+    job.finish(rollout)
+    page = job.work / "report.html"
+    endpoint = f"road.object_store.endpoint={job.endpoint}"
+    text = job.ok("report", job.url, "--out", page, "--set", endpoint, "--json")
+    found = json.loads(text)
+    assert (found["versions"], found["replayed"], found["left_out"]) == (3, 3, [])
+    job.said.append(page.read_text())
+    job.assert_no_credential()
+
+
 def test_versions_are_pruned_and_late_rollouts_take_an_anchor(job, rng):
     work = job.work
     history = make_run(work / "run", rng, 8)

@@ -52,6 +52,22 @@ struct VerifyEngineArguments {
   std::string checkpoint;  // of the version; empty: none is at hand
 };
 
+struct CompareArguments {
+  std::string before, after;
+  std::string html;  // empty: no file
+  bool all = false;
+  bool force = false;
+};
+
+struct ReportArguments {
+  std::string run;   // a directory or an object store's URL; empty: metrics alone
+  JobArguments job;  // settings of its road; no file
+  std::string out;
+  std::string base;  // empty: the run's oldest whole version
+  std::vector<std::string> metrics;
+  bool force = false;
+};
+
 struct BenchArguments {
   BenchOptions bench;
   std::string trace;
@@ -130,6 +146,8 @@ struct PlanArguments {
 [[nodiscard]] Result<int> run_verify(const Common& common, const VerifyArguments& options);
 [[nodiscard]] Result<int> run_verify_engine(const Common& common,
                                             const VerifyEngineArguments& options);
+[[nodiscard]] Result<int> run_compare(const Common& common, const CompareArguments& arguments);
+[[nodiscard]] Result<int> run_report(const Common& common, const ReportArguments& arguments);
 [[nodiscard]] Result<int> run_inspect(const Common& common, const std::string& path);
 [[nodiscard]] Result<int> run_bench_command(const Common& common, BenchArguments options);
 [[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);

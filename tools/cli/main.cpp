@@ -30,6 +30,8 @@ struct Arguments {
   ApplyArguments apply;
   VerifyArguments verify;
   VerifyEngineArguments verify_engine;
+  CompareArguments compare;
+  ReportArguments report;
   std::string inspect;
   BenchArguments bench;
   DemoArguments demo;
@@ -184,6 +186,43 @@ void add_verify(CLI::App& app, Arguments& all) {
   add_verify_engine(*command, checkpoint, all);
 }
 
+void add_compare(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "compare", "Show what changed between two checkpoints, and what each encoding would cost");
+  CompareArguments& options = all.compare;
+  command->add_option("OLD", options.before, "Checkpoint before the change")->required();
+  command->add_option("NEW", options.after, "Checkpoint after it")->required();
+  CLI::Option* html =
+      command->add_option("--html", options.html, "Write the same as one HTML file, too");
+  command->add_flag("--all", options.all, "Show every tensor that changed");
+  command->add_flag("--force", options.force, "Replace the HTML file if it is there")->needs(html);
+  runs(*command, all, [&all] { return run_compare(all.common, all.compare); });
+}
+
+void add_set(CLI::App& command, JobArguments& job) {
+  command
+      .add_option("--set", job.set,
+                  "Override a key of the configuration: --set road.shared_fs.dir=/mnt/w")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
+void add_report(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "report", "Write one HTML file about a run: density, encodings, times, settings to use");
+  ReportArguments& options = all.report;
+  command->add_option("RUN", options.run,
+                      "Directory of versions, or an object store's URL (default: metrics alone)");
+  command->add_option("--out", options.out, "HTML file to write")->required();
+  command->add_option("--base", options.base,
+                      "Checkpoint to replay the run from (default: its oldest whole version)");
+  command->add_option("--metrics", options.metrics, "Files that metrics.file wrote, of any role");
+  command->add_flag("--force", options.force, "Replace the file if it is there");
+  add_set(*command, options.job);
+  runs(*command, all, [&all] { return run_report(all.common, all.report); });
+}
+
 void add_inspect(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
       "inspect", "Show what a checkpoint, version, frame, flush file, manifest or journal holds");
@@ -217,15 +256,6 @@ void add_demo(CLI::App& app, Arguments& all) {
              std::uint64_t{100'000}, std::uint64_t{1} << 40);
   add_number(*command, "--steps", options.synth.steps, "RL steps", 1, 1000);
   runs(*command, all, [&all] { return run_demo(all.common, all.demo); });
-}
-
-void add_set(CLI::App& command, JobArguments& job) {
-  command
-      .add_option("--set", job.set,
-                  "Override a key of the configuration: --set road.shared_fs.dir=/mnt/w")
-      ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
 }
 
 void add_job(CLI::App& command, JobArguments& job) {
@@ -455,8 +485,9 @@ int run(int argc, char** argv) {
   app.footer(kExitCodes);
   Arguments all;
   for (const auto add :
-       {add_synth, add_diff, add_apply, add_verify, add_inspect, add_bench, add_demo, add_config,
-        add_info, add_trainer, add_rollout, add_agent, add_presign, add_doctor, add_plan}) {
+       {add_synth, add_diff, add_apply, add_verify, add_compare, add_report, add_inspect, add_bench,
+        add_demo, add_config, add_info, add_trainer, add_rollout, add_agent, add_presign, add_doctor,
+        add_plan}) {
     add(app, all);
   }
   for (CLI::App* command : app.get_subcommands({})) {

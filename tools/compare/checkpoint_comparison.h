@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What changed between two checkpoints, and what each encoding would take for it. Nothing is
+// written. Memory: buffers, whatever the size of the checkpoints.
+#pragma once
+
+#include "plugin/checkpoint/verify.h"
+#include "tools/compare/encoding_costs.h"
+#include "tools/compare/tensor_groups.h"
+
+namespace driftless {
+
+// How far changed weights went, in units of the last place. Of types that `compact` codes.
+struct StepCounts {
+  std::uint64_t changed = 0;   // of those types
+  std::uint64_t one_step = 0;  // by one unit
+  std::uint64_t largest = 0;
+
+  void add(const StepCounts& other);
+};
+
+struct ComparedTensor {
+  TensorSpec spec;
+  std::uint64_t changed_units = 0;
+  StepCounts steps = {};
+};
+
+// A tensor that only one checkpoint has, or that is of another type or shape there.
+struct LayoutDifference {
+  std::string tensor;
+  std::string before, after;  // "BF16 [2, 3]"; empty: it is not there
+};
+
+struct CheckpointComparison {
+  std::string before, after;
+  std::vector<ComparedTensor> tensors;  // that both have, in the order of their names
+  std::vector<LayoutDifference> layout_differences;
+  std::vector<std::string> notes;  // copies of tied tensors that were left out
+  CompanionDifferences files;
+  std::uint64_t changed_tensors = 0, changed_units = 0, total_units = 0, total_bytes = 0;
+  StepCounts steps;
+  std::vector<DensityGroup> layers, kinds;  // layers in natural order, kinds by changed weights
+  std::vector<EncodingCost> costs;          // `full` last; empty: nothing changed
+  unsigned threads = 1;
+  double seconds = 0;
+
+  [[nodiscard]] bool identical() const { return changed_units == 0 && layout_differences.empty(); }
+  // Indexes into `tensors` of those that changed, most changed weights first.
+  [[nodiscard]] std::vector<std::size_t> most_changed() const;
+};
+
+struct CompareOptions {
+  std::string before, after;
+  unsigned threads = 1;
+  Progress progress;  // may be empty
+};
+
+// kWrongLayout if the two have no tensor in common.
+[[nodiscard]] Result<CheckpointComparison> compare_two(FileSystem& fs,
+                                                       const CompareOptions& options);
+
+}  // namespace driftless
