@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "core/host_name.h"
+#include "core/line_log.h"
 #include "plugin/job/on_demand/loaded_library.h"
 
 namespace driftless {
@@ -228,8 +229,15 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
   DRIFTLESS_RETURN_IF_ERROR(check_available(roads, config, launch, role));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, table_for(roads, config, launch.mpi));
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(*table, config));
-  if (launch.mpi) return table->join_mpi(config, *road, role, late);
-  return std::unique_ptr<JobProcess>(std::make_unique<SoloProcess>(config, *road, role, launch));
+  std::unique_ptr<JobProcess> process;
+  if (launch.mpi) {
+    DRIFTLESS_ASSIGN_OR_RETURN(process, table->join_mpi(config, *road, role, late));
+  } else {
+    process = std::make_unique<SoloProcess>(config, *road, role, launch);
+  }
+  process_log().set_name(role == JobRole::kRollout ? receiver_id(config, *process, process->rank())
+                                                   : concat(to_string(role), ".", process->rank()));
+  return process;
 }
 
 std::string receiver_id(const Config& config, const JobProcess& process, unsigned rollout) {
