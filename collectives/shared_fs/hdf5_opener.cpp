@@ -33,6 +33,7 @@ constinit const RoadOpener kHdf5Opener{.open = shared_fs::open_hdf5,
                                        .history = shared_fs::hdf5_history,
                                        .withdraw_end = shared_fs::withdraw_end,
                                        .tell_end = shared_fs::tell_end,
-                                       .hear_end = shared_fs::hear_end};
+                                       .hear_end = shared_fs::hear_end,
+                                       .signs = shared_fs::signs};
 
 }  // namespace driftless

@@ -54,6 +54,7 @@ constinit const RoadOpener kSharedFsOpener{.open = shared_fs::open,
                                            .history = shared_fs::history,
                                            .withdraw_end = shared_fs::withdraw_end,
                                            .tell_end = shared_fs::tell_end,
-                                           .hear_end = shared_fs::hear_end};
+                                           .hear_end = shared_fs::hear_end,
+                                           .signs = shared_fs::signs};
 
 }  // namespace driftless

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trainer's last word in the directory, for rollouts that were started by themselves.
+// What lies in the directory beside the versions: the trainer's last word, for rollouts that were
+// started by themselves, and signs of life.
 #pragma once
 
 #include "collectives/road_kind.h"
@@ -10,5 +11,6 @@ namespace driftless::shared_fs {
 [[nodiscard]] Status withdraw_end(const RoadOptions& options);
 [[nodiscard]] Status tell_end(const RoadOptions& options, std::string_view text);
 [[nodiscard]] Result<std::optional<std::string>> hear_end(const RoadOptions& options);
+[[nodiscard]] Result<RoadSigns> signs(const RoadOptions& options, const Deadline& deadline);
 
 }  // namespace driftless::shared_fs
