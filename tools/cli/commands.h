@@ -14,6 +14,7 @@
 #include "tools/bench/bench.h"
 #include "tools/cli/console.h"
 #include "tools/cli/job.h"
+#include "tools/status/status_reader.h"
 #include "tools/synth.h"
 
 namespace driftless::cli {
@@ -87,6 +88,19 @@ struct PresignArguments {
   std::string valid = "24h";
 };
 
+struct StatusArguments {
+  StatusOptions options;
+  bool all = false;
+  bool watch = false;
+  double interval_seconds = 2;
+};
+
+struct ConfigInitArguments {
+  std::string road;
+  std::string role;  // empty: the keys of every role
+  std::string out;   // empty: stdout
+};
+
 struct AgentArguments {
   JobArguments job;
   std::string base;  // hand-over checkpoint: copied if the directory is missing
@@ -103,7 +117,12 @@ struct AgentArguments {
 [[nodiscard]] Result<int> run_inspect(const Common& common, const std::string& path);
 [[nodiscard]] Result<int> run_bench_command(const Common& common, BenchArguments options);
 [[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);
-[[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments);
+// `all`: also keys that have their defaults.
+[[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments,
+                                           bool all);
+[[nodiscard]] Result<int> run_config_init(const Common& common,
+                                          const ConfigInitArguments& arguments);
+[[nodiscard]] Result<int> run_status(const Common& common, StatusArguments arguments);
 [[nodiscard]] Result<int> run_presign(const Common& common, const PresignArguments& arguments);
 [[nodiscard]] Result<int> run_info(const Common& common);
 // Version, and every backend: built, or why not.
