@@ -94,6 +94,18 @@ struct OpenRoad {
   bool threads = true;            // may be used by other threads than the one that opened it
 };
 
+// What lies on a road beside the versions, for a process that takes no part in it.
+struct RoadSigns {
+  struct Receiver {
+    ReceiverReport report;
+    bool readable = true;  // false: its report is damaged, and only the id is known
+    std::optional<std::chrono::system_clock::time_point> seen;  // it reported last, by the road
+  };
+  std::string publisher;      // "process 4711 on trainer-0": the last that took the road, or empty
+  std::optional<bool> alive;  // whether that process is; none: this cannot be seen from here
+  std::vector<Receiver> receivers;  // also of receivers that are gone, and of earlier runs
+};
+
 struct RoadOpener {
   // Opens it for one process. Collective, if the processes meet by MPI.
   Result<OpenRoad> (*open)(const RoadOptions& options, const RoadPlace& place) = nullptr;
@@ -104,6 +116,8 @@ struct RoadOpener {
   Status (*withdraw_end)(const RoadOptions& options) = nullptr;
   Status (*tell_end)(const RoadOptions& options, std::string_view text) = nullptr;
   Result<std::optional<std::string>> (*hear_end)(const RoadOptions& options) = nullptr;
+  // Reads only, and locks nothing.
+  Result<RoadSigns> (*signs)(const RoadOptions& options, const Deadline& deadline) = nullptr;
   // A URL, for so long, that opens the run to rollouts without credentials.
   Result<std::string> (*share)(const RoadOptions& options, const ReadParts& read,
                                std::chrono::seconds valid) = nullptr;

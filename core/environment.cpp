@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/environment.h"
 
-#include <cstdio>
 #include <memory>
 #include <random>
-#include <string>
 #include <thread>
 #include <utility>
+
+#include "core/line_log.h"
 
 namespace driftless {
 namespace {
@@ -21,11 +21,7 @@ class SystemEnvironment final : public Environment {
     const auto word = [&] { return (std::uint64_t{device()} << 32) | device(); };
     return {word(), word()};
   }
-  void say(std::string_view line) override {
-    std::string text("driftless: ");
-    text.append(line).push_back('\n');
-    std::fwrite(text.data(), 1, text.size(), stderr);  // at once: other threads write there, too
-  }
+  void say(std::string_view line) override { process_log().warning(line); }
 };
 
 // Null: the system's.

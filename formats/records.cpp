@@ -6,10 +6,10 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "core/host_name.h"
+#include "core/utc_time.h"
 #include "formats/receiver_needs.h"
 
 namespace driftless {
@@ -71,26 +71,12 @@ double number_after(std::string_view text, std::string_view key) {
   return value;
 }
 
-std::string utc_with_milliseconds() {
-  using namespace std::chrono;
-  const auto now = system_clock::now();
-  const auto whole = floor<seconds>(now);
-  const std::time_t second = system_clock::to_time_t(whole);
-  std::tm parts{};
-  ::gmtime_r(&second, &parts);
-  std::array<char, 64> text{};
-  const std::size_t size = std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%S", &parts);
-  std::snprintf(text.data() + size, text.size() - size, ".%03dZ",
-                static_cast<int>(duration_cast<milliseconds>(now - whole).count()));
-  return text.data();
-}
-
 }  // namespace
 
 RecordOrigin record_origin(std::string_view role, unsigned rank) {
   const std::chrono::duration<double, std::milli> now =
       std::chrono::steady_clock::now().time_since_epoch();
-  return {role, rank, host_name(), utc_with_milliseconds(), now.count()};
+  return {role, rank, host_name(), utc_text(std::chrono::system_clock::now()), now.count()};
 }
 
 std::optional<std::int64_t> unix_ms(std::string_view time) {

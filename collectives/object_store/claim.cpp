@@ -14,11 +14,9 @@ namespace {
 // One that starts at the same time removes the probes that it finds.
 constexpr unsigned kMostProbes = 5;
 
-struct Publisher {
-  std::string session, process;
-};
+}  // namespace
 
-Result<Publisher> read_publisher(ObjectStore& store, const Deadline& deadline) {
+Result<NamedPublisher> read_publisher(ObjectStore& store, const Deadline& deadline) {
   const auto text = store.get_text(std::string(kPublisherKey), kMaxSmallBytes, deadline);
   if (!text.ok() && text.status().code() != StatusCode::kNotFound) return text.status();
   const auto json = nlohmann::json::parse(text.ok() ? *text : "", nullptr, false);
@@ -27,13 +25,11 @@ Result<Publisher> read_publisher(ObjectStore& store, const Deadline& deadline) {
                ? json[name].get<std::string>()
                : std::string(kNobody);
   };
-  return Publisher{field("session"), field("process")};
+  return NamedPublisher{field("session"), field("process")};
 }
 
-}  // namespace
-
 Result<std::string> read_session(ObjectStore& store, const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(Publisher now, read_publisher(store, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(NamedPublisher now, read_publisher(store, deadline));
   return std::move(now.session);
 }
 
@@ -114,7 +110,7 @@ Status Claim::take(const Deadline& deadline) {
 
 Status Claim::check(const Deadline& deadline) {
   if (!taken_ || !fenced_.ok()) return fenced_;
-  DRIFTLESS_ASSIGN_OR_RETURN(const Publisher now, read_publisher(*store_, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const NamedPublisher now, read_publisher(*store_, deadline));
   if (now.session == session_) return {};
   return fence(concat(kPublisherKey, " names ", now.process, ", session ", now.session));
 }

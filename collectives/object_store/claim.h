@@ -53,7 +53,11 @@ class Claim {
   std::map<PublicationId, std::string> kept_;  // names, by the tags of their reservations
 };
 
-// The session that publisher.json names; kNobody if there is none.
+// The session and the process that publisher.json names; kNobody if there is none.
+struct NamedPublisher {
+  std::string session, process;
+};
+[[nodiscard]] Result<NamedPublisher> read_publisher(ObjectStore& store, const Deadline& deadline);
 [[nodiscard]] Result<std::string> read_session(ObjectStore& store, const Deadline& deadline);
 
 }  // namespace driftless::object_store

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "collectives/object_store/claim.h"
 #include "collectives/object_store/medium.h"
+#include "collectives/object_store/object_store_road.h"
+#include "collectives/object_store/receiver_objects.h"
 
 namespace driftless {
 namespace object_store {
@@ -48,6 +51,25 @@ Status tell_end(const RoadOptions& options, std::string_view text) {
   return store->put(std::string(kEndKey), bytes_of(line), false, Deadline::after(kEndWait));
 }
 
+Result<std::optional<std::string>> hear_end(const RoadOptions& options) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
+  return read_end(*store);
+}
+
+Result<RoadSigns> signs(const RoadOptions& options, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
+  RoadSigns signs;
+  const Result<NamedPublisher> publisher = read_publisher(*store, deadline);
+  if (publisher.ok() && publisher->process != kNobody) signs.publisher = publisher->process;
+  ReceiverObjects objects(store, options_in<ObjectStoreOptions>(options));
+  const auto found = objects.look(deadline);
+  // What can only be read by names shows no receivers.
+  if (found.status().code() == StatusCode::kUnsupported) return signs;
+  DRIFTLESS_RETURN_IF_ERROR(found.status());
+  for (const auto& each : *found) signs.receivers.push_back({each.report, each.readable, {}});
+  return signs;
+}
+
 Result<std::string> share(const RoadOptions& options, const ReadParts& read,
                           std::chrono::seconds valid) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<ObjectStore> store, store_of(options));
@@ -62,6 +84,8 @@ constinit const RoadOpener kObjectStoreOpener{.open = object_store::open,
                                               .history = object_store::history,
                                               .withdraw_end = object_store::withdraw_end,
                                               .tell_end = object_store::tell_end,
+                                              .hear_end = object_store::hear_end,
+                                              .signs = object_store::signs,
                                               .share = object_store::share,
                                               .examine = object_store::examine};
 

@@ -12,6 +12,7 @@ constexpr std::string_view kUsedPrefix = ".used_v";
 constexpr std::string_view kHiddenRunPrefix = ".run.";
 constexpr std::string_view kDroppedPrefix = ".dropped_";
 constexpr std::string_view kHiddenSuffix = ".tmp";
+constexpr std::size_t kSessionDigits = 32;
 
 }  // namespace
 
@@ -31,6 +32,17 @@ Status check_options(const SharedFsOptions& options) {
                  ", not ", options.part_files);
   }
   return {};
+}
+
+std::string session_in(const std::string& lock) {
+  const std::string session = lock.substr(0, kSessionDigits);
+  return hash128_from_hex(session).ok() ? session : std::string();
+}
+
+std::string owner_in(const std::string& lock) {
+  if (session_in(lock).empty()) return "another process";
+  const std::size_t end = lock.find_last_not_of(" \n");
+  return lock.substr(kSessionDigits + 1, end == std::string::npos ? end : end - kSessionDigits);
 }
 
 std::string publication_name(const PublicationId& id) {

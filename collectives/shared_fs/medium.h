@@ -9,6 +9,7 @@ namespace driftless::shared_fs {
 // In <dir>. The lock's name is also that of formats/version_writer.cpp, which this room cannot see:
 // a single version written by hand and a run exclude each other.
 inline constexpr std::string_view kLockName = ".driftless-publisher.lock";
+inline constexpr std::uint64_t kMaxLockBytes = 4096;
 inline constexpr std::string_view kRunName = "run.json";
 inline constexpr std::string_view kReceiversName = ".receivers";
 // In the directory of a publication, beside its parts.
@@ -20,6 +21,11 @@ inline constexpr std::uint64_t kMaxRunInfoBytes = std::uint64_t{256} << 20;
 
 // kInvalidArgument where an option cannot work.
 [[nodiscard]] Status check_options(const SharedFsOptions& options);
+
+// What the lock file says: the session of 32 digits (empty: none), and whose it is, "process 4711
+// on trainer-0".
+[[nodiscard]] std::string session_in(const std::string& lock);
+[[nodiscard]] std::string owner_in(const std::string& lock);
 
 // "weight_v000007", "anchor_v000007", and back.
 [[nodiscard]] std::string publication_name(const PublicationId& id);

@@ -60,6 +60,7 @@ constinit const RoadOpener kSharedFsOpener{.open = shared_fs::open,
                                            .withdraw_end = shared_fs::withdraw_end,
                                            .tell_end = shared_fs::tell_end,
                                            .hear_end = shared_fs::hear_end,
+                                           .signs = shared_fs::signs,
                                            .examine = shared_fs::examine};
 
 }  // namespace driftless

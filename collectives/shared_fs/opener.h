@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The trainer's last word in the directory, for rollouts that were started by themselves.
+// What lies in the directory beside the versions: the trainer's last word, for rollouts that were
+// started by themselves, and signs of life.
 #pragma once
 
 #include "collectives/road_kind.h"
@@ -12,5 +13,6 @@ namespace driftless::shared_fs {
 [[nodiscard]] Result<std::optional<std::string>> hear_end(const RoadOptions& options);
 [[nodiscard]] std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
                                            const Deadline& deadline);
+[[nodiscard]] Result<RoadSigns> signs(const RoadOptions& options, const Deadline& deadline);
 
 }  // namespace driftless::shared_fs

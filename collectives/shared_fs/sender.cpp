@@ -14,22 +14,9 @@ namespace driftless {
 namespace shared_fs {
 namespace {
 
-constexpr std::size_t kSessionDigits = 32;
 constexpr std::size_t kLockBytes = 256;  // always: the file is written in place
-constexpr std::uint64_t kMaxLockBytes = 4096;
 
 std::string this_process() { return concat("process ", ::getpid(), " on ", host_name()); }
-
-std::string session_in(const std::string& text) {
-  const std::string session = text.substr(0, kSessionDigits);
-  return hash128_from_hex(session).ok() ? session : std::string();
-}
-
-std::string owner_in(const std::string& text) {
-  if (session_in(text).empty()) return "another process";
-  const std::size_t end = text.find_last_not_of(" \n");
-  return text.substr(kSessionDigits + 1, end == std::string::npos ? end : end - kSessionDigits);
-}
 
 // PublisherLock: whose the directory is. The leader of a publisher holds the lock file; its content
 // names a session, new for every leader, and the process:

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "core/host_name.h"
+#include "core/line_log.h"
 #include "plugin/job/on_demand/loaded_library.h"
 
 namespace driftless {
@@ -266,6 +267,8 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
     process = std::make_unique<SoloProcess>(config, *road, role, launch);
   }
   process->linked_ = &roads;
+  process_log().set_name(role == JobRole::kRollout ? receiver_id(config, *process, process->rank())
+                                                   : concat(to_string(role), ".", process->rank()));
   return process;
 }
 

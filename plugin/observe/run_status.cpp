@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/hash128.h"
+#include "formats/record_reader.h"
 
 namespace driftless {
 namespace {
@@ -22,6 +23,34 @@ OrderedJson with_lag(const std::vector<Record>& records, std::uint64_t newest) {
     list.back()["lag"] = lag(newest, record.version);
   }
   return list;
+}
+
+constexpr std::size_t kMostVersions = 10'000, kMostHolders = 100'000, kMostCodes = 64;
+
+template <typename Record>
+Status read_list(const Json& json, std::string_view key, std::size_t most, std::string_view what,
+                 Result<Record> (*read)(const Json&, std::string_view),
+                 std::vector<Record>& records) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* const list, json_array(json, key, what));
+  if (list->size() > most) {
+    return error(StatusCode::kCorrupt, what, ": ", key, ": ", list->size(), " are too many");
+  }
+  for (const Json& each : *list) {
+    DRIFTLESS_ASSIGN_OR_RETURN(Record record, read(each, what));
+    records.push_back(std::move(record));
+  }
+  return {};
+}
+
+Status read_trainer(const Json& json, std::string_view what, RunStatus& status) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* const trainer, json_object(json, "trainer", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string state, json_string(*trainer, "state", what));
+  for (const TrainerState known :
+       {TrainerState::kAlive, TrainerState::kSilent, TrainerState::kEnded}) {
+    if (to_string(known) == state) status.trainer = known;
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(status.trainer_seen, json_string(*trainer, "seen", what));
+  return {};
 }
 
 }  // namespace
@@ -56,6 +85,33 @@ OrderedJson to_json(const RunStatus& status) {
   json["refusals"] = OrderedJson::object();
   for (const auto& [code, count] : status.refusals) json["refusals"][code] = count;
   return json;
+}
+
+Result<RunStatus> parse_run_status(std::string_view text, std::string_view what) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json json, parse_json(text, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t schema, json_u64(json, "schema", what));
+  if (schema != 1) {
+    return error(StatusCode::kUnsupported, what, ": schema ", schema, ", and this build reads 1");
+  }
+  RunStatus status;
+  DRIFTLESS_ASSIGN_OR_RETURN(status.origin, read_origin(json, status.run, what));
+  DRIFTLESS_ASSIGN_OR_RETURN(status.version, json_u64(json, "version", what));
+  DRIFTLESS_ASSIGN_OR_RETURN(status.digest, json_string(json, "digest", what));
+  DRIFTLESS_RETURN_IF_ERROR(read_trainer(json, what, status));
+  DRIFTLESS_RETURN_IF_ERROR(
+      read_list(json, "versions", kMostVersions, what, read_version_record, status.versions));
+  DRIFTLESS_RETURN_IF_ERROR(
+      read_list(json, "engines", kMostHolders, what, read_engine_record, status.engines));
+  DRIFTLESS_RETURN_IF_ERROR(
+      read_list(json, "rollouts", kMostHolders, what, read_rollout_record, status.rollouts));
+  DRIFTLESS_ASSIGN_OR_RETURN(const Json* const refusals, json_object(json, "refusals", what));
+  for (const auto& [code, count] : refusals->items()) {
+    if (!count.is_number_unsigned() || status.refusals.size() == kMostCodes) {
+      return error(StatusCode::kCorrupt, what, ": refusals: expected a few counts");
+    }
+    status.refusals[code] = count.get<std::uint64_t>();
+  }
+  return status;
 }
 
 }  // namespace driftless

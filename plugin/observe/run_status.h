@@ -31,5 +31,7 @@ struct RunStatus {
 
 // Engines and rollouts have `lag`, too: the versions that they are behind the newest one.
 [[nodiscard]] nlohmann::ordered_json to_json(const RunStatus& status);
+// Back. kCorrupt, naming `what`; kUnsupported for another schema. Lists have bounds.
+[[nodiscard]] Result<RunStatus> parse_run_status(std::string_view text, std::string_view what);
 
 }  // namespace driftless

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configurations: the command's errors, the files in configs/, and the documentation."""
 
+import json
 import re
 import sys
 
@@ -71,7 +72,7 @@ def test_check_prints_what_a_file_amounts_to(work):
     path.write_text("road: { kind: shared_fs, shared_fs: { dir: /d } }\n")
     settings = ok_json("config", "check", path)["settings"]
     assert settings["road.layout"] == "flush" and settings["encoding"] == "deltas_zstd"
-    assert "deltas_zstd" in ok("config", "check", path, "--set", "buffer_size=1MiB")
+    assert "deltas_zstd" in ok("config", "check", path, "--all", "--set", "buffer_size=1MiB")
 
 
 def test_wrong_files_name_line_key_and_nearest_key(work):
@@ -108,7 +109,7 @@ def test_check_tells_what_auto_is(work):
     checked = ok_json("config", "check", path)
     assert checked["settings"]["encoding"] == "auto"
     assert checked["meaning"]["encoding"].startswith("auto: deltas at first")
-    assert "auto: deltas at first" in ok("config", "check", path)
+    assert "auto: deltas at first" in ok("config", "check", path, "--all")
     checked = ok_json("config", "check", path, "--set", "encoding=deltas")
     assert checked["settings"]["encoding"] == "deltas" and "meaning" not in checked
 
@@ -137,3 +138,61 @@ def test_numbers_are_numbers_in_json(work):
     assert keys["road.shared_fs.part_files"] == 64 and keys["notify.cleanup"] is False
     strings = [value for value in [*settings.values(), *keys.values()] if isinstance(value, str)]
     assert [text for text in strings if text.isdecimal()] == ["42"]
+
+
+def test_check_shows_what_was_changed_first(work):
+    path = work / "job.yaml"
+    path.write_text(
+        "road: { kind: shared_fs, shared_fs: { dir: /d } }\nkeep_versions: 3\nthreads: 0\n"
+        "engines: [{ url: 'http://h:1', kind: vllm }]\n"
+    )
+    checked = ok_json("config", "check", path)
+    expected = {"road.kind", "road.shared_fs.dir", "keep_versions", "engines[0].url", "engines[0].kind"}
+    assert set(checked["changed"]) == expected
+    short, whole = ok("config", "check", path), ok("config", "check", path, "--all")
+    assert "keep_versions" in short and "buffer_size" not in short and "--all shows them" in short
+    for key in checked["settings"]:
+        assert key in whole
+    assert whole.index("engines[0].kind") < whole.index("buffer_size")
+    nothing = ok("config", "check", path, "--set", "keep_versions=auto", "--json")
+    assert "keep_versions" not in json.loads(nothing)["changed"]
+
+
+REQUIRED = {"shared_fs": ("dir:", "dir: /d"), "object_store": ("url:", "url: s3://bucket/prefix")}
+
+
+@pytest.mark.parametrize("role", [None, "trainer", "rollout", "agent"])
+@pytest.mark.parametrize("road", ["mpi_rma", "nccl", "shared_fs", "object_store", "host_shm"])
+def test_init_writes_a_file_that_passes_the_check(work, road, role):
+    path = work / "job.yaml"
+    ok("config", "init", "--road", road, "--out", path, *(["--role", role] if role else []))
+    text = path.read_text()
+    assert f"kind: {road}\n" in text and all(len(line) <= 100 for line in text.splitlines())
+    if road in REQUIRED:
+        key, filled = REQUIRED[road]
+        result = run("config", "check", path)
+        assert result.returncode in (2, 8) and (result.returncode == 8 or "is missing" in result.stderr)
+        text, count = re.subn(rf'^( +){key} ""$', rf"\1{filled}", text, flags=re.M)
+        assert count == 1
+        path.write_text(text)
+    changed = check(path)
+    # Every default, as it stands there: the same configuration. Only engines must be real ones.
+    before, _, engines = text.partition("\n#engines:\n")
+    rest = re.sub(r"^#  +.*\n|^ +# .*\n", "", engines, flags=re.M) if engines else ""
+    path.write_text(re.sub(r"^#(?! )|^#(?=  )", "", before, flags=re.M).replace("\n #", "\n#") + "\n" + rest)
+    assert check(path).stdout.replace(" ", "") == changed.stdout.replace(" ", "")
+
+
+def test_init_refuses_to_overwrite_and_roads_that_are_none(work):
+    path = work / "job.yaml"
+    path.write_text("mine")
+    assert_refusal(run("config", "init", "--road", "shared_fs", "--out", path), 7, str(path))
+    assert path.read_text() == "mine"
+    assert_refusal(run("config", "init", "--road", "smoke"), 2, "shared_fs", "mpi_rma")
+
+
+def test_init_for_a_role_leaves_out_the_others_keys():
+    trainer = ok("config", "init", "--road", "shared_fs", "--role", "trainer")
+    assert "#anchors:" in trainer and "receiver:" not in trainer and "agent:" not in trainer
+    rollout = ok("config", "init", "--road", "shared_fs", "--role", "rollout")
+    assert "#receiver:" in rollout and "anchors:" not in rollout and "mpi_rma:" not in rollout

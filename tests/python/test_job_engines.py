@@ -113,7 +113,7 @@ def test_an_engine_that_says_no_is_reported_and_the_run_goes_on(work, rng, engin
     job = with_engine(Job(work, "hf_delta"), engine, work)
     result = run(*job.trainer("--replay", work / "run", "--json"))
     assert result.returncode == 1
-    assert result.stderr.count("driftless: io: version ") == 3 and "as told" in result.stderr
+    assert result.stderr.count(" driftless trainer.0: io: version ") == 3 and "as told" in result.stderr
     closing = result.stderr.splitlines()[-1]
     url = f"http://127.0.0.1:{engine.server_port}"
     assert f"not every engine took every version: {url} failed to take 3 of 3 versions" in closing

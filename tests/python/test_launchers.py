@@ -136,7 +136,7 @@ def test_a_wait_for_a_run_is_visible_and_ends_by_a_signal_or_its_timeout(work, r
     base = ["--base", work / "run/step_000000"]
     rollout = job.start_rollout(*base)
     said = rollout.stderr.readline()
-    assert "driftless: still waiting after 5 s: waiting for a publisher to write" in said, said
+    assert ": still waiting after 5 s: waiting for a publisher to write" in said, said
     rollout.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert jobs.finish(rollout, 10).returncode == 128 + signal.SIGTERM
@@ -173,5 +173,5 @@ def test_a_process_that_does_not_come_is_named(work):
     result = jobs.finish(jobs.start(line, env=env), 90)
     assert result.returncode != 0
     silent = "nothing from rollout 0; 0 of 1 others have answered"
-    assert f"driftless: still waiting after 5 s: {silent}" in result.stderr, result.stderr
+    assert f"driftless trainer.0: still waiting after 5 s: {silent}" in result.stderr, result.stderr
     assert f"{silent}: gave up after 7000 ms" in result.stderr, result.stderr

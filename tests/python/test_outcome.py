@@ -93,7 +93,7 @@ def test_a_rollout_that_was_killed_is_named_and_one_that_signed_off_is_not_waite
     result = finish(trainer)
     assert result.returncode == 1, result.stdout + result.stderr
     assert "NOT all rollouts" in result.stdout
-    assert "driftless: still waiting after 5 s: dead is at version" in result.stderr
+    assert "driftless trainer.0: still waiting after 5 s: dead is at version" in result.stderr
     assert "last version: dead is at version" in result.stderr
     assert "left" not in result.stderr and "steady" not in result.stderr
     assert "signed off" in next(line for line in result.stdout.splitlines() if "left " in line)

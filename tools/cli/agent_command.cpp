@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "core/line_log.h"
 #include "plugin/agent/agent.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"
@@ -15,8 +15,8 @@ class AgentLog {
   AgentLog(bool json, bool verbose, std::string id, unsigned rank)
       : json_(json), verbose_(verbose), id_(std::move(id)), rank_(rank) {}
 
-  void tell(const Status& status) const {
-    if (!status.ok()) std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
+  static void tell(const Status& status) {
+    if (!status.ok()) process_log().warning(status.to_string());
   }
 
   void delivered(const VersionRecord& record) {
@@ -25,18 +25,19 @@ class AgentLog {
     anchors_ += record.anchor ? 1 : 0;
     wire_bytes_ += record.wire_bytes;
     plain_bytes_ += delivered.plain_bytes;
-    print(to_json(record), concat("version ", record.version, record.anchor ? " (anchor)" : "",
-                                  ", ", human_bytes(record.wire_bytes), " fetched in ",
-                                  fixed(delivered.fetch_ms, 1), " ms, handed over in ",
-                                  fixed(delivered.process_ms + delivered.apply_ms, 1), " ms"));
+    print(to_json(record),
+          concat("version ", record.version, record.anchor ? " (anchor)" : "", ", wire_bytes ",
+                 record.wire_bytes, ", fetch_ms ", fixed(delivered.fetch_ms, 1), ", process_ms ",
+                 fixed(delivered.process_ms, 1), ", apply_ms ", fixed(delivered.apply_ms, 1)));
   }
 
   void updated(const EngineRecord& record) {
     const CommitTimes& times = record.commit;
-    print(to_json(record), concat(record.engine, " at version ", record.version, ", stage ",
-                                  fixed(times.stage_ms, 1), " ms, pause ", fixed(times.pause_ms, 1),
-                                  " ms, apply ", fixed(times.apply_ms, 1), " ms, resume ",
-                                  fixed(times.resume_ms, 1), " ms, tries ", record.attempts));
+    print(to_json(record),
+          concat("engine ", record.engine, ", version ", record.version, ", stage_ms ",
+                 fixed(times.stage_ms, 1), ", pause_ms ", fixed(times.pause_ms, 1), ", apply_ms ",
+                 fixed(times.apply_ms, 1), ", resume_ms ", fixed(times.resume_ms, 1), ", attempts ",
+                 record.attempts));
   }
 
   void ended(const AgentEnd& end) const {
@@ -53,20 +54,20 @@ class AgentLog {
       for (const EngineRecord& engine : end.engines) json["engines"].push_back(to_json(engine));
       return print_json(json);
     }
-    std::cout << concat(id_, ": ended at version ", end.version, ", ", versions_, " versions and ",
-                        anchors_, " anchors handed over, ", human_bytes(wire_bytes_), " fetched, ",
-                        end.workers, " workers\n");
+    process_log().event(concat("ended at version ", end.version, ", versions ", versions_,
+                               ", anchors ", anchors_, ", wire_bytes ", wire_bytes_, ", workers ",
+                               end.workers));
     for (const EngineRecord& engine : end.engines) {
-      std::cout << concat(id_, ": ", engine.engine, " at version ", engine.version,
-                          engine.status.ok() ? "" : ", failed: ", engine.status.message(), "\n");
+      process_log().event(concat("engine ", engine.engine, ", version ", engine.version,
+                                 ", status ", to_string(engine.status.code()),
+                                 engine.status.ok() ? "" : ": ", engine.status.message()));
     }
-    std::cout.flush();
   }
 
  private:
   void print(const nlohmann::ordered_json& line, const std::string& text) const {
     if (verbose_ && json_) print_json(line);
-    if (verbose_ && !json_) std::cout << concat(id_, ": ", text, "\n") << std::flush;
+    if (verbose_ && !json_) process_log().event(text);
   }
 
   bool json_, verbose_;
@@ -103,8 +104,8 @@ Result<int> follow(const Common& common, const AgentArguments& arguments, const 
   DRIFTLESS_RETURN_IF_ERROR(end.digests);
   if (stopped) return 128 + StopSignals::received();
   if (end.all_have_it) return int{kExitOk};
-  log.tell(error(StatusCode::kIncomplete, "not everybody on this host ended at version ",
-                 end.version, end.behind));
+  report_line(error(StatusCode::kIncomplete, "not everybody on this host ended at version ",
+                    end.version, end.behind));
   return int{kExitDifferent};
 }
 

@@ -16,6 +16,7 @@
 #include "tools/cli/job.h"
 #include "tools/plan/measure.h"
 #include "tools/plan/plan.h"
+#include "tools/status/status_reader.h"
 #include "tools/synth.h"
 
 namespace driftless::cli {
@@ -114,6 +115,19 @@ struct DoctorArguments {
   bool mpi_probe = false;         // one of the ranks that doctor itself starts
 };
 
+struct StatusArguments {
+  StatusOptions options;
+  bool all = false;
+  bool watch = false;
+  double interval_seconds = 2;
+};
+
+struct ConfigInitArguments {
+  std::string road;
+  std::string role;  // empty: the keys of every role
+  std::string out;   // empty: stdout
+};
+
 struct AgentArguments {
   JobArguments job;
   std::string base;  // hand-over checkpoint: copied if the directory is missing
@@ -151,7 +165,12 @@ struct PlanArguments {
 [[nodiscard]] Result<int> run_inspect(const Common& common, const std::string& path);
 [[nodiscard]] Result<int> run_bench_command(const Common& common, BenchArguments options);
 [[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);
-[[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments);
+// `all`: also keys that have their defaults.
+[[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments,
+                                           bool all);
+[[nodiscard]] Result<int> run_config_init(const Common& common,
+                                          const ConfigInitArguments& arguments);
+[[nodiscard]] Result<int> run_status(const Common& common, StatusArguments arguments);
 [[nodiscard]] Result<int> run_presign(const Common& common, const PresignArguments& arguments);
 [[nodiscard]] Result<int> run_doctor(const Common& common, const DoctorArguments& arguments);
 [[nodiscard]] Result<int> run_plan(const Common& common, const PlanArguments& arguments);

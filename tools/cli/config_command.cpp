@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/setting_values.h"
@@ -23,12 +24,31 @@ nlohmann::ordered_json typed(std::string_view expected, const std::string& text)
 }
 
 // The row of "engines[0].url" is "engines[].url".
-std::string_view expected_of(std::string name) {
+std::string row_name(std::string name) {
   if (const std::size_t open = name.find('['); open != std::string::npos) {
     name.erase(open + 1, name.find(']') - open - 1);
   }
-  const ConfigKey* const key = config_table().find(name);
+  return name;
+}
+
+std::string_view expected_of(const std::string& name) {
+  const ConfigKey* const key = config_table().find(row_name(name));
   return key == nullptr ? std::string_view() : key->expected;
+}
+
+// By row: what each key would be if only the road were chosen.
+std::map<std::string, std::string> defaults_beside(const Config& config) {
+  Config plain;
+  plain.road = config.road;
+  plain.engines.emplace_back();
+  // Fills in what `auto` stands for; that a directory is missing is no matter here.
+  const Status ignored = complete_config(plain);
+  std::map<std::string, std::string> defaults;
+  for (const ConfigKey& key : config.table->keys()) {
+    defaults.emplace(key.name, key.text(plain, 0));
+  }
+  defaults["road.kind"] = Config().road;
+  return defaults;
 }
 
 // What `auto` leaves to the run.
@@ -63,26 +83,36 @@ std::string or_dash(const std::string& text) { return text.empty() ? "-" : text;
 
 }  // namespace
 
-Result<int> run_config_check(const Common& common, const JobArguments& arguments) {
+Result<int> run_config_check(const Common& common, const JobArguments& arguments, bool all) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Config config, job_config(common, arguments));
   const auto settings = effective_settings(config);
-  if (common.json) {
-    nlohmann::ordered_json json;
-    json["ok"] = true;
-    for (const auto& [key, value] : settings) {
-      json["settings"][key] = typed(expected_of(key), value);
-      const std::string meant = meaning(config, key, value);
-      if (meant != value) json["meaning"][key] = meant;
+  const std::map<std::string, std::string> defaults = defaults_beside(config);
+  std::vector<std::vector<std::string>> changed, others;
+  nlohmann::ordered_json json = {{"ok", true}, {"changed", nlohmann::ordered_json::array()}};
+  for (const auto& [key, value] : settings) {
+    const std::string meant = meaning(config, key, value);
+    json["settings"][key] = typed(expected_of(key), value);
+    if (meant != value) json["meaning"][key] = meant;
+    const std::string& unset = defaults.at(row_name(key));
+    if (value == unset) {
+      others.push_back({key, or_dash(meant)});
+    } else {
+      changed.push_back({key, or_dash(meant), or_dash(unset)});
+      json["changed"].push_back(key);
     }
+  }
+  if (common.json) {
     print_json(json);
     return int{kExitOk};
   }
   std::cout << arguments.config << ": ok\n\n";
-  std::vector<std::vector<std::string>> rows;
-  for (const auto& [key, value] : settings) {
-    rows.push_back({key, or_dash(meaning(config, key, value))});
+  if (!changed.empty()) print_table({"key", "value", "default"}, changed);
+  std::cout << (changed.empty() ? "" : "\n");
+  if (!all) {
+    std::cout << others.size() << " other keys have their defaults: --all shows them\n";
+    return int{kExitOk};
   }
-  print_table({"key", "value"}, rows);
+  print_table({"key", "value"}, others);
   return int{kExitOk};
 }
 

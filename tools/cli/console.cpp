@@ -10,6 +10,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "core/line_log.h"
 #include "core/parallel.h"
 #include "plugin/job/metrics.h"
 
@@ -39,13 +40,15 @@ int exit_code(StatusCode code) {
 
 unsigned Common::thread_count() const { return threads == 0 ? default_threads() : threads; }
 
+void report_line(const Status& status) {
+  process_log().flush();
+  // Names from hostile files end here: one line, whatever they hold. At once: other ranks write
+  // there, too.
+  std::cerr << concat("driftless: ", one_line(status.to_string()), "\n");
+}
+
 int report(const Common& common, const Status& status) {
-  // Names from hostile files end here: one line, whatever they hold.
-  std::string line = status.to_string();
-  for (char& c : line) {
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-  }
-  std::cerr << concat("driftless: ", line, "\n");  // at once: other ranks write there too
+  report_line(status);
   if (common.json) {
     nlohmann::ordered_json json;
     json["error"] = {{"code", to_string(status.code())}, {"message", status.message()}};
@@ -67,8 +70,8 @@ void print_json(const nlohmann::ordered_json& json) {
   std::cout << json_line(json) << "\n" << std::flush;
 }
 
-void print_table(const std::vector<std::string>& header,
-                 const std::vector<std::vector<std::string>>& rows) {
+std::vector<std::string> table_lines(const std::vector<std::string>& header,
+                                     const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths(header.size());
   std::vector<bool> right(header.size(), true);
   for (std::size_t column = 0; column < header.size(); ++column) {
@@ -81,7 +84,8 @@ void print_table(const std::vector<std::string>& header,
       right[column] = right[column] && number;
     }
   }
-  const auto print = [&](const std::vector<std::string>& row) {
+  std::vector<std::string> lines;
+  const auto add = [&](const std::vector<std::string>& row) {
     std::string line;
     for (std::size_t column = 0; column < row.size(); ++column) {
       const std::string padding(widths[column] - row[column].size(), ' ');
@@ -89,10 +93,16 @@ void print_table(const std::vector<std::string>& header,
       line += right[column] ? padding + row[column] : row[column] + padding;
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    std::cout << line << "\n";
+    lines.push_back(one_line(line));
   };
-  print(header);
-  for (const auto& row : rows) print(row);
+  add(header);
+  for (const auto& row : rows) add(row);
+  return lines;
+}
+
+void print_table(const std::vector<std::string>& header,
+                 const std::vector<std::vector<std::string>>& rows) {
+  for (const std::string& line : table_lines(header, rows)) std::cout << line << "\n";
 }
 
 double ratio(std::uint64_t part, std::uint64_t whole) {

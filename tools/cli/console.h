@@ -37,12 +37,17 @@ struct Common {
   [[nodiscard]] unsigned thread_count() const;
 };
 
+// A failure that ends the command, as one line on stderr: "driftless: code: message".
+void report_line(const Status& status);
 // A failure as one line on stderr (and as an object on stdout with --json). Returns the exit code.
 int report(const Common& common, const Status& status);
 // A JSON number if the text is one, as people write it.
 [[nodiscard]] nlohmann::ordered_json number_or_text(const std::string& text);
 void print_json(const nlohmann::ordered_json& json);
 
+// As print_table() prints them; cells from outside have no control characters there.
+[[nodiscard]] std::vector<std::string> table_lines(
+    const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
 // Columns aligned: those of numbers (every cell begins with a digit, or is "-") to the right.
 void print_table(const std::vector<std::string>& header,
                  const std::vector<std::vector<std::string>>& rows);

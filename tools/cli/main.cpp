@@ -7,20 +7,15 @@
 #include <iostream>
 #include <tuple>
 
+#include <nlohmann/json.hpp>
+#include "core/line_log.h"
 #include "core/version.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/help_pages.h"
 #include "tools/doctor/doctor.h"
 
 namespace driftless::cli {
 namespace {
-
-constexpr const char* kExitCodes =
-    "Exit codes: 0 done (verify: identical), 1 verify found a difference (verify --engine: 2 "
-    "cannot tell) (trainer, agent: a "
-    "rollout or\n"
-    "an engine did not follow), 2 wrong usage, 3 not found or not whole yet, 4 damaged or refused\n"
-    "(wrong run, base, layout, content), 5 I/O failed or no space, 6 locked by another process or\n"
-    "out of time, 7 exists already, 8 not supported, 70 internal error.";
 
 // All that was typed. Lives until the command has run.
 struct Arguments {
@@ -36,6 +31,10 @@ struct Arguments {
   BenchArguments bench;
   DemoArguments demo;
   JobArguments check;
+  bool check_all = false;
+  ConfigInitArguments init;
+  StatusArguments status;
+  std::string shell;  // completion
   TrainerArguments trainer;
   RolloutArguments rollout;
   AgentArguments agent;
@@ -271,7 +270,59 @@ void add_config(CLI::App& app, Arguments& all) {
       "check", "Say whether a configuration is right, and what it amounts to");
   check->add_option("FILE", all.check.config, "YAML file")->required();
   add_set(*check, all.check);
-  runs(*check, all, [&all] { return run_config_check(all.common, all.check); });
+  check->add_flag("--all", all.check_all, "Show every key, not only those that were changed");
+  runs(*check, all, [&all] { return run_config_check(all.common, all.check, all.check_all); });
+  CLI::App* init = config->add_subcommand(
+      "init", "Write a commented configuration for a road: every key, its help and its default");
+  init->add_option("--road", all.init.road, "road.kind: shared_fs, object_store, mpi_rma, ...")
+      ->required();
+  init->add_option("--role", all.init.role, "Only the keys that this role reads")
+      ->check(CLI::IsMember({"trainer", "rollout", "agent"}));
+  init->add_option("--out", all.init.out, "A new file (default: standard output)");
+  runs(*init, all, [&all] { return run_config_init(all.common, all.init); });
+}
+
+void add_status(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "status", "Show a run: its trainer, versions, engines and rollouts, and what is wrong");
+  StatusArguments& status = all.status;
+  command
+      ->add_option("SOURCE", status.options.sources,
+                   "A road's directory, a bucket's URL, metrics files, or http://host:port of a "
+                   "publisher or an agent")
+      ->required();
+  command->add_flag("--watch", status.watch, "Look again and again, until Ctrl-C");
+  add_number(*command, "--interval", status.interval_seconds, "Seconds between two looks", 0.1,
+             86'400.0);
+  command->add_flag("--all", status.all, "Show all versions, not only the last 10");
+  command->add_option("--token-file", status.options.token_file,
+                      "File with the token of an endpoint");
+  command
+      ->add_option("--set", status.options.set,
+                   "A key of the road: --set road.object_store.endpoint=URL")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+  runs(*command, all, [&all] { return run_status(all.common, all.status); });
+}
+
+// What is printed as it is, with --json as the member `text`.
+Result<int> print_text(const Common& common, const Result<std::string>& text) {
+  DRIFTLESS_RETURN_IF_ERROR(text.status());
+  if (common.json) {
+    print_json({{"text", *text}});
+  } else {
+    std::cout << *text;
+  }
+  return int{kExitOk};
+}
+
+void add_help_pages(CLI::App& app, Arguments& all) {
+  CLI::App* man = app.add_subcommand("man", "Print the man page: driftless man > driftless.1");
+  runs(*man, all, [&] { return print_text(all.common, man_page(app, DRIFTLESS_VERSION)); });
+  CLI::App* shell = app.add_subcommand("completion", "Print a shell's completion of this command");
+  shell->add_option("SHELL", all.shell, "bash, zsh or fish")->required();
+  runs(*shell, all, [&] { return print_text(all.common, completion(app, all.shell)); });
 }
 
 void add_presign(CLI::App& app, Arguments& all) {
@@ -482,14 +533,14 @@ int run(int argc, char** argv) {
   app.name("driftless");
   app.set_version_flag("--version", version_text());
   app.require_subcommand(1);
-  app.footer(kExitCodes);
   Arguments all;
   for (const auto add :
        {add_synth, add_diff, add_apply, add_verify, add_compare, add_report, add_inspect, add_bench,
-        add_demo, add_config, add_info, add_trainer, add_rollout, add_agent, add_presign, add_doctor,
-        add_plan}) {
+        add_demo, add_config, add_info, add_trainer, add_rollout, add_agent, add_presign,
+        add_doctor, add_plan, add_status, add_help_pages}) {
     add(app, all);
   }
+  app.footer(exit_codes_text());  // subcommands would inherit it
   for (CLI::App* command : app.get_subcommands({})) {
     const auto below = command->get_subcommands({});
     if (below.empty()) add_common(*command, all.common);
@@ -507,6 +558,7 @@ int run(int argc, char** argv) {
     return kExitUsage;
   }
   const Result<int> code = all.run();
+  process_log().flush();
   return code.ok() ? *code : report(all.common, code.status());
 }
 

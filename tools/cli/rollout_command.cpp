@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/line_log.h"
 #include "core/setting_values.h"
 #include "core/stopwatch.h"
 #include "plugin/job/joined_road.h"
@@ -61,7 +61,7 @@ class Rollout {
                                          within(process_->together() ? std::chrono::hours(24)
                                                                      : config_.connect_deadline)));
     id_ = joined.options.id;
-    joined.options.warn = [this](const Status& why) { tell(why); };
+    joined.options.warn = [](const Status& why) { tell(why); };
     DRIFTLESS_ASSIGN_OR_RETURN(
         receiver_, Receiver::open(joined.options, *joined.road, *weights_.target, deadline));
     tell_left_alone();
@@ -77,9 +77,7 @@ class Rollout {
     if (names.size() > 8) text += concat(" and ", names.size() - 8, " more");
     note(text);
   }
-  void note(const std::string& text) const {
-    std::cerr << concat("driftless: ", id_, ": note: ", text, "\n");
-  }
+  static void note(const std::string& text) { process_log().warning(concat("note: ", text)); }
 
   [[nodiscard]] bool at_least(std::uint64_t version) const {
     const TargetState state = weights_.target->state();
@@ -124,17 +122,16 @@ class Rollout {
       print_json(to_json(record_of(report, process_->rank())));
       return {};
     }
-    std::cout << concat(id_, ": version ", report.version, report.anchor ? " (anchor)" : "",
-                        ", stage ", fixed(report.fetch_ms + report.stage_ms, 1), " ms, commit ",
-                        fixed(commit_ms, 1), " ms\n")
-              << std::flush;
+    process_log().event(concat("version ", report.version, report.anchor ? " (anchor)" : "",
+                               ", fetch_ms ", fixed(report.fetch_ms, 1), ", stage_ms ",
+                               fixed(report.stage_ms, 1), ", commit_ms ", fixed(commit_ms, 1)));
     return {};
   }
 
   // A trainer that cannot be heard is check_contact()'s.
-  void tell(const Status& status) const {
+  static void tell(const Status& status) {
     if (status.ok() || status.code() == StatusCode::kDeadlineExceeded) return;
-    std::cerr << concat("driftless: ", id_, ": ", status.to_string(), "\n");
+    process_log().warning(status.to_string());
   }
 
   [[nodiscard]] Status close() {
@@ -172,9 +169,8 @@ class Rollout {
       json["anchors"] = counts_.anchors;
       print_json(json);
     } else if (arguments_.verbose || !process_->together()) {
-      std::cout << concat(id_, ": ended at version ", state.id.version, " after ", counts_.commits,
-                          " commits, digest ", to_hex(state.digest), "\n")
-                << std::flush;
+      process_log().event(concat("ended at version ", state.id.version, ", commits ",
+                                 counts_.commits, ", digest ", to_hex(state.digest)));
     }
   }
 

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <iostream>
 #include <optional>
 #include <system_error>
 #include <thread>
 
+#include "core/line_log.h"
 #include "core/version.h"
 #include "formats/manifest.h"
 #include "formats/run_info.h"
@@ -241,7 +241,7 @@ class Trainer {
   }
 
   void say(const std::string& text) const {
-    if (!common_.json) std::cout << text << "\n" << std::flush;
+    if (!common_.json) process_log().event(text);
   }
 
   [[nodiscard]] Status listen() {
@@ -337,7 +337,7 @@ class Trainer {
   }
 
   static void tell(const Status& status) {
-    if (!status.ok()) std::cerr << concat("driftless: ", status.to_string(), "\n");
+    if (!status.ok()) process_log().warning(status.to_string());
   }
 
   // There is no next version to bring the anchor that a rollout asks for. All ranks make it.
@@ -393,7 +393,7 @@ class Trainer {
     const Status closed = process_.close(Deadline::after(wait));
     if (!closed.ok()) return missed.ok() ? closed : closed.with_context(missed.message());
     if (stopped_) return 128 + std::max(1, StopSignals::received());
-    tell(missed);
+    if (!missed.ok()) report_line(missed);
     return missed.ok() ? int{kExitOk} : int{kExitDifferent};
   }
 

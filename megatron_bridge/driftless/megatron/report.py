@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 import driftless
@@ -85,32 +86,36 @@ class Reporter:
         self.failures = 0
         self.engines_failed = False
 
+    def _line(self, text: str, warning: bool = False) -> None:
+        """A log line, as the processes of the command write them: the UTC time and a name."""
+        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = f"{time} driftless trainer.{self._rank}: {text}"
+        print(line, file=sys.stderr if warning else sys.stdout, flush=True)
+
     def version(self, step: VersionReport) -> None:
         made = step.published
-        share = 100.0 * made.changed_units / made.total_units if made.total_units else 0.0
-        print(
-            f"driftless: version {made.version}: {share:.2f} % changed, {made.wire_bytes} of "
-            f"{made.full_bytes} bytes, {made.encoding}, {step.split()}",
-            flush=True,
+        density = made.changed_units / made.total_units if made.total_units else 0.0
+        self._line(
+            f"version {made.version}, density {density:.6f}, wire_bytes {made.wire_bytes}, "
+            f"full_bytes {made.full_bytes}, encoding {made.encoding}, {step.split()}"
         )
         for note in made.notes:
             self.note(note)
 
     def note(self, text: str) -> None:
-        print(f"driftless: rank {self._rank}: {text}", flush=True)
+        self._line(text)
 
     def failure(self, failure: BaseException) -> None:
         self.failures += 1
         text = str(failure) or repr(failure)
-        print(
-            f"driftless: rank {self._rank}: a weight update failed ({self.failures} so far), "
-            f"training goes on: {type(failure).__name__}: {text}",
-            file=sys.stderr,
-            flush=True,
+        self._line(
+            f"a weight update failed ({self.failures} so far), training goes on: "
+            f"{type(failure).__name__}: {text}",
+            warning=True,
         )
 
     def engine_failure(self, text: str) -> None:
-        print(f"driftless: {text}", file=sys.stderr, flush=True)
+        self._line(text, warning=True)
 
     def end(self, version: int, engines: list[Any]) -> bool:
         """The closing line; whether every engine took every version."""
@@ -125,5 +130,5 @@ class Reporter:
         if engines:
             told = "; NOT all" if failed else "; all"
             told += f" engines took every version{': ' if failed else ''}{'; '.join(failed)}"
-        print(f"driftless: the run ended at version {version}{updates}{told}", flush=True)
+        self._line(f"the run ended at version {version}{updates}{told}")
         return not failed

@@ -118,7 +118,7 @@ def test_an_unchanged_script_gains_weight_updates_by_flags(work, layout, index_b
     result = jobs.finish(training, 300)
     assert result.returncode == 0, result.stderr[-6000:] + result.stdout[-3000:]
     ended(*rollouts)
-    assert result.stdout.count("driftless: version ") == STEPS
+    assert result.stdout.count(" driftless trainer.0: version ") == STEPS
     config = CONFIG | more
     version = max(int(p.name[-6:]) for p in (work / "acks").glob("disk0_*"))
     assert version == STEPS

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// LineLog: the log lines of a process. Each has the UTC time and the process' name:
+//
+//   2026-11-18T20:01:02.123Z driftless trainer.0: still waiting after 5 s: nothing from rollout 1
+//
+// A line that comes again within kWindow is counted. Its count is written when the window is over
+// and the next line comes, or by flush(): "... (repeated 14 times in 30 s)". Any thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace driftless {
+
+class LineLog {
+ public:
+  static constexpr std::chrono::seconds kWindow{30};
+  static constexpr std::size_t kMostRecent = 64;  // lines that are compared with
+
+  struct Moment {
+    std::chrono::steady_clock::time_point steady;
+    std::chrono::system_clock::time_point utc;
+    [[nodiscard]] static Moment now() {
+      return {std::chrono::steady_clock::now(), std::chrono::system_clock::now()};
+    }
+  };
+  // Gets a line with its end; one call at a time.
+  using Write = std::function<void(std::string_view)>;
+
+  explicit LineLog(Write write) : write_(std::move(write)) {}
+  // "trainer.0"; empty: none.
+  void set_name(std::string_view name);
+  // Control characters in it are replaced.
+  void add(std::string_view line, const Moment& now);
+  // Writes the counts that are left.
+  void flush(const Moment& now);
+
+ private:
+  struct Recent {
+    std::string line;
+    std::chrono::steady_clock::time_point since;  // it was written last
+    unsigned repeats = 0;                         // since then
+  };
+  void write(std::string_view line, const Moment& now);
+  void write_count(Recent& recent, const Moment& now);
+
+  std::mutex mutex_;
+  Write write_;
+  std::string name_;
+  std::vector<Recent> recent_;  // oldest first
+};
+
+// The log of this process. Environment::say() writes its warnings. Any thread.
+class ProcessLog {
+ public:
+  // To stderr; and, of the usual course of things, to stdout.
+  void warning(std::string_view line) { warnings_.add(line, LineLog::Moment::now()); }
+  void event(std::string_view line) { events_.add(line, LineLog::Moment::now()); }
+  void set_name(std::string_view name);
+  void flush();  // before the process ends
+
+ private:
+  friend ProcessLog& process_log();
+  ProcessLog();
+  LineLog warnings_, events_;
+};
+[[nodiscard]] ProcessLog& process_log();
+
+// `text` without control characters, which could break a line or drive a terminal: each is a space.
+[[nodiscard]] std::string one_line(std::string_view text);
+
+}  // namespace driftless

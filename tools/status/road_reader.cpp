@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// A road's directory or bucket: its manifests, what receivers reported, and its signs of life.
+#include <map>
+#include <set>
+
+#include "core/utc_time.h"
+#include "formats/manifest.h"
+#include "formats/run_info.h"
+#include "plugin/job/publisher_session.h"
+#include "plugin/job/roads.h"
+#include "plugin/receive/run_end.h"
+#include "tools/status/status_reader.h"
+
+namespace driftless {
+namespace {
+
+VersionRecord record_of(const Manifest& manifest) {
+  VersionRecord record;
+  record.origin = {"trainer", 0, "", manifest.created, 0};
+  record.run = manifest.id.run;
+  record.version = manifest.id.version;
+  record.base_version = manifest.base_version;
+  record.digest = manifest.digest;
+  record.changed_units = manifest.changed_units;
+  record.full_bytes = manifest.full_bytes;
+  record.delta_bytes = manifest.payload_bytes;
+  for (const ManifestFile& file : manifest.files) record.wire_bytes += file.size_bytes;
+  const auto time = [&](const char* phase) {
+    const auto found = manifest.timings_ms.find(phase);
+    return found == manifest.timings_ms.end() ? 0.0 : found->second;
+  };
+  record.published = {manifest.encoding,
+                      manifest.total_units == 0 ? 0.0
+                                                : static_cast<double>(manifest.changed_units) /
+                                                      static_cast<double>(manifest.total_units),
+                      time("process_ms"), time("manifest_publish_ms"), time("total_ms")};
+  return record;
+}
+
+class RoadReader final : public StatusReader {
+ public:
+  RoadReader(Config config, std::string location, const RoadOpener& opener,
+             std::unique_ptr<ReceiveRoad> road, std::size_t most_versions)
+      : config_(std::move(config)),
+        location_(std::move(location)),
+        opener_(opener),
+        road_(std::move(road)),
+        most_versions_(most_versions) {}
+
+  Result<Sighting> look(const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, road_->list(deadline));
+    Sighting sighting;
+    sighting.status.origin = record_origin("status", 0);
+    DRIFTLESS_RETURN_IF_ERROR(read_versions(ids, deadline, sighting));
+    RunStatus& status = sighting.status;
+    if (status.run.is_zero()) DRIFTLESS_RETURN_IF_ERROR(read_run(ids.empty(), deadline, sighting));
+    // Before the signs and after them: a trainer that begins, or ends, meanwhile is not silent.
+    bool ended = read_end(sighting);
+    DRIFTLESS_ASSIGN_OR_RETURN(const RoadSigns signs,
+                               opener_.signs(config_.road_options(), deadline));
+    add_rollouts(signs, ids, deadline, sighting);
+    if (!ended && signs.alive != true) ended = read_end(sighting);
+    if (!ended) judge(signs, sighting);
+    return sighting;
+  }
+
+ private:
+  // Publications never change: what was read once is kept.
+  [[nodiscard]] Result<VersionRecord> read(const PublicationId& id, const Deadline& deadline) {
+    if (const auto known = known_.find(id); known != known_.end()) return known->second;
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, road_->fetch_manifest(id, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Manifest manifest, parse_manifest(text, to_string(id)));
+    if (manifest.id.version != id.version) {
+      return error(StatusCode::kCorrupt, to_string(id), ": its manifest is of version ",
+                   manifest.id.version);
+    }
+    VersionRecord record = record_of(manifest);
+    record.anchor = !is_version(id);
+    return known_.emplace(id, std::move(record)).first->second;
+  }
+
+  // The newest ones, oldest first, a version and its anchor as one record.
+  [[nodiscard]] Status read_versions(const std::vector<PublicationId>& ids,
+                                     const Deadline& deadline, Sighting& sighting) {
+    RunStatus& status = sighting.status;
+    std::map<std::uint64_t, VersionRecord> found;
+    std::set<std::uint64_t> looked;
+    for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
+      looked.insert(id->version);
+      if (looked.size() > most_versions_) break;
+      Result<VersionRecord> record = read(*id, deadline);
+      const StatusCode code = record.status().code();
+      if (code == StatusCode::kNotFound) continue;  // it was removed meanwhile
+      if (code == StatusCode::kDeadlineExceeded || code == StatusCode::kIo) return record.status();
+      if (!record.ok()) {
+        sighting.damaged.emplace_back(record.status().message());
+        continue;
+      }
+      const auto [same, is_new] = found.try_emplace(id->version, *record);
+      if (is_new) continue;
+      const bool anchor = same->second.anchor || record->anchor;
+      if (is_version(*id)) same->second = *record;
+      same->second.anchor = anchor;
+    }
+    for (auto& [number, record] : found) status.versions.push_back(std::move(record));
+    if (!ids.empty()) status.version = ids.back().version;
+    if (status.versions.empty()) return {};
+    const VersionRecord& newest = status.versions.back();
+    status.run = newest.run;
+    if (newest.version == status.version) status.digest = to_hex(newest.digest);
+    return {};
+  }
+
+  // A run without versions, or without one that can be read.
+  [[nodiscard]] Status read_run(bool empty, const Deadline& deadline, Sighting& sighting) {
+    if (run_.is_zero()) {
+      const Result<std::string> text =
+          road_->run_info(deadline.sooner(std::chrono::milliseconds(0)));
+      const bool none = text.status().code() == StatusCode::kDeadlineExceeded;
+      if (none && empty) {
+        return error(StatusCode::kNotFound, location_, ": holds no run and no version");
+      }
+      if (none) return {};
+      DRIFTLESS_RETURN_IF_ERROR(text.status());
+      const Result<RunInfo> info = parse_run_info(*text, concat(location_, "/run.json"));
+      if (!info.ok()) {
+        sighting.damaged.emplace_back(info.status().message());
+        return {};
+      }
+      run_ = info->run;
+      base_digest_ = to_hex(info->base_digest);
+    }
+    sighting.status.run = run_;
+    if (empty) sighting.status.digest = base_digest_;
+    return {};
+  }
+
+  // Empty: not known.
+  [[nodiscard]] std::string digest_of(std::uint64_t version, const std::vector<PublicationId>& ids,
+                                      const Deadline& deadline) {
+    for (const PublicationKind kind : {PublicationKind::kVersion, PublicationKind::kAnchor}) {
+      const PublicationId id{version, kind};
+      if (!std::ranges::binary_search(ids, id)) continue;
+      const Result<VersionRecord> record = read(id, deadline);
+      if (record.ok()) return to_hex(record->digest);
+    }
+    return {};
+  }
+
+  void add_rollouts(const RoadSigns& signs, const std::vector<PublicationId>& ids,
+                    const Deadline& deadline, Sighting& sighting) {
+    const std::string run = to_hex(sighting.status.run);
+    for (const RoadSigns::Receiver& each : signs.receivers) {
+      const ReceiverReport& report = each.report;
+      if (!each.readable) {
+        sighting.damaged.push_back(concat("the report of ", report.id));
+        continue;
+      }
+      const std::string of = reported_run(report.proof, report.needs);
+      if (!of.empty() && of != run) {
+        sighting.notes.push_back(concat(report.id, ": reported to another run, ", of));
+        continue;
+      }
+      if (each.seen && Moment::clock::now() - *each.seen > kPatience) {
+        const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(
+            Moment::clock::now() - *each.seen);
+        sighting.notes.push_back(concat(report.id, ": at version ", report.version,
+                                        ", and silent for ", human_time(age)));
+        continue;
+      }
+      const ReportProof proof = parse_proof(report.proof);
+      const bool parts = wants_parts(report);
+      const std::string expected =
+          parts || proof.digest.empty() ? "" : digest_of(report.version, ids, deadline);
+      const bool same = expected.empty() || expected == proof.digest;
+      sighting.status.rollouts.push_back({report.id, of, report.version, proof.digest,
+                                          !proof.digest.empty() && proof.unproven == 0 && same,
+                                          proof.unproven, false, proof.stage_ms, proof.commit_ms});
+    }
+  }
+
+  // Whether the trainer's last word is there.
+  [[nodiscard]] bool read_end(Sighting& sighting) const {
+    if (opener_.hear_end == nullptr) return false;
+    const auto heard = opener_.hear_end(config_.road_options());
+    if (!heard.ok() || !heard->has_value()) return false;
+    const Result<EndOfRun> end = parse_end(**heard, "closed.json");
+    RunStatus& status = sighting.status;
+    // One that cannot be read may be on its way: a look later it counts, or the age does.
+    if (!end.ok() || end->run != status.run || end->version < status.version) return false;
+    status.trainer = TrainerState::kEnded;
+    sighting.why = concat("closed.json names version ", end->version, " as the last");
+    return true;
+  }
+
+  void judge(const RoadSigns& signs, Sighting& sighting) const {
+    RunStatus& status = sighting.status;
+    const bool gone = signs.alive == false;
+    judge_by_age(sighting, Moment::clock::now(), gone);
+    if (signs.alive == true) {
+      status.trainer = TrainerState::kAlive;
+      status.trainer_seen = status.origin.time;
+      sighting.why = concat(signs.publisher, " holds the publisher's lock; ", sighting.why);
+    } else if (gone) {
+      sighting.why =
+          concat(signs.publisher, ", the last publisher, is not running; ", sighting.why);
+    } else if (!signs.publisher.empty()) {
+      sighting.why += concat("; whether ", signs.publisher,
+                             ", the last publisher, runs cannot be seen from here");
+    }
+  }
+
+  // As long as a publisher remembers a receiver.
+  static constexpr std::chrono::minutes kPatience{10};
+
+  const Config config_;
+  const std::string location_;
+  const RoadOpener& opener_;
+  const std::unique_ptr<ReceiveRoad> road_;
+  const std::size_t most_versions_;
+  std::map<PublicationId, VersionRecord> known_;
+  Hash128 run_;
+  std::string base_digest_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<StatusReader>> make_road_reader(std::string_view kind,
+                                                       const std::string& location,
+                                                       std::span<const std::string> set,
+                                                       std::size_t most_versions) {
+  const bool directory = kind == "shared_fs";
+  std::vector<std::string> settings{concat("road.", kind, directory ? ".dir=" : ".url=", location)};
+  settings.insert(settings.end(), set.begin(), set.end());
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      Config config, parse_config(concat("road: { kind: ", kind, " }"), "status", settings));
+  DRIFTLESS_RETURN_IF_ERROR(check_available(road_table(), config, {}));
+  const auto roads = road_table().roads;
+  const auto road = std::ranges::find(roads, kind, &Road::name);
+  if (road == roads.end() || road->opener == nullptr || road->opener->signs == nullptr) {
+    return error(StatusCode::kUnsupported, "the road ", kind, " was not built");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> opened,
+                             road->opener->history(config.road_options()));
+  return std::unique_ptr<StatusReader>(std::make_unique<RoadReader>(
+      std::move(config), location, *road->opener, std::move(opened), most_versions));
+}
+
+}  // namespace driftless
