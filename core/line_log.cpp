@@ -20,15 +20,16 @@ void write_to(std::FILE* file, std::string_view line) {
 }  // namespace
 
 std::string one_line(std::string_view text) {
-  std::string line(text);
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(line[i]);
+  std::string line;
+  line.reserve(text.size());
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
     // U+0080 to U+009F are control characters, too, and two bytes of UTF-8.
-    const bool second = byte == 0xC2 && i + 1 < line.size() &&
-                        static_cast<unsigned char>(line[i + 1]) >= 0x80 &&
-                        static_cast<unsigned char>(line[i + 1]) < 0xA0;
-    if (byte < 0x20 || byte == 0x7F) line[i] = ' ';
-    if (second) line.replace(i, 2, " ");
+    const bool second = byte == 0xC2 && i + 1 < text.size() &&
+                        static_cast<unsigned char>(text[i + 1]) >= 0x80 &&
+                        static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    line.push_back(second || byte < 0x20 || byte == 0x7F ? ' ' : text[i]);
+    if (second) ++i;
   }
   return line;
 }

@@ -51,8 +51,7 @@ Status RecordSinks::serve(const Config& config, const JobProcess& process, std::
   if (!server.ok()) return server.status().with_context("monitor.address");
   server_ = std::move(*server);
   address.port = server_->port();
-  environment().say(concat(role, role == "trainer" ? " rank " : " ", rank, ": status on http://",
-                           to_string(address), "/"));
+  environment().say(concat("status on http://", to_string(address), "/"));
   return {};
 }
 

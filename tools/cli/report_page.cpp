@@ -126,9 +126,9 @@ void add_times(HtmlPage& page, const MetricsSummary& metrics) {
     page.paragraph("The metrics files hold no times.");
     return;
   }
-  std::vector<const StageTimes*> order;
+  std::vector<const StageSamples*> order;
   TextTable table{{"process", "stage", "records", "median ms", "slowest ms", "in version"}, {}};
-  for (const StageTimes& stage : metrics.stages) {
+  for (const StageSamples& stage : metrics.stages) {
     const auto slowest =
         std::ranges::max_element(stage.ms, {}, [](const auto& each) { return each.second; });
     order.push_back(&stage);
@@ -138,11 +138,11 @@ void add_times(HtmlPage& page, const MetricsSummary& metrics) {
   }
   page.table(table.header, table.rows);
   std::ranges::stable_sort(order, std::greater<>(),
-                           [](const StageTimes* each) { return median_of(each->all); });
+                           [](const StageSamples* each) { return median_of(each->all); });
   order.resize(std::min(order.size(), kMostLines));
   LineChart chart{{}, {}, "version", "ms"};
   std::map<std::uint64_t, bool> versions;
-  for (const StageTimes* stage : order) {
+  for (const StageSamples* stage : order) {
     for (const auto& [version, ms] : stage->ms) versions[version] = true;
     chart.series.push_back({concat(stage->role, " ", stage->stage), {}});
   }

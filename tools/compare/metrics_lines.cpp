@@ -46,12 +46,12 @@ std::optional<Json> parse_line(std::string_view text) {
 }
 
 // Null if there are too many already.
-StageTimes* stage_named(std::vector<StageTimes>& all, const std::string& role,
+StageSamples* stage_named(std::vector<StageSamples>& all, const std::string& role,
                         const std::string& stage) {
   const auto at = std::ranges::find_if(
-      all, [&](const StageTimes& each) { return each.role == role && each.stage == stage; });
+      all, [&](const StageSamples& each) { return each.role == role && each.stage == stage; });
   if (at != all.end()) return &*at;
-  return all.size() < kMostStages ? &all.emplace_back(StageTimes{role, stage, {}, {}}) : nullptr;
+  return all.size() < kMostStages ? &all.emplace_back(StageSamples{role, stage, {}, {}}) : nullptr;
 }
 
 class MetricsReader {
@@ -139,7 +139,7 @@ class MetricsReader {
     for (const auto& [key, value] : line.items()) {
       if (!is_stage(key) || !value.is_number()) continue;
       const double ms = std::max(0.0, value.get<double>());
-      StageTimes* const stage =
+      StageSamples* const stage =
           stage_named(found_.stages, role, key.substr(0, key.size() - kTime.size()));
       if (stage == nullptr) continue;
       double& slowest = stage->ms[version];

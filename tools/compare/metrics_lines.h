@@ -13,7 +13,7 @@
 
 namespace driftless {
 
-struct StageTimes {
+struct StageSamples {
   std::string role, stage;             // "rollout", "fetch"
   std::map<std::uint64_t, double> ms;  // by version: the slowest process' time
   std::vector<double> all;             // of every line
@@ -37,7 +37,7 @@ struct MetricsSummary {
   std::string run;  // hex
   std::uint64_t lines = 0, other_runs = 0;
   std::map<std::uint64_t, TrainedVersion> versions;
-  std::vector<StageTimes> stages;  // in the order of their first line
+  std::vector<StageSamples> stages;  // in the order of their first line
   std::vector<EngineSummary> engines;
   std::uint64_t most_folded = 0;          // versions that a rollout took in one step
   std::vector<double> link_bits_per_s{};  // bytes fetched over fetch time

@@ -9,6 +9,7 @@
 #include "collectives/host_shm/host_shm_road.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/file_system.h"
+#include "core/parallel.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 #include "tools/bench/measure.h"
