@@ -43,11 +43,11 @@ std::optional<system_clock::time_point> parse_utc(std::string_view text) {
   for (std::size_t i = 0; i < kSeconds; ++i) {
     if (kForm[i] != '0' && text[i] != kForm[i]) return std::nullopt;
   }
-  const year_month_day date(year(digits(text, 0, 4)), month(digits(text, 5, 2)),
-                            day(digits(text, 8, 2)));
+  const int years = digits(text, 0, 4);
+  const year_month_day date(year(years), month(digits(text, 5, 2)), day(digits(text, 8, 2)));
   const int hour = digits(text, 11, 2), minute = digits(text, 14, 2), second = digits(text, 17, 2);
   const int millisecond = fraction ? digits(text, kSeconds + 1, 3) : 0;
-  if (!date.ok() || hour < 0 || hour > 23 || minute < 0 || minute > 59 || second < 0 ||
+  if (years < 0 || !date.ok() || hour < 0 || hour > 23 || minute < 0 || minute > 59 || second < 0 ||
       second > 60 || millisecond < 0) {
     return std::nullopt;
   }
