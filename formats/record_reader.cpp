@@ -101,6 +101,7 @@ void read(Fields& fields, RecordOrigin& origin, Hash128& run) {
   fields.read("host", origin.host);
   fields.read("time", origin.time);
   fields.read("monotonic_ms", origin.monotonic_ms);
+  fields.read("id", origin.id);
   fields.read_hex("run", run, hash128_from_hex);
 }
 

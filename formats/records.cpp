@@ -18,8 +18,11 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 OrderedJson begin(const RecordOrigin& origin, const Hash128& run) {
-  return {{"role", origin.role}, {"rank", origin.rank}, {"host", origin.host},
-          {"time", origin.time}, {"run", to_hex(run)},  {"monotonic_ms", origin.monotonic_ms}};
+  OrderedJson json = {{"role", origin.role}, {"rank", origin.rank},
+                      {"host", origin.host}, {"time", origin.time},
+                      {"run", to_hex(run)},  {"monotonic_ms", origin.monotonic_ms}};
+  if (!origin.id.empty()) json["id"] = origin.id;
+  return json;
 }
 
 void add(OrderedJson& json, const CommitTimes& commit) {

@@ -26,6 +26,7 @@ struct RecordOrigin {
   std::string host;
   std::string time;         // UTC: "2026-01-31T12:00:00.250Z"
   double monotonic_ms = 0;  // of this machine's monotonic clock
+  std::string id{};         // of a receiver, on the road; empty: none
 };
 // This host, now.
 [[nodiscard]] RecordOrigin record_origin(std::string_view role, unsigned rank);

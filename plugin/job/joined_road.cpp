@@ -70,9 +70,11 @@ Result<JoinedRoad> join_road(const Config& config, std::shared_ptr<JobProcess> p
   options.id = id ? *id : kept->id->text();
   options.connect_deadline = config.connect_deadline;
   RecordFanout* const records = &kept->sinks->records();
-  options.record = [records, rank](const UpdateReport& report) {
+  options.record = [records, rank, name = options.id](const UpdateReport& report) {
     if (records->empty()) return Status();
-    records->add(record_of(report, rank));
+    VersionRecord record = record_of(report, rank);
+    record.origin.id = name;
+    records->add(record);
     return records->take_trouble();
   };
   options.hear_end = [&place] { return place.hear_end(); };

@@ -268,7 +268,6 @@ Result<bool> Receiver::stage_patiently(const Deadline& deadline) {
 }
 
 Result<UpdateReport> Receiver::commit() {
-  Stopwatch watch;
   const TargetState before = target_->state();
   const Status applied = apply();
   if (!applied.ok()) {
@@ -280,7 +279,7 @@ Result<UpdateReport> Receiver::commit() {
   }
   timed_ = report_.digest;
   timed_stage_ms_ = report_.fetch_ms + report_.stage_ms;
-  timed_commit_ms_ = watch.lap_ms();
+  timed_commit_ms_ = report_.pause_ms + report_.apply_ms + report_.resume_ms;
   const Status recorded = options_.record ? options_.record(report_) : Status();
   if (!recorded.ok()) report_.notes.push_back(recorded.to_string());
   counts_.add(report_);

@@ -54,11 +54,11 @@ void print_report(const Common& common, const DeltaReport& report) {
   }
   std::cout << report.path << ": version " << manifest.id.version << " on " << manifest.base_version
             << " of run " << to_hex(manifest.id.run) << "\n"
-            << manifest.changed_units << " of " << manifest.total_units << " units changed ("
+            << manifest.changed_units << " of " << manifest.total_units << " weights changed ("
             << fixed(100 * density, 3) << " %) in " << manifest.changed_tensors << " tensors\n"
             << human_bytes(report.total_bytes) << " as " << info(manifest.encoding).name << ", "
             << fixed(ratio(manifest.full_bytes, report.total_bytes), 1)
-            << " times smaller than all weights, " << fixed(bits, 1) << " bits per changed unit, "
+            << " times smaller than all weights, " << fixed(bits, 1) << " bits per changed weight, "
             << fixed(report.seconds, 2) << " s\ndigest " << to_hex(manifest.digest) << "\n";
 }
 

@@ -83,9 +83,10 @@ class ConfigFile {
     }
     out_ = concat(
         "# A configuration for road.kind: ", road_.name, ".\n",
-        "# Lines that begin with '#' and no blank are keys with their defaults: to set one, ",
-        "remove the '#'\n# from its line and from the group's above it. Then: driftless ",
-        "config check FILE\n");
+        "# A commented line such as '#mode: delta' or '#  size: 512MiB' is a key with its "
+        "default. ",
+        "To set it,\n# remove its '#' and that of the group above it. The other lines are help. ",
+        "Then: driftless\n# config check FILE\n");
     add_group("", keys, 0);
     return out_;
   }

@@ -16,10 +16,11 @@ struct ExitText {
 };
 // docs/operate/command.md has the same table, and what to do next.
 constexpr std::array kExitTexts = {
-    ExitText{kExitOk, "done; verify: identical; status: all is well"},
+    ExitText{kExitOk, "done; verify: identical; status: nothing is wrong"},
     ExitText{kExitDifferent,
-             "verify: not identical, or different (--engine); trainer, agent: a rollout or an "
-             "engine did not follow; status: something is wrong"},
+             "verify: not identical, or different (--engine); compare: other tensors; doctor: a "
+             "check failed; status: something is wrong; trainer, agent: a rollout or an engine did "
+             "not follow"},
     ExitText{kExitUsage, "wrong usage or argument; verify --engine: cannot tell"},
     ExitText{kExitNotFound, "not found, or not whole yet"},
     ExitText{kExitRefused, "refused: damaged, or the wrong run, base, layout or content"},

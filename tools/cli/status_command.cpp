@@ -44,7 +44,7 @@ void add_versions(const RunStatus& status, std::size_t most, bool absolute, Line
                     human_bytes(version.wire_bytes),
                     version.changed_units == 0
                         ? "-"
-                        : fixed(8 * ratio(version.delta_bytes, version.changed_units), 1),
+                        : fixed(8 * ratio(version.wire_bytes, version.changed_units), 1),
                     published ? std::string(info(times.encoding).name) : "-",
                     version.captured ? ms(version.captured->step_ms) : "-", ms(times.process_ms),
                     ms(times.manifest_publish_ms), ms(times.total_ms)});
@@ -52,7 +52,7 @@ void add_versions(const RunStatus& status, std::size_t most, bool absolute, Line
   lines.emplace_back();
   std::ranges::move(table_lines({"version", "base", "anchor", absolute ? "time" : "age", "changed",
                                  "density", "wire", "bits/change", "encoding", "step ms",
-                                 "process ms", "publish ms", "total ms"},
+                                 "process ms", "seal ms", "total ms"},
                                 rows),
                     std::back_inserter(lines));
 }

@@ -162,7 +162,11 @@ void check_settings(const Context& context, const Report& report) {
     if (!key.ends_with("token_file") || value.empty()) continue;
     const Result<std::string> secret = read_secret_file(value);
     report(secret.ok() ? Finding{key, kOk, concat(value, ": closed to others")}
-                       : failed(key, secret.status(), concat("chmod 600 ", value)));
+                       : failed(key, secret.status(),
+                                secret.status().code() == StatusCode::kNotFound
+                                    ? concat("make it: (umask 077; openssl rand -hex 32 > ", value,
+                                             "), and copy it to every host")
+                                    : concat("chmod 600 ", value)));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 
 #include "collectives/host_shm/host_shm_road.h"
@@ -17,6 +18,16 @@
 
 namespace driftless {
 namespace {
+
+constexpr std::string_view kSharedMemory = "plan";
+// Removes what the road of shared memory leaves for receivers that come later.
+struct SharedMemoryRemoval {
+  ~SharedMemoryRemoval() {
+    std::error_code ignored;
+    std::filesystem::remove_all(
+        concat(HostShmOptions().dir, "/driftless-", ::geteuid(), "-", kSharedMemory), ignored);
+  }
+};
 
 using namespace std::chrono_literals;
 using bench::BenchData;
@@ -62,7 +73,7 @@ Result<Roads> open_roads(bool files, const std::string& directory, std::uint64_t
     return roads;
   }
   HostShmOptions options;
-  options.name = concat("plan-", ::getpid());
+  options.name = kSharedMemory;  // one name: the next run removes the segments of a killed one
   options.size_bytes = 4 * side_bytes + (std::uint64_t{64} << 20);
   options.versions = 2;
   DRIFTLESS_ASSIGN_OR_RETURN(roads.send, make_host_shm_sender(options));
@@ -147,6 +158,7 @@ class HostMeasurement {
 }  // namespace
 
 Result<std::vector<Figure>> measure_figures(const MeasureOptions& options) {
+  const SharedMemoryRemoval removal;
   const unsigned threads = options.threads == 0 ? default_threads() : options.threads;
   DRIFTLESS_ASSIGN_OR_RETURN(const BenchData data,
                              bench::make_bench_data(options.side_bytes, threads));

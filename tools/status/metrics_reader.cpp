@@ -96,7 +96,8 @@ class MetricsReader final : public StatusReader {
     DRIFTLESS_ASSIGN_OR_RETURN(VersionRecord version, read_version_record(json, what));
     if (trainer) records.end.reset();  // it goes on after an end, once it was started again
     const bool rollout = origin.role == "rollout";
-    const std::string who = concat(origin.role, ".", origin.rank, " on ", origin.host);
+    const std::string who =
+        origin.id.empty() ? concat(origin.role, ".", origin.rank, " on ", origin.host) : origin.id;
     auto& versions = trainer ? records.published : records.received;
     versions[version.version] = version;
     if (versions.size() > kAllVersions) versions.erase(versions.begin());

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of the command's subcommands, as CLI11 fills them in. Each file *_arguments.cpp adds
+// the subcommands of one kind.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+#include "core/version.h"
+#include "tools/cli/commands.h"
+
+namespace driftless::cli {
+
+// All options of a command line. Lives until the command has run.
+struct Arguments {
+  Common common;
+  SynthOptions synth;
+  DiffArguments diff;
+  ApplyArguments apply;
+  VerifyArguments verify;
+  VerifyEngineArguments verify_engine;
+  CompareArguments compare;
+  ReportArguments report;
+  std::string inspect;
+  BenchArguments bench;
+  DemoArguments demo;
+  JobArguments check;
+  bool check_all = false;
+  ConfigInitArguments init;
+  StatusArguments status;
+  std::string shell;  // completion
+  TrainerArguments trainer;
+  RolloutArguments rollout;
+  AgentArguments agent;
+  PresignArguments presign;
+  DoctorArguments doctor;
+  PlanArguments plan;
+  std::function<Result<int>()> run;
+};
+
+inline void runs(CLI::App& command, Arguments& all, std::function<Result<int>()> run) {
+  command.callback([&all, run = std::move(run)] { all.run = run; });
+}
+
+// A number within bounds, whose default is shown.
+template <typename Number, typename Bound>
+CLI::Option* add_number(CLI::App& command, const char* name, Number& number, const char* help,
+                        Bound least, Bound most) {
+  return command.add_option(name, number, help)
+      ->check(CLI::Range(least, most))
+      ->capture_default_str();
+}
+inline void add_version(CLI::App& command, const char* name, std::optional<std::uint64_t>& version,
+                        const char* help, std::uint64_t most = kMaxVersion) {
+  command.add_option(name, version, help)
+      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(std::uint64_t{0}, most));
+}
+void add_set(CLI::App& command, JobArguments& job);
+void add_job(CLI::App& command, JobArguments& job);  // the configuration of a job
+
+void add_checkpoint_commands(CLI::App& app, Arguments& all);
+void add_job_commands(CLI::App& app, Arguments& all);
+void add_operator_commands(CLI::App& app, Arguments& all);
+
+}  // namespace driftless::cli
