@@ -171,6 +171,7 @@ Result<bool> Agent::deliver() {
   if (!report.ok()) {
     if (!may_pass(report.status().code())) return report.status();
     fail(report.status());
+    if (RunView* const view = sinks_->view(); view != nullptr) view->cannot_take(report.status());
     constexpr auto kWait = TrainerContact::kSignOfLife;
     static_cast<void>(Backoff(kWait, kWait).sleep(Deadline::after(kWait)));
     return false;

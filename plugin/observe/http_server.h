@@ -43,7 +43,7 @@ using HttpHandler = std::function<HttpReply(const HttpRequest&)>;
 
 class HttpServer {
  public:
-  static constexpr unsigned kThreads = 4;
+  static constexpr unsigned kThreads = 16;
   static constexpr std::size_t kWaiting = 64;
   static constexpr std::size_t kHeaderBytes = 8 << 10;
   static constexpr std::chrono::milliseconds kPatience{5'000};

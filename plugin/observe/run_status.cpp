@@ -82,6 +82,7 @@ OrderedJson to_json(const RunStatus& status) {
   }
   json["engines"] = with_lag(status.engines, status.version);
   json["rollouts"] = with_lag(status.rollouts, status.version);
+  json["failing"] = status.failing;
   json["refusals"] = OrderedJson::object();
   for (const auto& [code, count] : status.refusals) json["refusals"][code] = count;
   return json;
@@ -104,6 +105,11 @@ Result<RunStatus> parse_run_status(std::string_view text, std::string_view what)
       read_list(json, "engines", kMostHolders, what, read_engine_record, status.engines));
   DRIFTLESS_RETURN_IF_ERROR(
       read_list(json, "rollouts", kMostHolders, what, read_rollout_record, status.rollouts));
+  if (const auto failing = json.find("failing"); failing != json.end()) {
+    if (!failing->is_string())
+      return error(StatusCode::kCorrupt, what, ": failing: expected a text");
+    status.failing = failing->get<std::string>();
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(const Json* const refusals, json_object(json, "refusals", what));
   for (const auto& [code, count] : refusals->items()) {
     if (!count.is_number_unsigned() || status.refusals.size() == kMostCodes) {

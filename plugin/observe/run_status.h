@@ -26,6 +26,7 @@ struct RunStatus {
   std::vector<VersionRecord> versions{};  // oldest first
   std::vector<EngineRecord> engines{};
   std::vector<RolloutRecord> rollouts{};
+  std::string failing{};  // an agent: why it cannot take the next version; empty: it can
   std::map<std::string, std::uint64_t> refusals{};  // failures so far, by their code's name
 };
 

@@ -30,6 +30,7 @@ void RunView::replace(std::vector<EngineRecord> engines) {
 void RunView::add(const VersionRecord& record) {
   auto kept = std::make_shared<const VersionRecord>(record);
   const std::scoped_lock lock(mutex_);
+  now_.failing.clear();
   open_ = true;
   see(record.run, record.version, to_hex(record.digest));
   versions_.push_back(std::move(kept));
@@ -59,6 +60,16 @@ void RunView::failed(const Status& status) {
   if (now_.refusals.size() < kCodes || now_.refusals.contains(code)) ++now_.refusals[code];
 }
 
+void RunView::cannot_take(const Status& why) {
+  const std::scoped_lock lock(mutex_);
+  now_.failing = why.to_string();
+  failed_at_ = std::chrono::steady_clock::now();
+}
+
+bool RunView::failing() const {
+  return !now_.failing.empty() && std::chrono::steady_clock::now() - failed_at_ < kFailing;
+}
+
 void RunView::add(const EndRecord& record) {
   if (role_ != "trainer") return;  // an agent's end is not the run's
   const std::scoped_lock lock(mutex_);
@@ -77,6 +88,7 @@ RunStatus RunView::status(std::uint64_t since) const {
   {
     const std::scoped_lock lock(mutex_);
     status = now_;
+    if (!failing()) status.failing.clear();
     for (auto at = versions_.rbegin(); at != versions_.rend() && (*at)->version > since; ++at) {
       found.push_back(*at);
     }
@@ -95,6 +107,8 @@ Readiness RunView::readiness(std::uint64_t max_lag) const {
     found.reason = "no run is open yet";
   } else if (agent && now_.version == 0) {
     found.reason = "no version was handed over yet";
+  } else if (agent && failing()) {
+    found.reason = concat("the next version cannot be taken: ", now_.failing);
   }
   for (const EngineRecord& engine : now_.engines) {
     if (!agent || !found.reason.empty()) break;

@@ -7,6 +7,7 @@
 // of failures.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -30,6 +31,7 @@ class RunView final : public RecordSink {
   static constexpr std::size_t kVersions = 10'000;
   static constexpr std::size_t kPeers = 4'096;
   static constexpr std::size_t kCodes = 64;
+  static constexpr std::chrono::seconds kFailing{60};
 
   RunView(std::string_view role, unsigned rank) : role_(role), rank_(rank) {}
 
@@ -37,6 +39,9 @@ class RunView final : public RecordSink {
   void open(const Hash128& run, std::uint64_t version, std::string digest);
   // The engines as of now: the whole list each time, in place of what their records reported.
   void replace(std::vector<EngineRecord> engines);
+
+  // An agent could not take the next version. Holds until it takes one, or for kFailing.
+  void cannot_take(const Status& why);
 
   // The trainer has declared the end of the run.
   void end_run();
@@ -53,6 +58,7 @@ class RunView final : public RecordSink {
   [[nodiscard]] Readiness readiness(std::uint64_t max_lag) const;
 
  private:
+  [[nodiscard]] bool failing() const;
   void see(const Hash128& run, std::uint64_t version, std::string digest);
 
   const std::string_view role_;
@@ -61,7 +67,8 @@ class RunView final : public RecordSink {
   bool open_ = false;
   // The list below is copied by its pointers, so that the mutex is held for a moment.
   std::deque<std::shared_ptr<const VersionRecord>> versions_;
-  RunStatus now_;  // without versions
+  RunStatus now_;                                      // without versions
+  std::chrono::steady_clock::time_point failed_at_{};  // now_.failing
 };
 
 }  // namespace driftless

@@ -85,12 +85,14 @@ std::string public_text(std::string_view text) {
   while (at < text.size()) {
     if (text.substr(at).starts_with("://")) {
       at += 3;
-      std::string_view url = rest_of_word();
-      at += url.size();
-      url = url.substr(0, url.find_first_of("?#"));
-      const std::string_view place = url.substr(0, url.find('/'));
+      // A user and a password may hold characters that end a word: they reach to the last '@'
+      // before the path.
+      const std::string_view place = text.substr(at, text.substr(at).find_first_of("/?#\"<> \t\n"));
       const std::size_t user = place.rfind('@');
-      shown.append("://").append(user == std::string_view::npos ? url : url.substr(user + 1));
+      if (user != std::string_view::npos) at += user + 1;
+      const std::string_view url = rest_of_word();
+      at += url.size();
+      shown.append("://").append(url.substr(0, url.find_first_of("?#")));
       continue;
     }
     if (text[at] != '/' || (at > 0 && within_name(text[at - 1]))) {
@@ -108,6 +110,7 @@ std::string public_text(std::string_view text) {
 }
 
 void make_public(RunStatus& status) {
+  status.failing = public_text(status.failing);
   for (EngineRecord& engine : status.engines) {
     engine.engine = public_text(engine.engine);
     if (engine.status.ok()) continue;

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/utc_time.h"
 #include "formats/record_reader.h"
 #include "tools/status/status_reader.h"
 
@@ -57,10 +58,12 @@ class MetricsReader final : public StatusReader {
     const std::uint64_t size = std::filesystem::file_size(file.path, failed);
     if (failed) return errno_status(failed.value(), file.path);
     if (size < file.at) file.at = file.line = 0;
-    if (size - file.at > kMostBytes) file.at = size - kMostBytes;  // and what is cut is no record
-    std::ifstream in(file.path, std::ios::binary);
-    in.seekg(static_cast<std::streamoff>(file.at));
     std::string line;
+    std::ifstream in(file.path, std::ios::binary);
+    const bool cut = size - file.at > kMostBytes;
+    if (cut) file.at = size - kMostBytes;
+    in.seekg(static_cast<std::streamoff>(file.at));
+    if (cut && std::getline(in, line)) file.at += line.size() + 1;  // the rest of a line
     while (file.at < size && std::getline(in, line) && !in.eof()) {
       DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", file.path)));
       file.at += line.size() + 1;
@@ -80,6 +83,10 @@ class MetricsReader final : public StatusReader {
     Hash128 run;
     DRIFTLESS_ASSIGN_OR_RETURN(const RecordOrigin origin, read_origin(json, run, what));
     RunRecords& records = runs_[run];
+    if (!origin.time.empty() && !parse_utc(origin.time)) {
+      return error(StatusCode::kCorrupt, what, ": time: expected a time in UTC, found ",
+                   shown(origin.time));
+    }
     records.time = std::max(records.time, origin.time);
     const bool trainer = origin.role == "trainer";
     if (trainer) records.trainer_seen = std::max(records.trainer_seen, origin.time);

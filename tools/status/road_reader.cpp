@@ -107,6 +107,12 @@ class RoadReader final : public StatusReader {
     if (status.versions.empty()) return {};
     const VersionRecord& newest = status.versions.back();
     status.run = newest.run;
+    for (const VersionRecord& version : status.versions) {
+      if (version.run == status.run) continue;
+      sighting.damaged.push_back(concat("version ", version.version, " is of run ",
+                                        to_hex(version.run), ", the newest one of ",
+                                        to_hex(status.run)));
+    }
     if (newest.version == status.version) status.digest = to_hex(newest.digest);
     return {};
   }
@@ -172,7 +178,11 @@ class RoadReader final : public StatusReader {
       const bool parts = wants_parts(report);
       const std::string expected =
           parts || proof.digest.empty() ? "" : digest_of(report.version, ids, deadline);
-      const bool same = expected.empty() || expected == proof.digest;
+      if (expected.empty() && !parts && !proof.digest.empty()) {
+        sighting.notes.push_back(concat(report.id, ": the digest of version ", report.version,
+                                        " is not known here, so nothing proves what it holds"));
+      }
+      const bool same = expected == proof.digest;
       sighting.status.rollouts.push_back({report.id, of, report.version, proof.digest,
                                           !proof.digest.empty() && proof.unproven == 0 && same,
                                           proof.unproven, false, proof.stage_ms, proof.commit_ms});
@@ -186,8 +196,16 @@ class RoadReader final : public StatusReader {
     if (!heard.ok() || !heard->has_value()) return false;
     const Result<EndOfRun> end = parse_end(**heard, "closed.json");
     RunStatus& status = sighting.status;
-    // One that cannot be read may be on its way: a look later it counts, or the age does.
-    if (!end.ok() || end->run != status.run || end->version < status.version) return false;
+    if (!end.ok()) {  // perhaps it is being written: the age counts
+      sighting.notes.push_back(end.status().message());
+      return false;
+    }
+    if (end->run != status.run || end->version < status.version) return false;
+    if (end->version > status.version) {
+      sighting.damaged.push_back(concat("closed.json names version ", end->version,
+                                        " as the last, and the newest one here is ",
+                                        status.version));
+    }
     status.trainer = TrainerState::kEnded;
     sighting.why = concat("closed.json names version ", end->version, " as the last");
     return true;
@@ -198,6 +216,7 @@ class RoadReader final : public StatusReader {
     const bool gone = signs.alive == false;
     judge_by_age(sighting, Moment::clock::now(), gone);
     if (signs.alive == true) {
+      sighting.stalled = status.trainer == TrainerState::kSilent;
       status.trainer = TrainerState::kAlive;
       status.trainer_seen = status.origin.time;
       sighting.why = concat(signs.publisher, " holds the publisher's lock; ", sighting.why);

@@ -62,7 +62,11 @@ void add_rollout_problems(const RunStatus& status, std::uint64_t most,
     if (rollout.left) continue;
     const std::string name = concat("rollout ", rollout.id, ": ");
     const std::uint64_t behind = lag(status, rollout.version);
-    if (!rollout.digest.empty() && !rollout.proven && rollout.unproven == 0) {
+    if (rollout.version > status.version) {
+      found.push_back(concat(name, "holds version ", rollout.version, ", and the newest one is ",
+                             status.version));
+    } else if (behind <= most && !rollout.digest.empty() && !rollout.proven &&
+               rollout.unproven == 0) {
       found.push_back(concat(name, "its digest is not that of version ", rollout.version));
     } else if (behind > most) {
       found.push_back(concat(name, behind, behind == 1 ? " version" : " versions", " behind"));
@@ -102,7 +106,10 @@ void judge_by_age(Sighting& sighting, Moment now, bool gone) {
   }
   sighting.why = concat("last version ", human_time(std::max(age, 0ms)), " ago");
   const std::optional<Milliseconds> usual = usual_interval(moments);
-  if (usual) sighting.why += concat(", usually one every ", human_time(*usual));
+  if (usual) {
+    sighting.why +=
+        concat(", usually one every ", *usual < 1s ? "second or less" : human_time(*usual));
+  }
   const Milliseconds patience =
       gone ? std::max(2 * usual.value_or(30s), Milliseconds(5s))
            : std::max(10 * usual.value_or(Milliseconds::max() / 10), Milliseconds(60s));
@@ -115,6 +122,13 @@ std::vector<std::string> problems(const Sighting& sighting) {
   std::vector<std::string> found;
   if (status.trainer == TrainerState::kSilent) {
     found.emplace_back("the trainer is silent");
+  }
+  if (sighting.stalled) {
+    found.push_back(
+        concat("the trainer's process is there, but has made no version for long: ", sighting.why));
+  }
+  if (!status.failing.empty()) {
+    found.push_back(concat("the next version cannot be taken: ", status.failing));
   }
   add_engine_problems(status, ended ? 0 : kUsualLag, found);
   add_rollout_problems(status, ended ? 0 : kUsualLag, found);

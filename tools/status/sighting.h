@@ -16,6 +16,7 @@ struct Sighting {
   std::string why;                     // what the trainer's state rests on
   std::vector<std::string> damaged{};  // what could not be read, each with its name
   std::vector<std::string> notes{};    // what was passed over
+  bool stalled = false;  // the trainer's process is there, and has made no version for too long
 };
 
 using Moment = std::chrono::system_clock::time_point;
