@@ -11,6 +11,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,6 +255,8 @@ def test_slow_clients_and_many_hold_nobody_up_for_long(host, work):
 
 def test_a_stopped_process_answers_when_it_goes_on(trainer):
     trainer.send_signal(signal.SIGSTOP)
+    stopped = Path(f"/proc/{trainer.pid}/status")
+    wait_for(lambda: "State:\tT" in stopped.read_text(), "the process to stop")
     connection = http.client.HTTPConnection("127.0.0.1", trainer.port, timeout=1)
     with pytest.raises(TimeoutError):
         connection.request("GET", "/ready")

@@ -60,8 +60,9 @@ std::vector<Leaf> leaves_of(const CLI::App& app) {
 
 std::vector<const CLI::Option*> options_of(const CLI::App& app, bool positional) {
   std::vector<const CLI::Option*> options = app.get_options();
-  std::erase_if(options,
-                [&](const CLI::Option* each) { return each->get_positional() != positional; });
+  std::erase_if(options, [&](const CLI::Option* each) {
+    return each->get_positional() != positional || each->get_group().empty();  // hidden
+  });
   return options;
 }
 

@@ -158,6 +158,7 @@ class RoadReader final : public StatusReader {
     const std::string run = to_hex(sighting.status.run);
     for (const RoadSigns::Receiver& each : signs.receivers) {
       const ReceiverReport& report = each.report;
+      if (report.id.starts_with("publisher-")) continue;  // a trainer that resumes
       if (!each.readable) {
         sighting.damaged.push_back(concat("the report of ", report.id));
         continue;
@@ -182,9 +183,11 @@ class RoadReader final : public StatusReader {
         sighting.notes.push_back(concat(report.id, ": the digest of version ", report.version,
                                         " is not known here, so nothing proves what it holds"));
       }
-      const bool same = expected == proof.digest;
-      sighting.status.rollouts.push_back({report.id, of, report.version, proof.digest,
-                                          !proof.digest.empty() && proof.unproven == 0 && same,
+      // A digest that cannot be compared proves nothing, and is no fault: it is left out.
+      const bool known = !expected.empty();
+      const bool proven = known && proof.unproven == 0 && expected == proof.digest;
+      sighting.status.rollouts.push_back({report.id, of, report.version,
+                                          known ? proof.digest : std::string(), proven,
                                           proof.unproven, false, proof.stage_ms, proof.commit_ms});
     }
   }
@@ -197,7 +200,7 @@ class RoadReader final : public StatusReader {
     const Result<EndOfRun> end = parse_end(**heard, "closed.json");
     RunStatus& status = sighting.status;
     if (!end.ok()) {  // perhaps it is being written: the age counts
-      sighting.notes.push_back(end.status().message());
+      sighting.notes.emplace_back(end.status().message());
       return false;
     }
     if (end->run != status.run || end->version < status.version) return false;

@@ -92,7 +92,7 @@ def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch, wor
     made = []
 
     class Session:
-        def __init__(self, model, options, args, hf_config, optimizer):
+        def __init__(self, model, options, args, hf_config, optimizer, on_record=None):
             made.append(self)
             self.model, self.steps, self.closed = model, [], False
             self.optimizer = optimizer
