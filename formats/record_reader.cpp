@@ -250,6 +250,7 @@ Result<EndRecord> read_end_record(const Json& json, std::string_view what) {
   read(fields, record.origin, record.run);
   fields.read("event", record.event, kEvents);
   fields.read("id", record.id);
+  record.origin.id.clear();  // its own
   fields.read("version", record.version);
   fields.read("digest", record.digest);
   DRIFTLESS_RETURN_IF_ERROR(fields.status());

@@ -204,7 +204,7 @@ def test_metrics_files(work, rng):
     assert seen["trainer"]["state"] in ("unknown", "ended") and seen["version"] == 3
     assert [v["version"] for v in seen["versions"]] == [1, 2, 3] and seen["versions"][0]["total_ms"] > 0
     (there,) = seen["rollouts"]
-    assert there["version"] == 3 and there["proven"] and there["id"].startswith("rollout.0 on ")
+    assert there["version"] == 3 and there["proven"] and there["id"].startswith("rollout_")
     alone = status(work / "rollout.jsonl")  # of a rollout's host: nothing to compare with
     assert alone["version"] == 3 and not alone["rollouts"][0]["proven"]
     with (work / "trainer.jsonl").open("a") as file:
