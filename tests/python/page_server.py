@@ -116,6 +116,7 @@ class MadeRun:
                 "digest": self.digest(newest), "trainer": self.trainer,
                 "versions": [v for v in self.versions if v["version"] > since][-10000:],
                 "engines": with_lag[0], "rollouts": with_lag[1],
+                "failing": "",
                 "refusals": self.refusals}  # fmt: skip
 
 
