@@ -90,6 +90,7 @@ struct OpenRoad {
   std::function<Result<std::unique_ptr<ReceiveRoad>>()> receiver;
   // As the opener's, for a road that keeps a connection to hear it by; may be empty.
   std::function<Result<std::optional<std::string>>()> hear_end;
+  std::function<Status(std::string_view text)> tell_end;  // as the opener's; may be empty
   std::function<Status()> close;  // collective, at an orderly end; may be empty
   bool threads = true;            // may be used by other threads than the one that opened it
 };
