@@ -40,10 +40,15 @@ Result<Reply> Client::ask(Request request, const Deadline& deadline) {
   Backoff backoff(milliseconds(5), milliseconds(200));
   Waiting waiting;
   Status last;
+  // A try that ran out of time does not hide why earlier ones failed.
+  const auto note = [&last](const Status& why) {
+    if (!why.ok() && (last.ok() || why.code() != StatusCode::kDeadlineExceeded)) last = why;
+  };
   do {
     if (link_ == nullptr) {
-      last = connect(deadline);
-      if (!last.ok() && closed_) {
+      const Status connected = connect(deadline);
+      note(connected);
+      if (!connected.ok() && closed_) {
         return error(StatusCode::kIo, "peer: the leading trainer at ", leader_,
                      " has closed its road");
       }
@@ -55,7 +60,7 @@ Result<Reply> Client::ask(Request request, const Deadline& deadline) {
       if (reply->code != StatusCode::kOk) return Status(reply->code, reply->text);
       return reply;
     }
-    last = reply.status();
+    note(reply.status());
     link_.reset();
     backoff.reset();
   } while (waiting.sleep(backoff, deadline, [&] {

@@ -97,7 +97,7 @@ double bare_tcp(const Told& told, std::span<std::byte> into) {
 Sample measure(const PeerOptions& options, const Told& told, const std::string& token,
                std::uint64_t size) {
   const Endpoint from{.rank = 0, .tcp = told.tcp, .socket = told.socket, .host = told.host};
-  const PartReceipt part{.name = "part", .rank = 0, .size_bytes = size};
+  const PartReceipt part{.name = "part", .rank = 0, .size_bytes = size, .hash = {}};
   const ByteRange whole{0, size};
   const bool shm = options.carrier == PeerCarrier::kShm;
   Sample sample;

@@ -20,10 +20,9 @@ using Clock = std::chrono::steady_clock;
 // One trainer rank that serves a part `part` of version 1.
 class Served {
  public:
-  explicit Served(PeerOptions options = {}, std::size_t size = 100'000)
-      : bytes(random_part(size, 7)) {
+  explicit Served(const PeerOptions& given = {}, std::size_t size = 100'000)
+      : bytes(random_part(size, 7)), options(given) {
     options.hub.token_file = write_token(dir_.file("token"), "a secret of a test's run");
-    this->options = options;
     store = std::make_shared<PartStore>(std::uint64_t{1} << 28);
     put(step(1), "part", bytes);
     auto made = make_part_server(options, 0, "127.0.0.1", store);
@@ -58,7 +57,11 @@ class Served {
   TempDir dir_;
 };
 
-PeerOptions by(PeerCarrier carrier) { return {.carrier = carrier}; }
+PeerOptions by(PeerCarrier carrier) {
+  PeerOptions options;
+  options.carrier = carrier;
+  return options;
+}
 
 TEST(PeerFaultTest, AStrangerIsNotServed) {
   Served served;
@@ -155,9 +158,11 @@ TEST(PeerFaultTest, AReaderFindsAServerThatWasStartedAgain) {
   PartReader reader(by(PeerCarrier::kTcp), served.token);
   ASSERT_OK(served.read(reader, step(1), {0, 10}));
   PeerOptions same = served.options;
-  same.address = served.server->endpoint().tcp;
+  const Endpoint before = served.server->endpoint();
+  same.address = before.tcp;
   served.server.reset();
-  EXPECT_FALSE(served.read(reader, step(1), {0, 10}, 500).ok());
+  const ByteRange range{0, 10};
+  EXPECT_FALSE(reader.read(before, step(1), served.receipt, std::span(&range, 1), in_ms(500)).ok());
   auto again = make_part_server(same, 0, "127.0.0.1", served.store);
   ASSERT_OK(again);
   served.server = std::move(*again);
@@ -192,7 +197,8 @@ TEST(PeerFaultTest, ARankOfAnotherStartOrJobIsDropped) {
        {std::tuple{2U, 1U, 99UL}, {3U, 1U, 0UL}, {2U, 2U, 0UL}}) {
     const auto link = (*connector)(soon());
     ASSERT_OK(link);
-    Request hello{.ask = Ask::kHello, .ranks = ranks, .start = start, .endpoint = {.rank = rank}};
+    Request hello{.ask = Ask::kHello, .ranks = ranks, .start = start};
+    hello.endpoint.rank = rank;
     ASSERT_OK((*link)->send(to_bytes(hello), soon()));
     ASSERT_OK((*link)->send(to_bytes(Request{.ask = Ask::kList, .number = 1}), soon()));
     EXPECT_FALSE((*link)->receive(soon()).ok()) << rank << " of " << ranks << ", start " << start;

@@ -50,13 +50,83 @@ def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
     early = [
         job.start_rollout(*base, "--save", work / f"early{i}", "--set", f"receiver.id=early{i}") for i in range(2)
     ]
-    trainer = job.start_trainer(
-        "--replay", work / "run", "--interval-ms", 300, "--rollouts", 2, "--set", f"metrics.file={work}/trainer.jsonl"
-    )
+    trainer = start_trainer(job, work, "--interval-ms", 300, "--rollouts", 2)
     wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "version 3", 60)
     late = job.start_rollout("--save", work / "late", "--set", "receiver.id=late")
     assert ended(trainer, 60)["version"] == STEPS
     for process in [*early, late]:
         assert ended(process, 60)["version"] == STEPS
     for saved in [work / "early0", work / "early1", work / "late"]:
-        assert read_checkpoint(saved) == history[STEPS]
+        assert read_checkpoint(saved / "rollout_00") == history[STEPS]
+
+
+def start_trainer(job, work, *arguments):
+    """One that waits for its first rollout if `arguments` say so."""
+    return job.start_trainer("--replay", work / "run", "--set", f"metrics.file={work}/trainer.jsonl", *arguments)
+
+
+def start_pair(job, work, *arguments, interval_ms=200):
+    trainer = start_trainer(job, work, "--interval-ms", interval_ms, "--rollouts", 1)
+    line = ["--base", work / "run/step_000000", "--save", work / "saved", "--set", f"metrics.file={work}/rollout.jsonl"]
+    receiver = job.start_rollout(*line, *arguments)
+    wait_for(lambda: versions(work / "rollout.jsonl"), "the first version", 60)
+    return trainer, receiver
+
+
+def test_a_stopped_rollout_holds_nobody_up_and_goes_on(job, work, rng):
+    history = make_run(work / "run", rng, STEPS)
+    trainer, rollout = start_pair(job, work)
+    rollout.send_signal(signal.SIGSTOP)
+    wait_for(lambda: STEPS in versions(work / "trainer.jsonl"), "the trainer's last version", 60)
+    rollout.send_signal(signal.SIGCONT)
+    assert ended(rollout, 60)["version"] == STEPS
+    assert ended(trainer, 60)["version"] == STEPS
+    assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
+
+
+def test_a_killed_rollout_holds_no_version_up(job, work, rng):
+    make_run(work / "run", rng, STEPS)
+    job.set(**{"deadlines.connect": "5s"})
+    trainer, rollout = start_pair(job, work)
+    rollout.kill()
+    result = finish(trainer, 60)
+    assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
+    (line,) = job_error(result)  # one of the rollouts that were waited for did not end with them
+    assert line.startswith("driftless: mismatch: not every rollout ended at the trainer's last version"), line
+
+
+def test_a_stopped_trainer_that_continues_loses_nothing(job, work, rng):
+    history = make_run(work / "run", rng, STEPS)
+    trainer, rollout = start_pair(job, work)
+    trainer.send_signal(signal.SIGSTOP)
+    time.sleep(3)  # longer than road.peer.stall
+    assert rollout.poll() is None
+    trainer.send_signal(signal.SIGCONT)
+    assert ended(trainer, 60)["version"] == STEPS
+    assert ended(rollout, 60)["version"] == STEPS
+    assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
+
+
+def test_a_killed_trainer_ends_its_rollouts_within_their_deadline(job, work, rng):
+    make_run(work / "run", rng, STEPS)
+    trainer, rollout = start_pair(job, work, "--timeout", "10s", interval_ms=60_000)
+    trainer.kill()
+    result = finish(rollout, 60)
+    assert result.returncode != 0 and job_error(result), result.stderr
+
+
+def job_error(result):
+    return [line for line in result.stderr.splitlines() if line.startswith("driftless: ")]
+
+
+def test_a_rollout_with_another_token_is_not_served(job, work, rng):
+    make_run(work / "run", rng, STEPS)
+    other = work / "other"
+    other.write_text("another secret of another run\n")
+    other.chmod(0o600)
+    trainer = start_trainer(job, work, "--steps", 2, "--interval-ms", 6000)
+    wait_for(lambda: versions(work / "trainer.jsonl"), "the first version", 60)
+    job.set(**{"hub.token_file": other, "deadlines.connect": "2s"})
+    result = finish(job.start_rollout("--base", work / "run/step_000000"), 60)
+    assert result.returncode != 0 and "token" in result.stderr, result.stderr
+    assert ended(trainer, 60)["version"] == 2
