@@ -3,6 +3,7 @@
 
 import json
 import signal
+import threading
 import time
 
 import pytest
@@ -130,3 +131,39 @@ def test_a_rollout_with_another_token_is_not_served(job, work, rng):
     result = finish(job.start_rollout("--base", work / "run/step_000000"), 60)
     assert result.returncode != 0 and "token" in result.stderr, result.stderr
     assert ended(trainer, 60)["version"] == 2
+
+
+def test_four_ranks_of_fsdp2_publish_to_a_rollout_that_runs_beside_them(work):
+    """No MPI and no shared file system: torch's group joins the trainers, the hub everybody."""
+    import binding
+    import test_sharded
+
+    driftless = binding.driftless()
+    token = work / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    token.chmod(0o600)
+    path = work / "driftless.yaml"
+    path.write_text(
+        f"hub: {{ address: '127.0.0.1:{free_port()}', token_file: {token} }}\n"
+        "road: { kind: peer }\nanchors: { first: true, every: 2 }\ndeadlines: { connect: 5min }\n"
+    )
+    target = driftless.OwnedTarget()
+    seen = []
+
+    def follow():
+        with driftless.Job(driftless.Config.load(path), "rollout", launched=False) as job:
+            receiver = driftless.Receiver(job, target)
+            while receiver.end() is None or receiver.version < receiver.end().version:
+                if receiver.stage(timeout_s=1.0):
+                    receiver.commit()
+                    seen.append(receiver.version)
+            receiver.leave()
+
+    rollout = threading.Thread(target=follow)
+    rollout.start()
+    test_sharded.trainers(work, "fsdp_trainer.py", "fsdp_tp", path, work)
+    rollout.join(60)
+    versions = test_sharded.bits_of(work / "versions.pt")
+    assert seen[-1] == len(versions) - 1
+    for name, tensor in versions[-1].items():
+        assert target.tensor(name).tobytes() == tensor.tobytes(), name
