@@ -22,14 +22,14 @@ struct PeerOptions {
   std::string address = {};
   PeerCarrier carrier = PeerCarrier::kAuto;
   // Of the versions that each trainer rank holds, beside the newest anchor and what it writes.
-  std::uint64_t ring_bytes = std::uint64_t{4} << 30;
+  std::uint64_t ring_bytes = std::uint64_t{1} << 30;
   unsigned ring_versions = 64;
   unsigned readers = 64;  // connections that one trainer rank serves at once
   // A reader that takes no byte, or a trainer rank that sends none, for so long is given up.
   std::chrono::milliseconds stall{20'000};
   // So long a trainer that ends waits for receivers that are connected.
   std::chrono::milliseconds farewell{30'000};
-  std::chrono::milliseconds poll_first{2};
+  std::chrono::milliseconds poll_first{1};
   std::chrono::milliseconds poll_longest{50};
   std::chrono::milliseconds patience{600'000};  // with a receiver that does not report
   std::uint64_t start = 0;                      // RoadPlace::start
