@@ -10,7 +10,7 @@ set_source_files_properties(${on_demand}/loaded_library.cpp PROPERTIES
   COMPILE_DEFINITIONS "DRIFTLESS_BUILD_TEXT=\"${build_text}\"" SKIP_UNITY_BUILD_INCLUSION ON)
 
 # The table for what others load: links nothing that they may not have.
-driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE HTTPLIB)
+driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE OPENSSL HTTPLIB)
 
 # driftless_loaded_library(NAME OUTPUT SOURCE LIBRARY...)
 function(driftless_loaded_library name output source)
@@ -32,9 +32,15 @@ if(DRIFTLESS_HAS_MPI)
 endif()
 # Object stores need no MPI; a job under mpirun finds them in the library of MPI.
 if(DRIFTLESS_HAS_OBJECT_STORE)
-  driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL HTTPLIB)
+  driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL OPENSSL HTTPLIB)
   driftless_loaded_library(driftless_object_store_road_library driftless_object_store_roads
                            road_library.cpp driftless_object_store_roads)
+endif()
+# So does the peer road, which needs libcrypto.
+if(DRIFTLESS_HAS_OPENSSL)
+  driftless_road_table(driftless_peer_roads LOADED MPI HDF5 NCCL OBJECT_STORE HTTPLIB)
+  driftless_loaded_library(driftless_peer_road_library driftless_peer_roads road_library.cpp
+                           driftless_peer_roads)
 endif()
 if(DRIFTLESS_HAS_NCCL)
   driftless_road_table(driftless_nccl_roads LOADED HTTPLIB)
