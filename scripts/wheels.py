@@ -117,7 +117,8 @@ class Architecture:
     def environment(self, version: str) -> dict[str, str]:
         root = self.folder / "root"
         paths = [f"{root}/lib/pkgconfig"]
-        environment = {**os.environ, "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs)}
+        # The compiler by the name that `make build` has for it: ccache then knows what that compiled.
+        environment = {**os.environ, "CXX": "c++", "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs)}
         if self.cross:
             paths.append(f"{root}/usr/lib/{self.arch}-linux-gnu/pkgconfig")
             environment |= {

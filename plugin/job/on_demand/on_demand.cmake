@@ -21,8 +21,9 @@ function(driftless_loaded_library name output source)
   set_target_properties(${name} PROPERTIES
     OUTPUT_NAME ${output} LIBRARY_OUTPUT_DIRECTORY ${DRIFTLESS_LOADED_DIRECTORY})
   target_link_libraries(${name} PRIVATE ${ARGN} driftless_compile_options)
-  # As the libraries that load it: nothing is offered to the rest of the process.
-  target_link_options(${name} PRIVATE
+  # As the libraries that load it: nothing is offered to the rest of the process. What the road over NCCL
+  # has for MPI is in that of MPI.
+  target_link_options(${name} PRIVATE LINKER:--as-needed
     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/c_abi/driftless.map)
   install(TARGETS ${name} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/driftless)
 endfunction()
