@@ -76,8 +76,8 @@ def make_environment(python: str, name: str, packages: list[str], log: Path) -> 
 class Architecture:
     """The C++ build for one processor."""
 
-    def __init__(self, arch: str, jobs: int, cuda: str) -> None:
-        self.arch, self.jobs, self.cuda = arch, jobs, cuda
+    def __init__(self, arch: str, given: argparse.Namespace) -> None:
+        self.arch, self.jobs, self.cuda, self.nvcc = arch, given.jobs, given.cuda, given.nvcc
         self.folder = WORK / arch
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "log"
@@ -88,13 +88,11 @@ class Architecture:
         run([REPOSITORY / "scripts/wheel_libraries.sh", self.arch, self.folder / "root"], self.log, environment)
         run([REPOSITORY / "scripts/cuda_toolkit.sh", self.arch, self.folder / "cuda"], self.log)
 
-    def definitions(self, python: str) -> dict[str, object]:
+    def definitions(self) -> dict[str, object]:
         root, toolkit = self.folder / "root", self.folder / "cuda"
         defined: dict[str, object] = {
             "DRIFTLESS_STATIC": "ON",
             "DRIFTLESS_CUDA_ARCHITECTURES": self.cuda,
-            "CMAKE_CUDA_COMPILER": toolkit / "bin/nvcc",
-            "CUDAToolkit_ROOT": toolkit,
             "NCCL_ROOT": toolkit / "nccl",
             "CMAKE_PREFIX_PATH": root,
             "DRIFTLESS_HTTPLIB_HEADER": root / "include",
@@ -103,6 +101,10 @@ class Architecture:
             **{f"DRIFTLESS_WITH_{name}": "ON" for name in
                ("MPI", "HDF5", "CURL", "OPENSSL", "OBJECT_STORE", "HTTPLIB", "PROMETHEUS", "CUDA", "NCCL")},
         }
+        if self.nvcc and not self.cross:
+            defined["CMAKE_CUDA_COMPILER"] = self.nvcc
+        else:
+            defined |= {"CMAKE_CUDA_COMPILER": toolkit / "bin/nvcc", "CUDAToolkit_ROOT": toolkit}
         if self.cross:
             native = WORK / HERE / "build/python/driftless/_native.pyi"
             if not native.exists():
@@ -138,7 +140,7 @@ class Architecture:
         made = self.folder / f"made-{version}"
         command: list[object] = [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
         command += ["--disable-pip-version-check", "-w", made, "--config-settings", f"build-dir={self.folder}/build"]
-        for name, value in self.definitions(version).items():
+        for name, value in self.definitions().items():
             command += ["--config-settings", f"cmake.define.{name}={value}"]
         for old in made.glob("*.whl"):
             old.unlink()
@@ -169,10 +171,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=WORK / "out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cuda", default="80-real;90-real;100-real;120-virtual", metavar="ARCHITECTURES")
+    parser.add_argument("--nvcc", metavar="PATH", help="this machine's, for its own wheels; default: PyPI's")
     given = parser.parse_args()
     try:
         for arch in sorted(given.arch, key=lambda name: name != HERE):
-            target = Architecture(arch, given.jobs, given.cuda)
+            target = Architecture(arch, given)
             target.prepare()
             for version in given.python:
                 begun = time.monotonic()
