@@ -5,8 +5,8 @@
     scripts/wheels.py [--python 3.11 3.12 3.13] [--arch x86_64 aarch64] [--out build/wheels/out]
 
 One build of the C++ serves all Pythons of an architecture: only the module differs. Another processor
-than this machine's is compiled for by Debian's cross compiler. Everything is kept below build/wheels:
-a second run builds what changed.
+than this machine's is compiled for by Debian's cross compiler. Everything is kept in build/wheels
+and build-wheel-*: a second run builds what changed.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Architecture:
         self.folder = WORK / arch
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "log"
+        # As deep as build/: what ccache kept of that is compiled from the same relative paths.
+        self.build_folder = REPOSITORY / f"build-wheel-{arch}"
         self.cross = arch != HERE
 
     def prepare(self) -> None:
@@ -106,7 +108,7 @@ class Architecture:
         else:
             defined |= {"CMAKE_CUDA_COMPILER": toolkit / "bin/nvcc", "CUDAToolkit_ROOT": toolkit}
         if self.cross:
-            native = WORK / HERE / "build/python/driftless/_native.pyi"
+            native = REPOSITORY / f"build-wheel-{HERE}/python/driftless/_native.pyi"
             if not native.exists():
                 raise Failed(f"build for {HERE} first: the stub of the module is taken from {native}")
             defined |= {
@@ -133,13 +135,13 @@ class Architecture:
 
     def build(self, version: str, out: Path) -> Path:
         python = make_environment(find_python(version), f"build-{version}", TOOLS, self.log)
-        cache = self.folder / "build/CMakeCache.txt"
+        cache = self.build_folder / "CMakeCache.txt"
         if cache.exists():  # another Python's
             lines = cache.read_text().splitlines(keepends=True)
             cache.write_text("".join(line for line in lines if not re.match(r"_?(python|pybind11)", line, re.I)))
         made = self.folder / f"made-{version}"
         command: list[object] = [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
-        command += ["--disable-pip-version-check", "-w", made, "--config-settings", f"build-dir={self.folder}/build"]
+        command += ["--disable-pip-version-check", "-w", made, "--config-settings", f"build-dir={self.build_folder}"]
         for name, value in self.definitions().items():
             command += ["--config-settings", f"cmake.define.{name}={value}"]
         for old in made.glob("*.whl"):
