@@ -16,34 +16,6 @@ get_property(driftless_road_libraries GLOBAL PROPERTY DRIFTLESS_ROAD_LIBRARIES)
 if(DRIFTLESS_HAS_MPI)
   list(APPEND driftless_road_libraries driftless_mpi)
 endif()
-if(TARGET driftless_nccl)
-  list(APPEND driftless_road_libraries driftless_nccl_library)
-  # An NCCL in the source or the build folder (scripts/nccl_root.sh) is installed, too: what is
-  # installed needs neither folder. CMake itself leaves their paths out of an RPATH.
-  cmake_path(IS_PREFIX CMAKE_SOURCE_DIR ${NCCL_LIBRARY} nccl_in_source)
-  cmake_path(IS_PREFIX CMAKE_BINARY_DIR ${NCCL_LIBRARY} nccl_in_build)
-  if(nccl_in_source OR nccl_in_build)
-    get_filename_component(nccl_file ${NCCL_LIBRARY} NAME)
-    set(nccl_folder ${CMAKE_INSTALL_LIBDIR}/driftless)
-    file(RELATIVE_PATH nccl_from_bin ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR}/driftless)
-    if(SKBUILD)  # the wheel has all of it in one folder
-      set(nccl_from_bin ..)
-    endif()
-    install(FILES ${NCCL_LIBRARY} DESTINATION ${nccl_folder})
-    install(FILES ${NCCL_LIBRARY} DESTINATION driftless COMPONENT python EXCLUDE_FROM_ALL)
-    foreach(folder lib/driftless python/driftless bin/${nccl_from_bin})  # so that the build folder finds it, too
-      file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/${folder})
-      file(CREATE_LINK ${NCCL_LIBRARY} ${CMAKE_BINARY_DIR}/${folder}/${nccl_file} SYMBOLIC)
-    endforeach()
-    set_property(TARGET driftless_nccl_road_library PROPERTY INSTALL_RPATH "$ORIGIN")
-    set_property(TARGET driftless_nccl_library PROPERTY INTERFACE_LINK_LIBRARIES
-      $<BUILD_INTERFACE:${NCCL_LIBRARY}> $<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${nccl_folder}/${nccl_file}>
-      CUDA::cudart_static)
-    if(TARGET driftless)
-      set_property(TARGET driftless PROPERTY INSTALL_RPATH "$ORIGIN/${nccl_from_bin}")
-    endif()
-  endif()
-endif()
 install(TARGETS driftless_roads ${driftless_road_libraries} EXPORT driftlessTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET driftless)

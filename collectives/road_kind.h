@@ -111,6 +111,8 @@ struct RoadOpener {
   // Opens it for one process. Collective, if the processes meet by MPI.
   Result<OpenRoad> (*open)(const RoadOptions& options, const RoadPlace& place) = nullptr;
   // What follows may be null.
+  // Whether a library that the road loads by itself is here: kUnsupported, with what to install.
+  Status (*usable)() = nullptr;
   // Reads what the road held before this process; null: it forgets.
   Result<std::unique_ptr<ReceiveRoad>> (*history)(const RoadOptions& options) = nullptr;
   // The end of a run, for rollouts that mpirun did not start beside the trainer.

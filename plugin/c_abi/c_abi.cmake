@@ -16,7 +16,7 @@ target_include_directories(driftless_c PUBLIC
 target_compile_options(driftless_c PRIVATE $<$<CONFIG:Release>:-O1>)  # calls into the libraries
 target_compile_definitions(driftless_c PRIVATE "DRIFTLESS_VERSION=\"${PROJECT_VERSION}\"")
 # What the roads need is loaded (on_demand/): of what the rooms link, only what is used stays.
-target_link_libraries(driftless_c PRIVATE driftless_device_access driftless_loading_roads
+target_link_libraries(driftless_c PRIVATE driftless_loading_roads
                       nlohmann_json::nlohmann_json driftless_compile_options)
 target_link_options(driftless_c PRIVATE
   LINKER:--as-needed LINKER:--version-script=${c_abi}/driftless.map)

@@ -26,11 +26,11 @@ template <typename Built>
 struct RoadRows {
   static constexpr bool always(JobRole) { return true; }
   static constexpr bool if_trainer(JobRole role) { return role == JobRole::kTrainer; }
-  // NCCL and something else.
+  // NCCL and something else, in whose library both are.
   static constexpr Availability nccl_with(const Availability& other) {
-    return Built::kNcclAt.why_not.empty()
-               ? Availability{Built::kNcclAt.needs, Built::kNcclAt.library, other.why_not}
-               : Built::kNcclAt;
+    if (!Built::kNcclAt.why_not.empty()) return Built::kNcclAt;
+    return {other.needs, other.library.empty() ? Built::kNcclAt.library : other.library,
+            other.why_not};
   }
   static constexpr auto kDeviceHash = kIfLinked<Built::kNccl, &device_xxh3_128>;
 

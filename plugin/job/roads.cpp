@@ -13,7 +13,7 @@ struct Built {
                         kNccl = DRIFTLESS_HAS_NCCL, kTcp = DRIFTLESS_HAS_OPENSSL,
                         kStore = DRIFTLESS_HAS_OBJECT_STORE, kMonitor = DRIFTLESS_HAS_HTTPLIB;
   static constexpr Availability kMpiAt{"MPI", DRIFTLESS_LIBRARY_MPI, DRIFTLESS_WHY_NOT_MPI},
-      kHdf5At{"MPI", DRIFTLESS_LIBRARY_HDF5, DRIFTLESS_WHY_NOT_HDF5},
+      kHdf5At{"HDF5 with MPI", DRIFTLESS_LIBRARY_HDF5, DRIFTLESS_WHY_NOT_HDF5},
       kNcclAt{"NCCL", DRIFTLESS_LIBRARY_NCCL, DRIFTLESS_WHY_NOT_NCCL},
       kTcpAt{"libcrypto", DRIFTLESS_LIBRARY_OPENSSL, DRIFTLESS_WHY_NOT_OPENSSL},
       kStoreAt{"libcurl, libcrypto and pugixml", DRIFTLESS_LIBRARY_OBJECT_STORE,
