@@ -42,22 +42,18 @@ macro(driftless_loaded_package target component list description)
   endif()
 endmacro()
 driftless_loaded_package(driftless_road_library mpi recommended
-  "Driftless: roads over MPI and parallel HDF5, loaded on demand")
+  "Driftless: the road over MPI, loaded on demand")
+driftless_loaded_package(driftless_hdf5_road_library hdf5 recommended
+  "Driftless: the road over parallel HDF5, loaded on demand")
 driftless_loaded_package(driftless_object_store_road_library object_store recommended
   "Driftless: the road over object stores, loaded on demand")
 driftless_loaded_package(driftless_monitor_library monitor recommended
   "Driftless: status server and metrics, loaded on demand")
 driftless_loaded_package(driftless_device_library cuda recommended
   "Driftless: weights on NVIDIA GPUs, loaded on demand; needs the driver")
-# libnccl2 is in NVIDIA's repository, not in Debian's.
+# NCCL itself is loaded, too: libnccl2 is in NVIDIA's repository, not in Debian's.
 driftless_loaded_package(driftless_nccl_road_library nccl suggested
-  "Driftless: the road over NCCL, loaded on demand" DEPENDS "libnccl2 | libnccl.so.2")
-if(TARGET driftless_nccl)
-  cmake_path(GET NCCL_LIBRARY PARENT_PATH CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS)
-  if(nccl_in_source OR nccl_in_build)  # of the tests: it is in nobody's package
-    list(REMOVE_ITEM CPACK_COMPONENTS_ALL nccl)
-  endif()
-endif()
+  "Driftless: the road over NCCL, loaded on demand" RECOMMENDS libnccl2)
 
 get_target_property(abi driftless_c SOVERSION)
 driftless_package(library libdriftless${abi} libs

@@ -4,6 +4,7 @@ the Debian packages, installed in a Debian of its own where programs in C and C+
 them. The Debian tests build the packages first and take minutes: `make test-long`."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -88,8 +89,10 @@ def test_the_containerfile_is_clean():
 
 @pytest.fixture(scope="session")
 def packages():
-    """The packages by name, built as `make packages` does, with the settings of the build folder: what
-    was compiled there is not compiled again."""
+    """The packages by name: those in DRIFTLESS_PACKAGES, or built as `make packages` does, with the
+    settings of the build folder: what was compiled there is not compiled again."""
+    if made := os.environ.get("DRIFTLESS_PACKAGES"):
+        return {file.name.split("_")[0]: file for file in Path(made).glob("*.deb")}
     configure = ["cmake", "--preset", "package", "-B", BUILD]
     for name in ("DRIFTLESS_CUDA_ARCHITECTURES", "CMAKE_CXX_COMPILER", "NCCL_ROOT"):
         if value := setting(name):
@@ -107,7 +110,7 @@ def packages():
 @pytest.fixture
 def root(packages):
     """A Debian that has the packages in /packages, and an index of them for apt."""
-    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+    with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as folder:
         root = clean_root.copied(Path(folder))
         repository = root.path / "packages"
         repository.mkdir()
@@ -251,9 +254,6 @@ def test_the_steps_of_the_containerfile(root, packages):
     for word, value in build:
         if word == "RUN" and "apt-get" in value:
             root.ok("sh", "-c", value.replace("apt-get install", "apt-get install --dry-run"))
-    (nccl,) = root.path.glob("packages/driftless-nccl_*") or [None]
-    if nccl:  # a machine without nvcc and NCCL builds none
-        nccl.unlink()
     (install,) = (value for word, value in image if word == "RUN")
     root.ok("sh", "-c", install, timeout=1200)
     assert not (root.path / "packages").exists()
