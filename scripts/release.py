@@ -6,8 +6,8 @@
 
 The version is that of project() in CMakeLists.txt. Checked, and reported all at once (exit 1): the
 tree has no uncommitted change; CHANGELOG.md has a dated section of the version, and nothing under
-"Unreleased"; there is no tag vVERSION of another commit; build/wheels holds the wheels of the
-version for every Python and processor, each as its RECORD says and newer than the commit; the
+"Unreleased"; there is no tag vVERSION of another commit; build/wheels/out holds the wheels of
+the version for every Python and processor, each as its RECORD says and newer than the commit; the
 Debian packages in build/packages, if there are any, are of the version.
 
 Then build/release holds the source archive, the wheels, the packages and SHA256SUMS, and the commit
@@ -42,7 +42,7 @@ class Release:
             self.problems.append("CMakeLists.txt: project(driftless VERSION ...) was not found")
         self.commit = self.git("rev-parse", "HEAD")
         self.tag = f"v{self.version}"
-        self.wheels = sorted((root / "build/wheels").glob("*.whl"))
+        self.wheels = sorted((root / "build/wheels/out").glob("*.whl"))
         self.packages = sorted((root / "build/packages").glob("*.deb"))
 
     def text(self, name):
@@ -111,7 +111,7 @@ class Release:
             if reason := self.wrong_in(wheel):
                 self.problems.append(f"{wheel.name}: {reason}")
         for python, processor in sorted(missing):
-            self.problems.append(f"build/wheels has no wheel for {python} on {processor}: make wheels")
+            self.problems.append(f"build/wheels/out has no wheel for {python} on {processor}: make wheels")
 
     def wrong_in(self, wheel):
         """Why the file is not what its RECORD and its name say, or nothing."""

@@ -57,7 +57,7 @@ class Tree:
         (path / "CMakeLists.txt").write_text("project(driftless VERSION 1.2.3 LANGUAGES CXX)\n")
         (path / "CHANGELOG.md").write_text(CHANGELOG)
         self.commit()
-        self.wheels = path / "build/wheels"
+        self.wheels = path / "build/wheels/out"
         self.wheels.mkdir(parents=True)
         for python in ("cp311", "cp312", "cp313"):
             for processor in ("x86_64", "aarch64"):
