@@ -94,7 +94,7 @@ def packages():
     if made := os.environ.get("DRIFTLESS_PACKAGES"):
         return {file.name.split("_")[0]: file for file in Path(made).glob("*.deb")}
     configure = ["cmake", "--preset", "package", "-B", BUILD]
-    for name in ("DRIFTLESS_CUDA_ARCHITECTURES", "CMAKE_CXX_COMPILER", "NCCL_ROOT"):
+    for name in ("DRIFTLESS_CUDA_ARCHITECTURES", "CMAKE_CXX_COMPILER", "NCCL_ROOT", "DRIFTLESS_WERROR"):
         if value := setting(name):
             configure.append(f"-D{name}={value}")
     out = BUILD / "packages"
