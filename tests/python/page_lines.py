@@ -46,7 +46,7 @@ class Shell:
         paths = [str(work / "bin"), os.path.dirname(python), os.path.dirname(COMMAND)]
         self.env["PATH"] = os.pathsep.join([*paths, env["PATH"]])
 
-    def run(self, line, seconds=240):
+    def run(self, line, seconds=600):
         """What it printed, standard error behind it. It must succeed."""
         if line.startswith("export "):
             self.env |= dict(each.split("=", 1) for each in line.split()[1:])
@@ -62,7 +62,7 @@ class Shell:
         return made.stdout + made.stderr
 
     def start(self, line):
-        log = self.work / f"line{len(self.started)}.log"
+        log = self.work / f"{line.split()[0]}-{time.monotonic_ns()}.log"
         with log.open("w") as out:
             process = subprocess.Popen(
                 ["bash", "-c", f"exec {line}"], cwd=self.work, env=self.env, stdout=out,
@@ -71,7 +71,7 @@ class Shell:
         self.started.append((line, process, log))
         return process, log
 
-    def ended(self, seconds=240):
+    def ended(self, seconds=600):
         """All that were started have ended well: what they printed."""
         until, said = time.monotonic() + seconds, ""
         for line, process, log in self.started:

@@ -20,7 +20,7 @@ import megatron_jobs  # noqa: E402
 
 driftless = binding.driftless()
 SCRIPT = Path(__file__).resolve().parent / "one_call.py"
-SECONDS = 240  # of a process on a busy machine
+SECONDS = 600  # of a process on a busy machine
 SAME = """
 import sys, torch
 first, *others = (torch.load(path) for path in sys.argv[1:])
