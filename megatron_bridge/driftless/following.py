@@ -121,7 +121,7 @@ class Follower:
         return self
 
     def __next__(self) -> Any:
-        began, waiting = time.monotonic(), Waiting()
+        began = time.monotonic()
         while not self._ended and self._drop.alive:
             done = self.update(_SLICE_S)
             if done is not None:
@@ -133,7 +133,6 @@ class Follower:
                     f"{waited:.0f} s, and the run has no end: look at the trainer (driftless "
                     "status WHERE), or give a longer timeout_s="
                 )
-            waiting.look(lambda: f"nothing newer than version {self.version} of this run yet")
         self.close()
         raise StopIteration
 
@@ -206,7 +205,7 @@ class _Engine:
     """A server of this host, behind an agent of this process."""
 
     def __init__(self, url: str, where: Where, config: Config, overrides: Sequence[str]) -> None:
-        if isinstance(where, Config) or config.settings().get("engines"):
+        if isinstance(where, Config) or "engines[0].url" in config.settings():
             raise InvalidArgumentError(
                 "a configuration with engines is for driftless.Agent or `driftless agent`; to "
                 "follow by one address give a directory, a bucket or a file without engines"

@@ -93,9 +93,10 @@ class Publishing:
         self._job = job = Job(config, "trainer", launched=in_mpi(config))
         self._wait_s = config.connect_s
         try:
-            self._group = None if job.launched else publisher_group()
+            self._group = publisher_group()
             began = source if checkpoint is None else _of_base(source, checkpoint)
-            self._publisher = Publisher(job, began, group=self._group, checkpoint=checkpoint)
+            group = None if job.launched else self._group  # MPI's own
+            self._publisher = Publisher(job, began, group=group, checkpoint=checkpoint)
         except BaseException:
             job.leave()
             raise
@@ -125,8 +126,8 @@ class Publishing:
         if not self._stop():
             return
         try:
-            if self._all_are_here(b""):
-                self._publisher.declare_end()
+            self._agree_on_the_end()
+            self._publisher.declare_end()
         except BaseException:
             self._job.leave()
             raise
@@ -136,9 +137,9 @@ class Publishing:
         """Goes without an end of the run: what follows it waits for the next start."""
         if not self._stop():
             return
-        if self._group is not None and self._group.rank != 0:
+        if self._group.rank != 0:
             with contextlib.suppress(Exception):  # the first rank need not wait for this one
-                self._all_are_here(b"left")
+                self._said_at_the_end(b"left")
         self._job.leave()
 
     def __enter__(self) -> Publishing:
@@ -157,20 +158,22 @@ class Publishing:
             self._hook.remove()
         return self._left_open.detach() is not None
 
-    def _all_are_here(self, word: bytes) -> bool:
-        """[collective] Whether this rank is the one that declares the end."""
-        if self._group is None:
-            return True  # MPI's job.close() meets
-        group: PublisherGroup = self._group.for_publisher()
-        group.begin_epoch(0)
-        words = group.gather(word, self._wait_s)
+    def _agree_on_the_end(self) -> None:
+        """[collective] Raises on the leader unless every rank came here."""
+        group, words = self._said_at_the_end(b"")
         left = [rank for rank, each in enumerate(words) if each]
+        if self._job.launched:  # MPI's leader need not be torch's first rank; nobody is gone yet
+            left = [*group.broadcast(bytes(rank % 256 for rank in left[:8]), self._wait_s)]
         if left:
             raise IncompleteError(
                 f"publisher ranks {left[:8]} left after a failure: the run has no end, receivers "
                 "wait; start the trainer again to go on"
             )
-        return group.rank == 0
+
+    def _said_at_the_end(self, word: bytes) -> tuple[PublisherGroup, list[bytes]]:
+        group = self._group.for_publisher()
+        group.begin_epoch(0)
+        return group, group.gather(word, self._wait_s)
 
     def _tell(self, report: PublishReport) -> None:
         self.last, self.version = report, report.version

@@ -108,6 +108,30 @@ def follow(job):
     print(json.dumps({"ended": followed.ended, "held": followed.held._asdict()}), flush=True)
 
 
+def short(model, base, place):
+    """With an optimizer, and without a tensor that the base does not have."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(2, 8)).square().sum().backward()
+        optimizer.step()
+
+    def without_bias(shard):
+        return [] if shard.name == "bias" else [shard]
+
+    run = driftless.publish(model, place, base=base, optimizer=optimizer, export=without_bias)
+    step()
+    step()
+    assert run.version == run.last.version == 2
+    run.close()
+    run.close()
+    step()  # nothing is published any more
+    held = load_file(Path(base, "model.safetensors"))
+    with driftless.follow(held, place) as follower:
+        assert list(follower) and follower.version == 2 and follower.held.digest == run.last.digest
+
+
 def refuse(work):
     """What is refused, and how: {what: [class, message]}."""
     work, soon, said = Path(work), ["deadlines.connect=500ms"], {}
@@ -163,6 +187,7 @@ def refuse(work):
         assert next(driftless.follow(held, place)).version == 1
         assert torch.equal(held["weight"], model.weight.bfloat16())
     assert (work / "run" / "closed.json").exists()
+    short(model, checkpoint("only_weight", {"weight": state["weight"]}), str(work / "short"))
     moved = checkpoint("moved", {name: tensor + 1 for name, tensor in state.items()})
     tried("another base", driftless.publish, model, place, base=moved)
     tried("no run", driftless.follow, held, str(work / "empty"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """driftless.publish() and driftless.follow(): a trainer and its rollouts of one call each."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,11 +13,14 @@ from pathlib import Path
 import pytest
 
 import binding
+import jobs
 from ports import free_port
-from support import Tensor, ok, read_checkpoint, write_checkpoint
+from support import REPOSITORY, Tensor, ok, read_checkpoint, write_checkpoint
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
+sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
+sys.path.insert(0, str(REPOSITORY / "tests/python/megatron"))
 import megatron_jobs  # noqa: E402
+import servers  # noqa: E402
 
 driftless = binding.driftless()
 SCRIPT = Path(__file__).resolve().parent / "one_call.py"
@@ -303,6 +307,24 @@ def test_what_is_refused_and_how(start):
         assert said[what][0] == kind, (what, said[what])
         for word in words:
             assert word in said[what][1], (what, said[what])
+
+
+def test_a_bucket_takes_the_place_of_a_directory(work, rng, start):
+    jobs.need("object_store")
+    base, env = base_of(work, rng), servers.client_environment()
+    with contextlib.ExitStack() as stack:
+        try:
+            endpoint = stack.enter_context(servers.serve(servers.NAMES[0]))
+        except servers.Unavailable as reason:
+            pytest.skip(str(reason))
+        given = {
+            "where": f"s3://{servers.BUCKET}/{work.name}", "base": base,
+            "sets": [f"road.object_store.endpoint={endpoint}"],
+        }  # fmt: skip
+        follower = start("dict", "follow", env, target="dict", **given)
+        start("trainer", "publish", env, versions=3, **given).ended()
+        assert follower.ended()[-1]["held"]["version"] == 3
+    same(work / "trainer.pt", work / "dict.pt")
 
 
 # --- several ranks --------------------------------------------------------------------------------
