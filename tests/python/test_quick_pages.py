@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import binding
+import jobs
 import page_lines
-from support import COMMAND
+from support import COMMAND, REPOSITORY
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
 import megatron_jobs  # noqa: E402
@@ -48,6 +49,18 @@ def test_the_quick_start_up_to_its_first_rollout(work):
     followed = re.findall(r"version (\d+) proven: (\w+)", said["python follow.py replica"])
     assert followed[-1] == ("12", "True") and {proven for _, proven in followed} == {"True"}
     assert "12" in said["driftless status weights"]
+
+
+def test_the_lines_of_readme_that_replay_checkpoints(work):
+    """As they stand, also as root and on two cores."""
+    jobs.need_mpirun()
+    (work / "configs").symlink_to(REPOSITORY / "configs")
+    shell = page_lines.Shell(work, COMMAND, **os.environ)
+    lines = page_lines.shell_lines("README.md")
+    lines = lines[next(n for n, line in enumerate(lines) if line.startswith("driftless synth")) :]
+    said = [shell.run(line.replace("--params 20000000", "--params 2000000")) for line in lines]
+    assert lines[1].startswith("mpirun ") and len(lines) == 2
+    assert "version" in said[1] and "2" in said[1]
 
 
 def test_the_calls_of_the_page_are_those_of_its_shell_lines():
