@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch files of examples/ that name an engine run as they are: on the CPU, with a small model."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from engines import LIMITS, VLLM
+from environments import HERE, PACKAGE, REPOSITORY, environment, install_entry_points, python_of
+
+sys.path[:0] = [str(REPOSITORY / "tests/python/megatron"), str(REPOSITORY / "tests/python")]
+
+import megatron_jobs  # noqa: E402
+from ports import free_port  # noqa: E402
+from slurm import Slurm  # noqa: E402
+from support import COMMAND, run  # noqa: E402
+
+STEPS = 3
+MEGATRON = REPOSITORY / "tests/python/megatron"
+SGLANG_ON_CPU = """--device cpu --dtype float32 --tp 2 --attention-backend torch_native
+ --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled --skip-tokenizer-init
+ --mem-fraction-static 0.2 --max-total-tokens 4096 --skip-server-warmup"""
+VLLM_ON_CPU = f"""--dtype float32 --tensor-parallel-size 2 --enforce-eager --skip-tokenizer-init
+ --max-model-len {LIMITS["max_model_len"]} --max-num-seqs {LIMITS["max_num_seqs"]}"""
+
+
+def program(folder, name, *command, **more):
+    """A program of an environment as `pip install` leaves it there: runs `command` with our package."""
+    folder = folder / "bin"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"export {name}={shlex.quote(str(value))}" for name, value in more.items()]
+    path = folder / name
+    path.write_text("\n".join(["#!/bin/sh", *lines, f'exec {shlex.join(map(str, command))} "$@"\n']))
+    path.chmod(0o755)
+
+
+def train_environment(place, *script):
+    """torch and Megatron. `script` runs what python is given."""
+    python = megatron_jobs.venv_python()
+    path = f"{PACKAGE}:{MEGATRON}"
+    folder = place / "train"
+    program(folder, "python", python, *script, PYTHONPATH=path)
+    program(folder, "torchrun", python, "-m", "torch.distributed.run", PYTHONPATH=path)
+    return folder
+
+
+def engine_environment(place, name, *paths, **more):
+    python, folder = Path(python_of(name)), place / name
+    more |= {"PYTHONPATH": ":".join(map(str, [PACKAGE, *paths]))}
+    program(folder, "python", python, **more)
+    program(folder, name, python.with_name(name), **more)
+    program(folder, "driftless", COMMAND)
+    return folder
+
+
+@pytest.fixture
+def copied(place):
+    """A copy of a folder of examples/, in a directory that has room for the environments, too."""
+    made = []
+
+    def copy(name):
+        made.append(Path(tempfile.mkdtemp(dir=place, prefix="launch-")))
+        shutil.copytree(REPOSITORY / "examples" / name, made[-1] / "job")
+        return made[-1] / "job"
+
+    yield copy
+    for path in made:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def ends_well(line, env, cwd, log, seconds=500):
+    """A process, and all that it started: its output."""
+    with log.open("w") as out:
+        process = subprocess.Popen(line, env=env, cwd=cwd, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        code = f"none after {seconds} s"
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    said = log.read_text(errors="replace")
+    assert code == 0, f"exit status {code}: {said[-6000:]}"
+    return said
+
+
+def assert_published(job, said):
+    """Every step is a version, and the agent ended well: so every rank of the engine has the last one
+    with its digest. It says which."""
+    found = run("status", job / "weights")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert f"ended at version {STEPS}" in said, said[-6000:]
+    assert (job / f"weights/weight_v{STEPS:06d}").is_dir()
+    assert not (job / f"weights/weight_v{STEPS + 1:06d}").exists()
+
+
+def test_slurm_with_megatron_and_sglang_on_two_nodes(models, copied, place):
+    job = copied("slurm_megatron_sglang")
+    port, work = free_port(), Path(tempfile.mkdtemp(prefix="driftless-slurm-"))
+    env = megatron_jobs.environment(
+        MODEL=models["qwen3"].checkpoint(0),
+        TRAIN_ENV=str(train_environment(job.parent, MEGATRON / "on_cpu.py")),
+        SGLANG_ENV=str(engine_environment(
+            job.parent, "sglang", HERE / "stand_in", SGLANG_USE_CPU_ENGINE=1,
+            SGLANG_CPU_OMP_THREADS_BIND="0|1", HF_HUB_OFFLINE=1)),
+        SGLANG_OPTIONS=SGLANG_ON_CPU,
+        TRAIN_OPTIONS=f"--tp 2 --pp 2 --steps {STEPS}",
+        PORT=str(port),
+    )  # fmt: skip
+    del env["PYTHONPATH"]
+    slurm = Slurm(work, nodes=2)
+    try:
+        # The sizes of this cluster in the place of those in the file.
+        line = ["sbatch", "--wait", "--ntasks-per-node=4", "--gpus-per-node=0", "--output=said"]
+        log = job.parent / "sbatch.log"
+        try:
+            ends_well([*line, "job.sbatch"], env | slurm.env, job, log)
+        except AssertionError as failed:
+            said = job / "said"
+            raise AssertionError(said.read_text()[-6000:] if said.exists() else "") from failed
+    finally:
+        slurm.stop()
+        shutil.rmtree(work, ignore_errors=True)
+    assert_published(job, (job / "said").read_text())
+
+
+def test_torchrun_with_fsdp2_and_vllm(models, copied, place):
+    job = copied("torchrun_fsdp2_vllm")
+    vllm = engine_environment(
+        job.parent, "vllm", install_entry_points(job.parent / "entry_points"), **VLLM,
+        DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT=1,
+    )  # fmt: skip
+    env = megatron_jobs.environment(
+        MODEL=models["qwen3"].checkpoint(0), TRAIN_ENV=str(train_environment(job.parent)),
+        VLLM_ENV=str(vllm), VLLM_OPTIONS=VLLM_ON_CPU, RANKS="2", STEPS=str(STEPS),
+        PORT=str(free_port()), TRAIN_GPUS="", VLLM_GPUS="",
+    )  # fmt: skip
+    del env["PYTHONPATH"]
+    said = ends_well(["./launch.sh"], env, job, job.parent / "launch.log")
+    assert_published(job, said)
