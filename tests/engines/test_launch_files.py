@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,108 @@ def test_torchrun_with_fsdp2_and_vllm(models, copied, place):
     del env["PYTHONPATH"]
     said = ends_well(["./launch.sh"], env, job, job.parent / "launch.log")
     assert_published(job, said)
+
+
+# --- Kubernetes ----------------------------------------------------------------------------------
+
+
+def containers():
+    """{container: its description} of the pods that the workloads ask for."""
+    yaml = pytest.importorskip("yaml", reason="python3-yaml is not installed")
+    text = (REPOSITORY / "examples/kubernetes_vllm/workloads.yaml").read_text()
+    pods = [each["spec"]["template"] for each in yaml.safe_load_all(text) if "template" in each.get("spec", {})]  # fmt: skip
+    return {each["name"]: each for pod in pods for each in pod["spec"]["containers"]}
+
+
+class Container:
+    """A container's command on this machine: volumes are directories of `root`, its programs those of
+    `environment`, and `more` stands behind its arguments."""
+
+    def __init__(self, described, root, environment, *more, ports=()):
+        self.described, self.root, self.ports = described, root, dict(ports)
+        self.env = megatron_jobs.environment(
+            PATH=f"{environment}/bin:{os.environ['PATH']}",
+            **{each["name"]: each["value"] for each in described.get("env", ())},
+        )
+        del self.env["PYTHONPATH"]
+        self.log = root / f"{described['name']}.log"
+        line = [*map(self.here, described["command"] + described.get("args", [])), *map(str, more)]
+        with self.log.open("w") as out:
+            self.popen = subprocess.Popen(
+                line, env=self.env, cwd=root, stdout=out, stderr=out, start_new_session=True
+            )
+
+    def here(self, word):
+        """With the paths and ports of this machine."""
+        for path in ("/job", "/weights"):
+            word = f"{self.root}{word}" if word.startswith(f"{path}/") else word
+        for theirs, ours in self.ports.items():
+            word = word.replace(theirs, ours)
+        return word
+
+    def ready(self):
+        probe = self.described["readinessProbe"]["exec"]["command"]
+        line = [self.here(word) for word in probe]
+        return subprocess.run(line, env=self.env, capture_output=True).returncode == 0
+
+    def tail(self):
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def end(self, seconds=400):
+        assert self.popen.wait(seconds) == 0, self.tail()
+
+    def stop(self):
+        try:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.popen.wait()
+
+
+def test_the_containers_of_kubernetes_and_their_probes(models, copied, place):
+    """The trainer's pod ends early and comes again; the engine's pod is ready once it has a version."""
+    job, described = copied("kubernetes_vllm"), containers()
+    root = job.parent
+    (root / "weights").mkdir()
+    shutil.copytree(models["qwen3"].checkpoint(0), root / "weights/model")
+    vllm = engine_environment(
+        root, "vllm", install_entry_points(root / "entry_points"), **VLLM,
+        DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT=1,
+    )  # fmt: skip
+    program(vllm, "python3", python_of("vllm"))
+    train, running = train_environment(root), []
+    serving, status = str(free_port()), str(free_port())
+    ports = {"8000": serving, "9400": status}
+    run_of_it = f"road.shared_fs.dir={root}/weights/run"
+    settings = [f"engines[0].url=http://127.0.0.1:{serving}", run_of_it,
+                f"monitor.address=127.0.0.1:{status}", f"road.host_shm.name=pod-{serving}"]  # fmt: skip
+    sizes = ["--tensor-parallel-size=1", *VLLM_ON_CPU.replace("--tensor-parallel-size 2", "").split()]
+
+    def start(name, environment, *more, **changes):
+        running.append(Container(described[name] | changes, root, environment, *more, ports=ports))
+        return running[-1]
+
+    def trainer(steps):
+        (model, checkpoint, _), (*torchrun, ranks, script) = described["trainer"]["args"], described["trainer"]["command"]  # fmt: skip
+        assert ranks == "8"
+        sized = {"command": [*torchrun, "2", script], "args": [model, checkpoint, str(steps)]}
+        return start("trainer", train, run_of_it, **sized)
+
+    try:
+        start("vllm", vllm, *sizes)
+        agent = start("agent", vllm, *(word for each in settings for word in ("--set", each)))
+        assert not agent.ready()
+        trainer(STEPS).end()
+        agent.end()
+        assert f"ended at version {STEPS}" in agent.log.read_text(), agent.tail()
+        # The Job's next pod goes on with the run, where its checkpoint is.
+        agent = start("agent", vllm, *(word for each in settings for word in ("--set", each)))
+        again = trainer(STEPS + 200)
+        until = time.monotonic() + 300
+        while not agent.ready():
+            assert time.monotonic() < until and agent.popen.poll() is None, agent.tail()
+            time.sleep(0.2)
+        assert f"version={STEPS + 1}" in again.log.read_text(), again.tail()
+    finally:
+        for each in reversed(running):
+            each.stop()
