@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from engines import LIMITS, VLLM
-from environments import HERE, PACKAGE, REPOSITORY, environment, install_entry_points, python_of
+from environments import HERE, PACKAGE, REPOSITORY, install_entry_points, python_of
 
 sys.path[:0] = [str(REPOSITORY / "tests/python/megatron"), str(REPOSITORY / "tests/python")]
 
@@ -115,6 +115,7 @@ def test_slurm_with_megatron_and_sglang_on_two_nodes(models, copied, place):
         SGLANG_OPTIONS=SGLANG_ON_CPU,
         TRAIN_OPTIONS=f"--tp 2 --pp 2 --steps {STEPS}",
         PORT=str(port),
+        MASTER_ADDR="127.0.0.1",  # the names of this cluster's nodes are in no name service
     )  # fmt: skip
     del env["PYTHONPATH"]
     slurm = Slurm(work, nodes=2)
@@ -162,12 +163,12 @@ def containers():
 
 class Container:
     """A container's command on this machine: volumes are directories of `root`, its programs those of
-    `environment`, and `more` stands behind its arguments."""
+    `programs`, and `more` stands behind its arguments."""
 
-    def __init__(self, described, root, environment, *more, ports=()):
+    def __init__(self, described, root, programs, *more, ports=()):
         self.described, self.root, self.ports = described, root, dict(ports)
         self.env = megatron_jobs.environment(
-            PATH=f"{environment}/bin:{os.environ['PATH']}",
+            PATH=f"{programs}/bin:{os.environ['PATH']}",
             **{each["name"]: each["value"] for each in described.get("env", ())},
         )
         del self.env["PYTHONPATH"]
@@ -224,8 +225,8 @@ def test_the_containers_of_kubernetes_and_their_probes(models, copied, place):
                 f"monitor.address=127.0.0.1:{status}", f"road.host_shm.name=pod-{serving}"]  # fmt: skip
     sizes = ["--tensor-parallel-size=1", *VLLM_ON_CPU.replace("--tensor-parallel-size 2", "").split()]
 
-    def start(name, environment, *more, **changes):
-        running.append(Container(described[name] | changes, root, environment, *more, ports=ports))
+    def start(name, programs, *more, **changes):
+        running.append(Container(described[name] | changes, root, programs, *more, ports=ports))
         return running[-1]
 
     def trainer(steps):

@@ -77,8 +77,7 @@ class Slurm:
 
     def _idle(self):
         line = ["sinfo", "--noheader", "--Node", "--format=%T"]
-        found = subprocess.run(line, env={**os.environ, **self.env}, capture_output=True, text=True)
-        return found.stdout.split() == ["idle"] * len(self.nodes)
+        return self._ask(*line).split() == ["idle"] * len(self.nodes)
 
     def _wait(self, there, what):
         until = time.monotonic() + 30
@@ -89,7 +88,20 @@ class Slurm:
                 pytest.fail(f"{what} did not come: {said}")
             time.sleep(0.05)
 
+    def _ask(self, *line):
+        env = {**os.environ, **self.env}
+        return subprocess.run(line, env=env, capture_output=True, text=True, timeout=30).stdout
+
     def stop(self):
+        """With what a test that failed has left running."""
+        until = time.monotonic() + 20
+        try:
+            while self._ask("squeue", "--noheader") and time.monotonic() < until:
+                self._ask("scancel", "--partition=all")
+                self._ask("scancel", "--signal=KILL", "--full", "--partition=all")
+                time.sleep(0.5)
+        except (OSError, subprocess.TimeoutExpired):
+            pass  # no controller: no job
         for process in reversed(self.started):
             process.terminate()
             try:

@@ -29,16 +29,22 @@ LAUNCHERS = {  # the file that starts each
 }
 SHELL = [f"{name}/{file}" for name, file in LAUNCHERS.items() if not file.endswith("yaml")]
 STEPS = 3
-# Makes the model of the laptop's example smaller.
 SMALL = """
-import sys, transformers
+import sys, torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 sizes = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "head_dim": 32}
 layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-import torch
 model = AutoModelForCausalLM.from_config(Qwen3Config(**sizes, **layers))
 model.to(torch.bfloat16).save_pretrained(sys.argv[1])
 """
+
+
+def make_model(python, path):
+    """A small Qwen3, as a checkpoint of Hugging Face."""
+    line, env = [python, "-c", SMALL, path], megatron_jobs.environment()
+    made = subprocess.run(line, env=env, capture_output=True, text=True, timeout=240)
+    assert made.returncode == 0, made.stderr
+    return path
 
 
 def test_every_folder_has_its_files_and_says_what_was_not_run():
@@ -224,12 +230,9 @@ def wait_until_ray_answers(env, seconds=180):
 @pytest.mark.long  # installs an environment of its own
 def test_a_job_of_ray(copied, work, ray):
     folder = copied("ray_fsdp2")
-    made = subprocess.run(
-        ["python", "-c", SMALL, work / "model"], env=ray, capture_output=True, text=True
-    )
-    assert made.returncode == 0, made.stderr
+    model = make_model(megatron_jobs.environment_python("verl"), work / "model")
     wait_until_ray_answers(ray)
-    sizes = {"MODEL": str(work / "model"), "STEPS": str(STEPS), "TRAINERS": "2", "ROLLOUTS": "2"}
+    sizes = {"MODEL": str(model), "STEPS": str(STEPS), "TRAINERS": "2", "ROLLOUTS": "2"}
     line = ["./job.sh", f"road.shared_fs.dir={work}/weights"]
     ended = subprocess.run(
         line, env=ray | sizes, cwd=folder, capture_output=True, text=True, timeout=600
