@@ -26,7 +26,8 @@ STEPS = 3
 MEGATRON = REPOSITORY / "tests/python/megatron"
 SGLANG_ON_CPU = """--device cpu --dtype float32 --tp 2 --attention-backend torch_native
  --cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled --skip-tokenizer-init
- --mem-fraction-static 0.2 --max-total-tokens 4096 --skip-server-warmup"""
+ --mem-fraction-static 0.05 --max-total-tokens 1024 --max-running-requests 4 --context-length 128
+ --skip-server-warmup --sleep-on-idle"""
 VLLM_ON_CPU = f"""--dtype float32 --tensor-parallel-size 2 --enforce-eager --skip-tokenizer-init
  --max-model-len {LIMITS["max_model_len"]} --max-num-seqs {LIMITS["max_num_seqs"]}"""
 
