@@ -16,7 +16,7 @@ packages_of() {
     test) echo libgtest-dev python3 python3-numpy python3-zstandard python3-xxhash python3-pytest python3-pytest-xdist \
                python3-h5py hdf5-tools iproute2 faketime slurm-wlm munge \
                chromium chromium-driver python3-selenium prometheus groff-base \
-               docker-compose python3-yaml ;;
+               docker-compose python3-yaml curl ;;
     lint) echo clang-format-19 clang-tidy-19 python3 python3-venv ;;
     fuzz) echo clang-19 libclang-rt-19-dev ;;
     *) echo "scripts/setup.sh: unknown group '$1'; known: build test lint fuzz" >&2; return 2 ;;

@@ -76,7 +76,7 @@ def copied(place):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def ends_well(line, env, cwd, log, seconds=500):
+def ends_well(line, env, cwd, log, seconds=900):
     """A process, and all that it started: its output."""
     with log.open("w") as out:
         process = subprocess.Popen(line, env=env, cwd=cwd, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
