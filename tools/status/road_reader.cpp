@@ -48,6 +48,15 @@ class RoadReader final : public StatusReader {
         most_versions_(most_versions) {}
 
   Result<Sighting> look(const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(Sighting sighting, look_once(deadline));
+    // A run may make versions and end after the list was read. A second list is newer than the end.
+    if (!end_is_ahead_) return sighting;
+    return look_once(deadline);
+  }
+
+ private:
+  [[nodiscard]] Result<Sighting> look_once(const Deadline& deadline) {
+    end_is_ahead_ = false;
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, road_->list(deadline));
     Sighting sighting;
     sighting.status.origin = record_origin("status", 0);
@@ -64,7 +73,6 @@ class RoadReader final : public StatusReader {
     return sighting;
   }
 
- private:
   // Publications never change: what was read once is kept.
   [[nodiscard]] Result<VersionRecord> read(const PublicationId& id, const Deadline& deadline) {
     if (const auto known = known_.find(id); known != known_.end()) return known->second;
@@ -193,7 +201,7 @@ class RoadReader final : public StatusReader {
   }
 
   // Whether the trainer's last word is there.
-  [[nodiscard]] bool read_end(Sighting& sighting) const {
+  [[nodiscard]] bool read_end(Sighting& sighting) {
     if (opener_.hear_end == nullptr) return false;
     const auto heard = opener_.hear_end(config_.road_options());
     if (!heard.ok() || !heard->has_value()) return false;
@@ -205,6 +213,7 @@ class RoadReader final : public StatusReader {
     }
     if (end->run != status.run || end->version < status.version) return false;
     if (end->version > status.version) {
+      end_is_ahead_ = true;
       sighting.damaged.push_back(concat("closed.json names version ", end->version,
                                         " as the last, and the newest one here is ",
                                         status.version));
@@ -243,6 +252,7 @@ class RoadReader final : public StatusReader {
   std::map<PublicationId, VersionRecord> known_;
   Hash128 run_;
   std::string base_digest_;
+  bool end_is_ahead_ = false;
 };
 
 }  // namespace
