@@ -104,6 +104,11 @@ def assert_published(job, said):
     assert not (job / f"weights/weight_v{STEPS + 1:06d}").exists()
 
 
+@pytest.mark.skipif(
+    "DRIFTLESS_SLURM_SGLANG" not in os.environ,
+    reason="SGLang's ranks took 10 GB each inside a Slurm job here, 0.7 GB outside; "
+    "DRIFTLESS_SLURM_SGLANG=1 tries it",
+)
 def test_slurm_with_megatron_and_sglang_on_two_nodes(models, copied, place):
     job = copied("slurm_megatron_sglang")
     port, work = free_port(), Path(tempfile.mkdtemp(prefix="driftless-slurm-"))
