@@ -71,7 +71,8 @@ struct Config {
   EngineCalls engine_calls;
   NotifyOptions notify;  // without its engines and calls
   AgentOptions agent;
-  DeviceOptions gpu;  // of the publisher; snapshot kHost: none
+  DeviceOptions gpu;            // of the publisher; snapshot kHost: none
+  bool gpu_device_auto = true;  // gpu.device; use_gpu() fills it in
   MonitorOptions monitor;
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
@@ -100,6 +101,8 @@ struct Config {
   [[nodiscard]] bool frames_on_device() const {
     return kind().on_device != nullptr && kind().on_device(road_options());
   }
+  // The GPU that this process computes with: counts if gpu.device is "auto".
+  void use_gpu(int device);
   // The engines that an agent drives, and those that the trainer tells.
   [[nodiscard]] std::vector<EngineEndpoint> driven_engines() const;
   [[nodiscard]] std::vector<EngineEndpoint> told_engines() const;
