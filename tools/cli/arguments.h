@@ -16,6 +16,7 @@ struct Arguments {
   Common common;
   SynthOptions synth;
   DiffArguments diff;
+  QuantizeArguments quantize;
   ApplyArguments apply;
   VerifyArguments verify;
   VerifyEngineArguments verify_engine;
