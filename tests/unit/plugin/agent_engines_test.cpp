@@ -457,6 +457,172 @@ TEST_F(AgentEnginesTest, AnIdleEngineThatWasStartedAnewIsUpdatedAgain) {
   EXPECT_TRUE(fleet.all_at(1));
 }
 
+template <typename Done>
+void wait_until_done(const Done& done) {
+  const Deadline deadline = Deadline::after(20s);
+  while (!done() && !deadline.expired()) std::this_thread::sleep_for(1ms);
+  ASSERT_TRUE(done());
+}
+
+std::vector<std::unique_ptr<EngineSession>> one(std::unique_ptr<ScriptedSession> session) {
+  std::vector<std::unique_ptr<EngineSession>> sessions;
+  sessions.push_back(std::move(session));
+  return sessions;
+}
+
+TEST(EngineFleetTest, AnIdleEngineThatDoesNotAnswerIsNotReachableUntilItDoes) {
+  std::atomic<StatusCode> code{StatusCode::kOk};
+  std::atomic<int> updates{0}, looks{0};
+  EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"}, 5ms);
+  auto session = std::make_unique<ScriptedSession>([&](std::uint64_t goal) {
+    ++updates;
+    return goal;
+  });
+  session->still = [&](std::uint64_t version) {
+    ++looks;
+    EXPECT_TRUE(version == 0 || version == 3);
+    return code == StatusCode::kOk ? Status() : error(code, "no words");
+  };
+  fleet.start(one(std::move(session)));
+  fleet.set_goal(3);
+  const auto state = [&] { return fleet.states()[0]; };
+  wait_until_done([&] { return fleet.all_at(3) && looks > 2; });
+  static_cast<void>(fleet.take_updates());
+  code = StatusCode::kInvalidArgument;  // it answers, whatever it says
+  const int before = looks;
+  wait_until_done([&] { return looks > before + 3; });
+  EXPECT_TRUE(fleet.all_at(3));
+  for (const StatusCode silence : {StatusCode::kIo, StatusCode::kDeadlineExceeded}) {
+    code = silence;
+    wait_until_done([&] { return !state().reachable; });
+    EXPECT_EQ(state().version, 0U);
+    EXPECT_EQ(state().confirmed, 3U);
+    EXPECT_EQ(state().status.code(), silence);
+    EXPECT_TRUE(state().given_up()) << "nobody waits for it";
+    EXPECT_FALSE(fleet.all_at(3));
+    code = StatusCode::kOk;
+    wait_until_done([&] { return fleet.all_at(3); });
+    EXPECT_TRUE(state().reachable);
+    EXPECT_EQ(updates, 1) << "it is as it was";
+    const std::vector<EngineRecord> found = fleet.take_updates();
+    ASSERT_EQ(found.size(), 2U);
+    for (const EngineRecord& each : found) {
+      EXPECT_EQ(each.attempts, 0U);
+      EXPECT_FALSE(each.origin.time.empty());
+    }
+  }
+  code = StatusCode::kIo;
+  wait_until_done([&] { return !state().reachable; });
+  code = StatusCode::kMismatch;  // another server process answers
+  wait_until_done([&] { return updates >= 2; });
+  code = StatusCode::kOk;
+  wait_until_done([&] { return fleet.all_at(3); });
+  EXPECT_FALSE(state().reload);
+}
+
+TEST(EngineFleetTest, ASingleLookWithoutAnAnswerSaysNothing) {
+  std::atomic<int> looks{0};
+  EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"}, 2ms);
+  auto session = std::make_unique<ScriptedSession>([](std::uint64_t goal) { return goal; });
+  session->still = [&](std::uint64_t) {
+    return looks++ % 2 == 0 ? error(StatusCode::kIo, "busy") : Status();
+  };
+  fleet.start(one(std::move(session)));
+  fleet.set_goal(1);
+  wait_until_done([&] { return fleet.all_at(1) && looks > 8; });
+  EXPECT_EQ(fleet.take_updates().size(), 1U);
+  EXPECT_TRUE(fleet.all_at(1));
+}
+
+// An update of it could keep files from other engines.
+TEST(EngineFleetTest, AnEngineThatDoesNotAnswerIsOnlyLookedAt) {
+  std::atomic<bool> there{true};
+  std::atomic<int> updates{0};
+  EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"}, 5ms);
+  auto session =
+      std::make_unique<ScriptedSession>([&](std::uint64_t goal) -> Result<std::uint64_t> {
+        ++updates;
+        if (!there) return error(StatusCode::kIo, "nobody there");
+        return goal;
+      });
+  session->still = [&](std::uint64_t) {
+    return there ? Status() : error(StatusCode::kIo, "nobody there");
+  };
+  fleet.start(one(std::move(session)));
+  fleet.set_goal(1);
+  wait_until_done([&] { return fleet.all_at(1); });
+  there = false;
+  wait_until_done([&] { return !fleet.states()[0].reachable; });
+  for (std::uint64_t goal = 2; goal <= 4; ++goal) {
+    fleet.set_goal(goal);
+    wait_until_done([&] { return fleet.states()[0].goal == goal; });
+  }
+  EXPECT_EQ(fleet.states()[0].version, 0U);
+  EXPECT_FALSE(fleet.states()[0].reachable);
+  EXPECT_EQ(updates, 1);
+  there = true;
+  wait_until_done([&] { return fleet.all_at(4); });
+}
+
+TEST(EngineFleetTest, ALookIsBoundedAndEndsWhenAVersionComes) {
+  std::atomic<bool> hanging{false}, looking{false};
+  EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"}, 1ms);
+  const HttpFunction http = fleet.http(
+      0, [&](const HttpCall&, std::chrono::milliseconds timeout, const std::atomic<bool>* stop) {
+        EXPECT_LE(timeout, EngineFleet::kLook);
+        EXPECT_NE(stop, nullptr);
+        HttpAnswer answer;
+        looking = true;
+        const Deadline deadline = Deadline::after(timeout);
+        while (hanging && !*stop && !deadline.expired()) std::this_thread::sleep_for(1ms);
+        if (*stop) answer.status = error(StatusCode::kIncomplete, "not waited for any longer");
+        return answer;
+      });
+  auto session = std::make_unique<ScriptedSession>([](std::uint64_t goal) { return goal; });
+  session->still = [&](std::uint64_t) {
+    return http({"u", {}, {}, true, false}, 120s, nullptr).status;
+  };
+  fleet.start(one(std::move(session)));
+  fleet.set_goal(1);
+  wait_until_done([&] { return fleet.all_at(1); });
+  hanging = true;
+  looking = false;
+  wait_until_done([&] { return looking.load(); });
+  const auto began = std::chrono::steady_clock::now();
+  fleet.set_goal(2);
+  wait_until_done([&] { return fleet.all_at(2); });
+  EXPECT_LT(std::chrono::steady_clock::now() - began, EngineFleet::kLook / 2);
+  looking = false;
+  wait_until_done([&] { return looking.load(); });
+  const auto ending = std::chrono::steady_clock::now();
+  fleet.stop();
+  EXPECT_LT(std::chrono::steady_clock::now() - ending, EngineFleet::kLook / 2);
+}
+
+// It tells neither a label nor what it holds: after a silence nobody knows.
+TEST_F(AgentEnginesTest, AnEngineWithoutALabelThatWasGoneIsLoadedAgain) {
+  VllmStandIn engine(1);
+  std::atomic<bool> gone{false};
+  engine.on = [&](const std::string& call) -> std::optional<HttpResponse> {
+    if (gone) return HttpResponse{503, "starting", {}, ""};
+    if (call != "/weight_info" && call != "/update_weight_version") return std::nullopt;
+    return HttpResponse{404, "{}", {}, ""};
+  };
+  DiskVersions versions;
+  versions.checkpoint = "/local/model";
+  versions.holds = identity(7);
+  const auto session =
+      make_engine_session(make_vllm_disk_transport(link(engine.url()), versions), options_of(kRun));
+  ASSERT_EQ(*session->update(7, times_), 7U);
+  EXPECT_TRUE(session->check(7).ok());
+  gone = true;
+  EXPECT_EQ(session->check(7).code(), StatusCode::kIo);
+  EXPECT_EQ(session->check(7).code(), StatusCode::kIo);
+  gone = false;
+  EXPECT_EQ(session->check(7).code(), StatusCode::kMismatch);
+  EXPECT_TRUE(session->check(0).ok());
+}
+
 TEST(EngineFleetTest, AnEngineThatServesSomethingElseInTheEndIsNotAtTheVersion) {
   for (const StatusCode code : {StatusCode::kOk, StatusCode::kMismatch, StatusCode::kIo}) {
     EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"});
