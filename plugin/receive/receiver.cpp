@@ -63,6 +63,7 @@ UpdateReport describe(const TargetState& state, const FetchedChain& chain) {
     report.full_bytes += version.manifest.full_bytes;
     report.delta_bytes += version.manifest.payload_bytes;
     report.version = version.manifest.id.version;
+    report.created = version.manifest.created;
   }
   return report;
 }

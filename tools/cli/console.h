@@ -46,8 +46,8 @@ int report(const Common& common, const Status& status);
 void print_json(const nlohmann::ordered_json& json);
 
 // As print_table() prints them; cells from outside have no control characters there.
-[[nodiscard]] std::vector<std::string> table_lines(
-    const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
+[[nodiscard]] std::vector<std::string> table_lines(const std::vector<std::string>& header,
+                                                   std::vector<std::vector<std::string>> rows);
 // Columns aligned: those of numbers (every cell begins with a digit, or is "-") to the right.
 void print_table(const std::vector<std::string>& header,
                  const std::vector<std::vector<std::string>>& rows);

@@ -81,6 +81,7 @@ void add_rollouts(const RunStatus& status, Lines& lines) {
   for (const RolloutRecord& rollout : status.rollouts) {
     std::string state = rollout.left ? "signed off" : "ok";
     if (!rollout.left && rollout.digest.empty()) state = "holds no version that it reports";
+    if (rollout.idle) state = "idle: nobody on its host takes versions";
     if (rollout.unproven > 0) state = concat(rollout.unproven, " tensors unproven");
     rows.push_back({rollout.id, std::to_string(rollout.version),
                     std::to_string(lag(status, rollout.version)), rollout.proven ? "yes" : "no",
