@@ -93,7 +93,7 @@ Result<Inspection> inspect_versions(FileSystem& fs, const std::string& path,
       "versions",
       {{"versions", std::to_string(versions.size())}, {"newest", std::to_string(versions.back())}}};
   result.columns = {"version",       "base",  "layout",      "encoding",
-                    "changed units", "bytes", "run or error"};
+                    "changed_units", "bytes", "run or error"};
   for (const std::uint64_t number : versions) {
     const Result<VersionDirectory> version = open_version(fs, path, number);
     if (!version.ok()) {

@@ -187,9 +187,9 @@ def test_metrics_alone(work):
     path.write_text(text + "\nnot json\n" + "[" * 5000 + '\n{"role": 1}\n')
     found, page = report(work, "--metrics", path, noted=True)
     assert found["run"] == RUN and found["versions"] == 0
-    assert any("3 of 10 lines are no records" in note for note in found["notes"])
+    assert any("3 of 10 lines without a record" in note for note in found["notes"])
     assert any("line 8" in note for note in found["notes"])
-    assert "1 metrics records are of other runs" in found["notes"]
+    assert "1 metrics record of other runs" in found["notes"]
     assert "http://<b>e</b>:1" in page.text and "b" not in page.tags
     assert all(text in page.text for text in ("1 io", "50.00", "20.00"))
 

@@ -66,7 +66,7 @@ def test_a_directory_whose_run_has_ended(work, rng, road):
     assert newest["delta_bytes"] == manifest["payload_bytes"] and newest["base_version"] == 2
     assert seen["wrong"] == [] and seen["damaged"] == []
     text = ok("status", job.dir)
-    assert "trainer: ended" in text and newest["encoding"] in text and "bits/change" in text
+    assert "trainer: ended" in text and newest["encoding"] in text and "bits per change" in text
 
 
 def test_the_last_versions_or_all(work, rng):

@@ -15,8 +15,10 @@ constexpr std::size_t kColumns = 96;
 constexpr std::pair<std::string_view, std::string_view> kOfRole[] = {
     {"anchors.", "trainer"}, {"capture.", "trainer"}, {"notify.", "trainer"}, {"agent.", "agent"}};
 
+// A road's row without help is of a key that the job has for everybody: gpu.device.
 bool is_roads(const RoadKind& kind, std::string_view name) {
-  return std::ranges::any_of(kind.keys, [&](const RoadKey& key) { return key.name == name; });
+  return std::ranges::any_of(
+      kind.keys, [&](const RoadKey& key) { return key.name == name && !key.help.empty(); });
 }
 
 // Whether a process of the role on this road has a use for the key.
@@ -28,7 +30,7 @@ bool matters(const ConfigKey& key, const RoadKind& road, std::string_view role) 
   bool others = false;
   for (const RoadKind* const kind : config_table().kinds()) {
     if (!is_roads(*kind, key.name)) continue;
-    if (kind == &road || (kind->one_host && role == "agent")) return true;
+    if (kind == &road || (kind->one_host && (role.empty() || role == "agent"))) return true;
     others = true;
   }
   return !others;
@@ -142,13 +144,8 @@ class ConfigFile {
 }  // namespace
 
 Result<int> run_config_init(const Common& common, const ConfigInitArguments& arguments) {
-  const auto kinds = config_table().kinds();
-  const auto road = std::ranges::find(kinds, arguments.road, &RoadKind::name);
-  if (road == kinds.end()) {
-    std::string names;
-    for (const RoadKind* const kind : kinds) names += concat(" ", kind->name);
-    return error(StatusCode::kInvalidArgument, "--road ", arguments.road, ": those are:", names);
-  }
+  // The command line names one of them.
+  const auto road = std::ranges::find(config_table().kinds(), arguments.road, &RoadKind::name);
   const std::string text = ConfigFile(**road, arguments.role).text();
   if (arguments.out.empty()) {
     if (common.json) {

@@ -41,7 +41,7 @@ void add_density(HtmlPage& page, const RunHistory& history) {
 
 // Bits of each encoding, by version.
 LineChart bits_chart(const RunHistory& history) {
-  LineChart chart{{}, {}, "version", "bits per changed weight"};
+  LineChart chart{{}, {}, "version", "bits per change"};
   for (const HistoryVersion& version : history.versions) {
     if (!version.costs.empty() && chart.series.empty()) {
       for (const EncodingCost& cost : version.costs) {
@@ -79,8 +79,8 @@ void add_encodings(HtmlPage& page, const RunHistory& history) {
     changed += version.changed_units;
     ++versions;
   }
-  page.paragraph(concat("All of ", versions,
-                        " versions together, as `driftless diff` writes "
+  page.paragraph(concat(counted(versions, "version"),
+                        ", together, as `driftless diff` writes "
                         "them. Encode times were measured here; seconds on a link are computed "
                         "from the bytes. Fastest, encode and link together: ",
                         fastest_text(costs), "."));
@@ -215,7 +215,7 @@ void add_versions(HtmlPage& page, const RunHistory& history) {
 void add_trained(HtmlPage& page, const MetricsSummary& metrics) {
   if (metrics.versions.empty()) return;
   LineChart density{{}, {{"density", {}}}, "version", "% of the weights"};
-  LineChart bits{{}, {{"sent", {}}}, "version", "bits per changed weight"};
+  LineChart bits{{}, {{"sent", {}}}, "version", "bits per change"};
   for (const auto& [version, each] : metrics.versions) {
     for (LineChart* chart : {&density, &bits}) chart->x.push_back(std::to_string(version));
     density.series[0].values.emplace_back(100 * each.density);
@@ -225,7 +225,7 @@ void add_trained(HtmlPage& page, const MetricsSummary& metrics) {
   }
   page.panel("Density by version, in % of the weights");
   page.lines(density);
-  page.panel("Bits per changed weight, as sent");
+  page.panel("Bits per change, as sent");
   page.lines(bits);
 }
 
@@ -276,7 +276,7 @@ std::vector<std::string> RunReport::notes() const {
   if (!metrics) return notes;
   notes.insert(notes.end(), metrics->problems.begin(), metrics->problems.end());
   if (metrics->other_runs > 0) {
-    notes.push_back(concat(metrics->other_runs, " metrics records are of other runs"));
+    notes.push_back(concat(counted(metrics->other_runs, "metrics record"), " of other runs"));
   }
   return notes;
 }

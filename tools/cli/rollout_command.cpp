@@ -71,7 +71,7 @@ class Rollout {
   void tell_left_alone() const {
     const std::vector<std::string> names = weights_.target->left_alone();
     if (names.empty()) return;
-    std::string text = concat(names.size(), names.size() == 1 ? " tensor" : " tensors",
+    std::string text = concat(counted(names.size(), "tensor"),
                               " of the base that the run does not publish: left alone: ");
     for (std::size_t i = 0; i < names.size() && i < 8; ++i) text += concat(i ? ", " : "", names[i]);
     if (names.size() > 8) text += concat(" and ", names.size() - 8, " more");

@@ -51,7 +51,7 @@ void add_versions(const RunStatus& status, std::size_t most, bool absolute, Line
   }
   lines.emplace_back();
   std::ranges::move(table_lines({"version", "base", "anchor", absolute ? "time" : "age", "changed",
-                                 "density", "wire", "bits/change", "encoding", "step ms",
+                                 "density", "wire", "bits per change", "encoding", "step ms",
                                  "process ms", "seal ms", "total ms"},
                                 rows),
                     std::back_inserter(lines));
@@ -81,7 +81,7 @@ void add_rollouts(const RunStatus& status, Lines& lines) {
   for (const RolloutRecord& rollout : status.rollouts) {
     std::string state = rollout.left ? "signed off" : "ok";
     if (!rollout.left && rollout.digest.empty()) state = "holds no version that it reports";
-    if (rollout.unproven > 0) state = concat(rollout.unproven, " tensors unproven");
+    if (rollout.unproven > 0) state = concat(counted(rollout.unproven, "tensor"), " unproven");
     rows.push_back({rollout.id, std::to_string(rollout.version),
                     std::to_string(lag(status, rollout.version)), rollout.proven ? "yes" : "no",
                     state, ms(rollout.stage_ms), ms(rollout.commit_ms)});

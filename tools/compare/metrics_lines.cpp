@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/counted.h"
+
 namespace driftless {
 namespace {
 
@@ -75,8 +77,8 @@ class MetricsReader {
       }
     }
     if (bad == 0 || found_.problems.size() >= kMostProblems) return;
-    found_.problems.push_back(concat(path, ": ", bad, " of ", number,
-                                     " lines are no records of metrics.file, the first is line ",
+    found_.problems.push_back(concat(path, ": ", bad, " of ", counted(number, "line"),
+                                     " without a record of metrics.file, the first is line ",
                                      first_bad));
   }
   MetricsSummary finish() { return std::move(found_); }

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/counted.h"
 #include "core/utc_time.h"
 #include "formats/record_reader.h"
 #include "tools/status/status_reader.h"
@@ -133,11 +134,11 @@ class MetricsReader final : public StatusReader {
     judge(records, sighting);
     if (damaged_ > 0) {
       sighting.damaged.push_back(
-          concat(first_damage_, damaged_ > 1 ? concat(" and ", damaged_ - 1, " more lines") : ""));
+          concat(first_damage_, damaged_ > 1 ? concat(" and ", counted(damaged_ - 1, "more line")) : ""));
     }
     if (runs_.size() > 1) {
       sighting.notes.push_back(
-          concat("records of ", runs_.size() - 1, " other runs are passed over"));
+          concat("records of ", counted(runs_.size() - 1, "other run"), " are passed over"));
     }
     return sighting;
   }
