@@ -136,14 +136,6 @@ def test_bash_completes_the_words_that_an_option_takes(bash):
     assert "file" not in bash.complete("completion", "") | bash.complete("info", "")
 
 
-def test_help_lists_the_words_wherever_it_names_them():
-    """An option whose help reads "a, b or c" and takes none by a list would complete nothing."""
-    for command in commands():
-        for line in ok(*command, "--help").splitlines():
-            named = re.match(r" +(--[a-z-]+) (TEXT)\S* +(\w+), (\w+,? )+or \w+", line)
-            assert not named, (command, line)
-
-
 def test_bash_completes_file_names(bash):
     for name in ("job.yaml", "with blank.yaml", "other"):
         (bash.directory / name).touch()

@@ -178,7 +178,7 @@ def engine_line(version, goal, status="ok", pause=5.0, **more):
 
 def test_metrics_alone(work):
     trainer = {"role": "trainer", "rank": 0, "run": RUN, "encoding": "deltas", "density": 0.01}
-    trainer |= {"changed_units": 100, "full_bytes": 20000, "wire_bytes": 400}
+    trainer |= {"changed_units": 100, "full_bytes": 20000, "wire_bytes": 400, "delta_bytes": 390}
     lines = [trainer | {"version": v, "process_ms": 10.0 * v, "total_ms": 9.0} for v in (1, 2, 3)]
     lines += [engine_line(1, 1), engine_line(1, 3, "io", error="x"), engine_line(3, 3, pause=50.0)]
     lines += [trainer | {"version": 9, "run": "cd" * 16}]

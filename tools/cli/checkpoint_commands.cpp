@@ -57,9 +57,11 @@ void print_report(const Common& common, const DeltaReport& report) {
             << manifest.changed_units << " of " << manifest.total_units << " weights changed ("
             << fixed(100 * density, 3) << " %) in " << counted(manifest.changed_tensors, "tensor")
             << "\n"
-            << human_bytes(report.total_bytes) << " as " << info(manifest.encoding).name << ", "
-            << fixed(ratio(manifest.full_bytes, report.total_bytes), 1)
-            << " times smaller than all weights, " << fixed(bits, 1) << " bits per changed weight, "
+            << human_bytes(manifest.payload_bytes) << " of payload as "
+            << info(manifest.encoding).name << ", "
+            << fixed(ratio(manifest.full_bytes, manifest.payload_bytes), 1)
+            << " times smaller than all weights, " << fixed(bits, 2)
+            << " bits per change; the whole directory: " << human_bytes(report.total_bytes) << ", "
             << fixed(report.seconds, 2) << " s\ndigest " << to_hex(manifest.digest) << "\n";
 }
 

@@ -19,7 +19,7 @@ namespace stdfs = std::filesystem;
 struct Row {
   DirectoryLayout layout;
   Encoding encoding;
-  std::uint64_t bytes = 0;  // of all versions, container included
+  std::uint64_t bytes = 0;  // payload of all versions
   std::uint64_t full_bytes = 0;
   std::uint64_t changed_units = 0;
   double publish_seconds = 0;
@@ -38,7 +38,7 @@ Status publish(const Common& common, const SynthReport& run, const std::string& 
     delta.encoding = row.encoding;
     delta.threads = common.thread_count();
     DRIFTLESS_ASSIGN_OR_RETURN(const DeltaReport done, write_delta(posix_file_system(), delta));
-    row.bytes += done.total_bytes;
+    row.bytes += done.manifest.payload_bytes;
     row.full_bytes += done.manifest.full_bytes;
     row.changed_units += done.manifest.changed_units;
     row.publish_seconds += done.seconds;
@@ -91,7 +91,7 @@ void print_rows(const Common& common, const std::vector<Row>& rows) {
     print_json({{"rows", std::move(json)}});
     return;
   }
-  print_table({"encoding", "layout", "bytes", "of full", "smaller", "bits per change", "publish s",
+  print_table({"encoding", "layout", "payload", "of full", "smaller", "bits per change", "publish s",
                "apply s", "result"},
               cells);
 }

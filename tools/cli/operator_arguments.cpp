@@ -42,9 +42,16 @@ void add_status(CLI::App& app, Arguments& all) {
                    "A road's directory, a bucket's URL, metrics files, or http://host:port of a "
                    "publisher or an agent")
       ->required();
-  command->add_flag("--watch", status.watch, "Look again and again, until Ctrl-C");
+  CLI::Option* watch = command->add_flag("--watch", status.watch,
+                                         "Look again and again, until the run's end or Ctrl-C");
   add_number(*command, "--interval", status.interval_seconds, "Seconds between two looks", 0.1,
-             86'400.0);
+             86'400.0)
+      ->needs(watch);
+  add_number(*command, "--patience", status.patience_seconds,
+             "Seconds that a watch goes on while something is wrong at the run's end, or while the "
+             "source cannot be read",
+             0.0, 86'400.0)
+      ->needs(watch);
   command->add_flag("--all", status.all, "Show all versions, not only the last 10");
   command->add_option("--token-file", status.options.token_file,
                       "File with the token of an endpoint");

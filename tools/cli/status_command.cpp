@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "core/line_log.h"
@@ -44,7 +45,7 @@ void add_versions(const RunStatus& status, std::size_t most, bool absolute, Line
                     human_bytes(version.wire_bytes),
                     version.changed_units == 0
                         ? "-"
-                        : fixed(8 * ratio(version.wire_bytes, version.changed_units), 1),
+                        : fixed(8 * ratio(version.delta_bytes, version.changed_units), 2),
                     published ? std::string(info(times.encoding).name) : "-",
                     version.captured ? ms(version.captured->step_ms) : "-", ms(times.process_ms),
                     ms(times.manifest_publish_ms), ms(times.total_ms)});
@@ -161,25 +162,44 @@ class Watch {
   std::string last_json_;
 };
 
+int answer(const Sighting& sighting) {
+  return problems(sighting).empty() ? kExitOk : kExitDifferent;
+}
+
+// Until a signal: kExitOk. Until the run has ended, and nothing is wrong or --patience is over: as
+// one look. Until the source could not be read for --patience: its failure.
 Result<int> watch(const Common& common, const StatusArguments& arguments, StatusReader& reader,
-                  std::size_t most, const Sighting& first) {
+                  std::size_t most, Result<Sighting> sighting) {
   const StopSignals signals;
   Watch watch(common.json);
-  watch.show(first, most);
-  const std::chrono::milliseconds interval(static_cast<long>(1000 * arguments.interval_seconds));
+  const auto milliseconds = [](double seconds) {
+    return std::chrono::milliseconds(static_cast<long>(1000 * seconds));
+  };
+  const auto interval = milliseconds(arguments.interval_seconds);
   const auto stopped = [] { return StopSignals::received() != 0; };
+  std::optional<Deadline> patience;  // since the run ended, or the source cannot be read
+  bool read = true;                  // what `patience` is of
   for (;;) {
-    const Deadline until = Deadline::after(interval).unless(stopped);
-    while (Backoff(interval, interval).sleep(until)) {
-    }
-    if (stopped()) return int{kExitOk};
-    const Result<Sighting> sighting = reader.look(Deadline::after(kLookWait).unless(stopped));
-    if (stopped()) return int{kExitOk};
     if (!sighting.ok()) {
       Watch::show(sighting.status());
     } else {
       watch.show(*sighting, most);
     }
+    const bool ended = sighting.ok() && sighting->status.trainer == TrainerState::kEnded;
+    if (ended && answer(*sighting) == kExitOk) return int{kExitOk};
+    if (sighting.ok() != read || (read && !ended)) patience.reset();
+    read = sighting.ok();
+    if (ended || !read) {
+      if (!patience) patience = Deadline::after(milliseconds(arguments.patience_seconds));
+      if (patience->expired() && ended) return answer(*sighting);
+      if (patience->expired()) return sighting.status();
+    }
+    const Deadline until = Deadline::after(interval).unless(stopped);
+    while (Backoff(interval, interval).sleep(until)) {
+    }
+    if (stopped()) return int{kExitOk};
+    sighting = reader.look(Deadline::after(kLookWait).unless(stopped));
+    if (stopped()) return int{kExitOk};
   }
 }
 
@@ -197,7 +217,7 @@ Result<int> run_status(const Common& common, StatusArguments arguments) {
   } else {
     for (const std::string& line : to_lines(sighting, most, false)) std::cout << line << "\n";
   }
-  return problems(sighting).empty() ? int{kExitOk} : int{kExitDifferent};
+  return answer(sighting);
 }
 
 }  // namespace driftless::cli

@@ -105,7 +105,7 @@ class MetricsReader {
     const std::string role = text_in(line, "role");
     add_stages(line, role, version);
     if (role == "trainer") {
-      found_.versions[version] = {count_in(line, "changed_units"), count_in(line, "wire_bytes"),
+      found_.versions[version] = {count_in(line, "changed_units"), count_in(line, "delta_bytes"),
                                   number_in(line, "density")};
       return;
     }
