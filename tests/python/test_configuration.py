@@ -166,7 +166,8 @@ REQUIRED = {"shared_fs": ("dir:", "dir: /d"), "object_store": ("url:", "url: s3:
 @pytest.mark.parametrize("road", ROADS)
 def test_init_writes_a_file_that_passes_the_check(work, road, role):
     path = work / "job.yaml"
-    ok("config", "init", "--road", road, "--out", path, *(["--role", role] if role else []))
+    wrote = ok("config", "init", "--road", road, "--out", path, *(["--role", role] if role else []))
+    assert wrote.count("\nfill in: road.") == (1 if road in REQUIRED else 0)
     text = path.read_text()
     assert f"kind: {road}\n" in text and all(len(line) <= 100 for line in text.splitlines())
     if road in REQUIRED:

@@ -78,6 +78,7 @@ class ConfigFile {
   ConfigFile(const RoadKind& road, std::string_view role)
       : road_(road), role_(role), required_(required_keys(road)) {}
 
+  [[nodiscard]] const std::set<std::string_view>& required() const { return required_; }
   [[nodiscard]] std::string text() {
     std::vector<const ConfigKey*> keys;
     for (const ConfigKey& key : config_table().keys()) {
@@ -146,7 +147,8 @@ class ConfigFile {
 Result<int> run_config_init(const Common& common, const ConfigInitArguments& arguments) {
   // The command line names one of them.
   const auto road = std::ranges::find(config_table().kinds(), arguments.road, &RoadKind::name);
-  const std::string text = ConfigFile(**road, arguments.role).text();
+  ConfigFile file(**road, arguments.role);
+  const std::string text = file.text();
   if (arguments.out.empty()) {
     if (common.json) {
       print_json({{"text", text}});
@@ -157,9 +159,10 @@ Result<int> run_config_init(const Common& common, const ConfigInitArguments& arg
   }
   DRIFTLESS_RETURN_IF_ERROR(write_text(posix_file_system(), arguments.out, text));
   if (common.json) {
-    print_json({{"file", arguments.out}});
+    print_json({{"file", arguments.out}, {"required", file.required()}});
   } else {
     std::cout << "wrote " << arguments.out << "\n";
+    for (const std::string_view key : file.required()) std::cout << "fill in: " << key << "\n";
   }
   return int{kExitOk};
 }
