@@ -43,7 +43,7 @@ void add_versions(const RunStatus& status, std::size_t most, bool absolute, Line
                     std::to_string(version.changed_units),
                     published ? concat(fixed(100 * times.density, 3), " %") : "-",
                     human_bytes(version.wire_bytes),
-                    version.changed_units == 0
+                    version.changed_units == 0 || times.encoding == Encoding::kFull
                         ? "-"
                         : fixed(8 * ratio(version.delta_bytes, version.changed_units), 2),
                     published ? std::string(info(times.encoding).name) : "-",
