@@ -101,8 +101,8 @@ static void from_json(const json& value, Verdict& verdict) {
 }
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, locator)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, shard, dense,
-                                   tensors, tables, mirror_tensors, mirror_shard)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, shard, dense, tensors, tables,
+                                   mirror_tensors, mirror_shard)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(VersionShape, encoding, cuts, plain)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OfferMessage, status, tensors, boxes, left)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BaseMessage, status, digest, tensor_digests, copies)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input: a file that metrics.file names. Both of its readers take it, that of `driftless status` and
-// that of `driftless report`: lines that are no records are counted, and never end the reading.
+// Input: a file that metrics.file names. Both of its readers take it, that of `driftless status`
+// and that of `driftless report`: lines that are no records are counted, and never end the reading.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>

@@ -186,8 +186,8 @@ def test_the_tensors_that_change_most_are_sorted_and_keep_their_places(driver, m
             ".textContent, li.children[2].textContent, parseFloat(li.lastElementChild.style.width)])"
         )
 
-    tensors = [{"tensor": name, "changed_units": n, "total_units": n * times}
-               for name, n, times in [("c", 50, 2), ("b", 80, 100), ("a", 50, 4), ("d", 100, 10)]]  # fmt: skip
+    tensors = [{"tensor": kind, "changed_units": n, "total_units": n * times}
+               for kind, n, times in [("c", 50, 2), ("b", 80, 100), ("a", 50, 4), ("d", 100, 10)]]  # fmt: skip
     made.versions[-1]["most_changed"] = tensors
     opened(driver, server, 700)
     assert shown() == [["d", percent(0.1), 100], ["b", percent(0.01), 80], ["a", percent(0.25), 50],

@@ -147,8 +147,8 @@ Result<BenchReport> measure_trace(const std::string& directory, unsigned threads
     const std::string name = concat("bits_", info(encoding).name);
     report.figures.push_back({name, bits(sum.payload_bytes), "bits per change",
                               concat("payload over ", counted(steps, "step"), " of the trace")});
-    report.figures.push_back({name + "_directory", bits(sum.directory_bytes),
-                              "bits per change", "index, manifest and DONE included"});
+    report.figures.push_back({name + "_directory", bits(sum.directory_bytes), "bits per change",
+                              "index, manifest and DONE included"});
   }
   return report;
 }

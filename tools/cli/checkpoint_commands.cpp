@@ -95,9 +95,9 @@ void print_report(const Common& common, const ApplyArguments& options, const App
   }
   for (const AppliedVersion& version : done.applied) {
     std::cout << "version " << version.version << ": " << counted(version.changed_units, "weight")
-              << " in " << counted(version.changed_tensors, "tensor") << ", " << human_bytes(version.payload_bytes)
-              << ", checked in " << fixed(version.stage_ms, 0) << " ms, written in "
-              << fixed(version.commit_ms, 0) << " ms\n";
+              << " in " << counted(version.changed_tensors, "tensor") << ", "
+              << human_bytes(version.payload_bytes) << ", checked in " << fixed(version.stage_ms, 0)
+              << " ms, written in " << fixed(version.commit_ms, 0) << " ms\n";
   }
   std::cout << options.checkpoint << (done.applied.empty() ? " is already" : " is now")
             << " at version " << done.to_version << "\n";
@@ -178,18 +178,17 @@ Result<int> verify_like(const Common& common, const VerifyArguments& options,
                    {"other_files", compare_files(fs, options)}});
   }
   const Difference& first = **result;
-  return answer(
-      common, false,
-      concat("different: tensor '", first.tensor, "' at position ", first.position, ": ",
-             first.value, " in ", options.checkpoint, ", ", first.other_value, " in ", options.like,
-             " (", counted(first.units, "weight"), " in ", counted(first.tensors, "tensor"),
-             " different)"),
-      {{"tensor", first.tensor},
-       {"position", first.position},
-       {"value", first.value},
-       {"other_value", first.other_value},
-       {"different_units", first.units},
-       {"different_tensors", first.tensors}});
+  return answer(common, false,
+                concat("different: tensor '", first.tensor, "' at position ", first.position, ": ",
+                       first.value, " in ", options.checkpoint, ", ", first.other_value, " in ",
+                       options.like, " (", counted(first.units, "weight"), " in ",
+                       counted(first.tensors, "tensor"), " different)"),
+                {{"tensor", first.tensor},
+                 {"position", first.position},
+                 {"value", first.value},
+                 {"other_value", first.other_value},
+                 {"different_units", first.units},
+                 {"different_tensors", first.tensors}});
 }
 
 struct Expected {

@@ -60,10 +60,11 @@ std::string verdict(const CheckpointComparison& found) {
   const std::string common =
       concat(counted(found.tensors.size(), "tensor"), ", ", human_bytes(found.total_bytes));
   if (found.identical()) return concat("identical: ", common);
-  std::string text = found.layout_differences.empty()
-                         ? std::string()
-                         : concat("different layouts: ", counted(found.layout_differences.size(), "tensor"),
-                                  " not the same in the two; of the others, ");
+  std::string text =
+      found.layout_differences.empty()
+          ? std::string()
+          : concat("different layouts: ", counted(found.layout_differences.size(), "tensor"),
+                   " not the same in the two; of the others, ");
   return text + concat(found.changed_units, " of ", found.total_units, " weights changed (",
                        percent(found.changed_units, found.total_units), " %) in ",
                        found.changed_tensors, " of ", common);
@@ -158,7 +159,8 @@ void print_text(const CheckpointComparison& found, bool all) {
     const std::size_t most = all ? found.tensors.size() : kShownTensors;
     print(tensor_table(found, most));
     if (found.changed_tensors > most) {
-      std::cout << "and " << counted(found.changed_tensors - most, "more tensor") << ": --all shows all\n";
+      std::cout << "and " << counted(found.changed_tensors - most, "more tensor")
+                << ": --all shows all\n";
     }
     print(group_table("layer", found.layers));
     print(group_table("kind", found.kinds));

@@ -91,8 +91,8 @@ void print_rows(const Common& common, const std::vector<Row>& rows) {
     print_json({{"rows", std::move(json)}});
     return;
   }
-  print_table({"encoding", "layout", "payload", "of full", "smaller", "bits per change", "publish s",
-               "apply s", "result"},
+  print_table({"encoding", "layout", "payload", "of full", "smaller", "bits per change",
+               "publish s", "apply s", "result"},
               cells);
 }
 
@@ -105,11 +105,10 @@ Result<std::vector<Row>> play(const Common& common, const DemoArguments& options
   DRIFTLESS_ASSIGN_OR_RETURN(const SynthReport run, synthesize(posix_file_system(), synth));
   if (!common.json) {
     std::cout << "A checkpoint of " << human_bytes(run.bytes_per_step) << " (" << run.params
-              << " parameters) and " << counted(synth.steps, "RL step")
-              << ", changing";
+              << " parameters) and " << counted(synth.steps, "RL step") << ", changing";
     for (const double density : run.density) std::cout << " " << fixed(100 * density, 2) << " %";
-    std::cout << " of its weights.\nEach encoding: publish "
-              << counted(synth.steps, "version") << ", apply them to a copy of the base, compare every bit.\n\n"
+    std::cout << " of its weights.\nEach encoding: publish " << counted(synth.steps, "version")
+              << ", apply them to a copy of the base, compare every bit.\n\n"
               << std::flush;
   }
   std::vector<Row> rows;

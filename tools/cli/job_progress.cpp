@@ -182,8 +182,8 @@ std::string JobProgress::missing(std::string_view absent) const {
     }
   }
   if (rollouts_.size() < least_) {
-    text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ", counted(least_, "rollout"),
-                   absent);
+    text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ",
+                   counted(least_, "rollout"), absent);
   }
   return text;
 }
@@ -257,8 +257,8 @@ void JobProgress::print_summary(std::span<const EngineTally> engines) const {
   const Totals sums = totals();
   if (json_) return print_summary_json(engines, sums);
   std::cout << "\n"
-            << counted(versions_.size(), "version") << ", " << human_bytes(sums.wire_bytes) << " instead of "
-            << human_bytes(sums.full_bytes) << " ("
+            << counted(versions_.size(), "version") << ", " << human_bytes(sums.wire_bytes)
+            << " instead of " << human_bytes(sums.full_bytes) << " ("
             << fixed(ratio(sums.full_bytes, sums.wire_bytes), 1)
             << " times less); median ms: publish " << fixed(sums.publish_ms, 1) << ", stage "
             << fixed(sums.stage_ms, 1) << ", commit " << fixed(sums.commit_ms, 1) << "\n\n";

@@ -91,9 +91,7 @@ void add_doctor(CLI::App& app, Arguments& all) {
       ->needs(engine);
   command->add_option("--python", options.python,
                       "The Python of trainer or engine (default: python3)");
-  command
-      ->add_option("--only", options.only,
-                   "Only these groups, with commas between them")
+  command->add_option("--only", options.only, "Only these groups, with commas between them")
       ->delimiter(',')
       ->check(one_of(doctor::all_groups(), std::identity()));
   command->add_flag("--mpi-probe", options.mpi_probe)->group("");  // what doctor itself starts

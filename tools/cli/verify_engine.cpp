@@ -44,9 +44,10 @@ void print(const EngineProof& proof, const std::vector<RankShares>& ranks, bool 
   }
   std::cout << "\n";
   if (!rows.empty()) print_table({"tensor", "verdict", "sum", "manifest", "why"}, rows);
-  std::cout << to_string(proof.verdict) << ": " << to_string(proof.holds) << ": " << counted(proof.proven, "tensor")
-            << " proven, " << proof.differing << " differ, " << proof.untold
-            << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why << "\n";
+  std::cout << to_string(proof.verdict) << ": " << to_string(proof.holds) << ": "
+            << counted(proof.proven, "tensor") << " proven, " << proof.differing << " differ, "
+            << proof.untold << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why
+            << "\n";
 }
 
 // Elements that are shown: enough to see whether a bit, a row or everything is wrong.

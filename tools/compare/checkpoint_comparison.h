@@ -11,8 +11,8 @@ namespace driftless {
 
 // How far changed weights went, in units of the last place. Of types that `compact` codes.
 struct UlpCounts {
-  std::uint64_t changed = 0;   // of those types
-  std::uint64_t one = 0;  // by one unit
+  std::uint64_t changed = 0;  // of those types
+  std::uint64_t one = 0;      // by one unit
   std::uint64_t largest = 0;
 
   void add(const UlpCounts& other);

@@ -49,7 +49,7 @@ std::optional<Json> parse_line(std::string_view text) {
 
 // Null if there are too many already.
 StageSamples* stage_named(std::vector<StageSamples>& all, const std::string& role,
-                        const std::string& stage) {
+                          const std::string& stage) {
   const auto at = std::ranges::find_if(
       all, [&](const StageSamples& each) { return each.role == role && each.stage == stage; });
   if (at != all.end()) return &*at;

@@ -78,7 +78,8 @@ class Recommender {
          concat("the least encode and link time of those that the layout carries: ",
                 short_number(best->encode_ms / costed.versions), " ms and ", megabytes(bytes_),
                 " a version at ", short_number(rate / 1e6), " Mbit/s (",
-                measured ? concat("the median of ", counted(metrics_->link_bits_per_s.size(), "fetch", "fetches"))
+                measured ? concat("the median of ",
+                                  counted(metrics_->link_bits_per_s.size(), "fetch", "fetches"))
                          : std::string("assumed: no fetch times were given"),
                 ")")});
   }

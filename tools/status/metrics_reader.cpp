@@ -133,8 +133,8 @@ class MetricsReader final : public StatusReader {
     }
     judge(records, sighting);
     if (damaged_ > 0) {
-      sighting.damaged.push_back(
-          concat(first_damage_, damaged_ > 1 ? concat(" and ", counted(damaged_ - 1, "more line")) : ""));
+      sighting.damaged.push_back(concat(
+          first_damage_, damaged_ > 1 ? concat(" and ", counted(damaged_ - 1, "more line")) : ""));
     }
     if (runs_.size() > 1) {
       sighting.notes.push_back(
