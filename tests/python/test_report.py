@@ -2,7 +2,9 @@
 """`driftless report` replays a run and writes one page about it: its figures are those of the
 versions themselves, what it cannot read it names, and what it recommends is a configuration."""
 
+import itertools
 import json
+import re
 import shutil
 import statistics
 
@@ -10,7 +12,7 @@ import foreign
 import jobs
 import pytest
 from jobs import Files
-from support import DELTAS, assert_refusal, changed, files_of, ok, ok_json, publish, run
+from support import DELTAS, assert_refusal, changed, files_of, ok, ok_json, publish, read_checkpoint, run
 from support import write_checkpoint
 from test_compare import Page
 
@@ -61,6 +63,24 @@ def test_every_layout_costs_the_same_as_diff(work, steps):
             assert row["bits_per_changed"] == pytest.approx(8 * row["bytes"] / units)
             assert str(row["bytes"]) in page.text
         assert f"model.layers.0, version {STEPS}: " in page.text
+
+
+def test_the_tensors_that_change_most(work, steps):
+    """Sorted, with the share of each that changes in a version."""
+    published(work / "v", steps, "flush", "deltas")
+    report(work, work / "v", "--base", steps[0])
+    rows = re.findall(
+        r'<tr><td class="num">(\d+)</td><td class="num">([\d.]+)</td><td class="num">\d+</td>'
+        r'<td class="num">(\d+)</td><td>([^<]+)</td>', (work / "r.html").read_text())  # fmt: skip
+    changed = {}
+    for a, b in itertools.pairwise(read_checkpoint(step) for step in steps):
+        for name, tensor in a.items():
+            count = int((tensor.words() != b[name].words()).sum())
+            changed[name] = changed.get(name, 0) + count
+    expected = sorted((-count, name) for name, count in changed.items() if count)[:30]
+    assert [(-int(count), name) for count, _, _, name in rows] == expected
+    for count, share, weights, _ in rows:
+        assert share == f"{100 * int(count) / (int(weights) * STEPS):.3f}"
 
 
 @pytest.mark.parametrize("encoding", ["deltas", "compact"])
