@@ -160,4 +160,4 @@ def test_each_shell_takes_its_script(work, shell):
 
 def test_another_shell_is_refused():
     result = subprocess.run([COMMAND, "completion", "tcsh"], capture_output=True, text=True)
-    assert_refusal(result, 2, "bash, zsh or fish")
+    assert_refusal(result, 2, "bash,zsh,fish")

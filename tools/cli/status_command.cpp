@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 
 #include "core/line_log.h"
@@ -176,9 +175,10 @@ Result<int> watch(const Common& common, const StatusArguments& arguments, Status
     return std::chrono::milliseconds(static_cast<long>(1000 * seconds));
   };
   const auto interval = milliseconds(arguments.interval_seconds);
+  const auto patience = milliseconds(arguments.patience_seconds);
   const auto stopped = [] { return StopSignals::received() != 0; };
-  std::optional<Deadline> patience;  // since the run ended, or the source cannot be read
-  bool read = true;                  // what `patience` is of
+  Deadline over = Deadline::after(patience);  // since the run ended, or the source cannot be read
+  bool read = true;                           // which of the two
   for (;;) {
     if (!sighting.ok()) {
       Watch::show(sighting.status());
@@ -187,13 +187,10 @@ Result<int> watch(const Common& common, const StatusArguments& arguments, Status
     }
     const bool ended = sighting.ok() && sighting->status.trainer == TrainerState::kEnded;
     if (ended && answer(*sighting) == kExitOk) return int{kExitOk};
-    if (sighting.ok() != read || (read && !ended)) patience.reset();
+    if (sighting.ok() != read || (read && !ended)) over = Deadline::after(patience);
     read = sighting.ok();
-    if (ended || !read) {
-      if (!patience) patience = Deadline::after(milliseconds(arguments.patience_seconds));
-      if (patience->expired() && ended) return answer(*sighting);
-      if (patience->expired()) return sighting.status();
-    }
+    if (ended && over.expired()) return answer(*sighting);
+    if (!read && over.expired()) return sighting.status();
     const Deadline until = Deadline::after(interval).unless(stopped);
     while (Backoff(interval, interval).sleep(until)) {
     }
