@@ -373,9 +373,11 @@ def test_a_watch_gives_up_on_a_source_that_stays_away(endpoint):
     assert watch.stderr.read().splitlines()[-1].startswith("driftless: corrupt: ")
 
 
+@pytest.mark.long
 def test_the_wait_for_a_source_begins_anew_after_each_answer(endpoint):
     """Fails for a while, again and again, in sum longer than the patience."""
     watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "8"])
+    assert "version 4" in watch.stdout.readline()
     for version in (5, 6, 7):
         endpoint.body = b"[]"
         time.sleep(3.5)
