@@ -88,7 +88,7 @@ extern "C" {
 
 /* DRIFTLESS_ABI of the library that was loaded; to be compared with that of the header. */
 DRIFTLESS_EXPORT uint32_t driftless_abi(void);
-/* Its version, "0.1.0". */
+/* Its version, "1.2.3". */
 DRIFTLESS_EXPORT const char* driftless_version(void);
 
 /* ---- results ---- */

@@ -6,8 +6,8 @@
 #include "core/utc_time.h"
 #include "formats/manifest.h"
 #include "formats/run_info.h"
+#include "plugin/job/job_process.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/job/roads.h"
 #include "plugin/receive/run_end.h"
 #include "tools/status/status_reader.h"
 
@@ -267,10 +267,9 @@ Result<std::unique_ptr<StatusReader>> make_road_reader(std::string_view kind,
   DRIFTLESS_ASSIGN_OR_RETURN(
       Config config, parse_config(concat("road: { kind: ", kind, " }"), "status", settings));
   DRIFTLESS_RETURN_IF_ERROR(check_available(road_table(), config, {}));
-  const auto roads = road_table().roads;
-  const auto road = std::ranges::find(roads, kind, &Road::name);
-  if (road == roads.end() || road->opener == nullptr || road->opener->signs == nullptr) {
-    return error(StatusCode::kUnsupported, "the road ", kind, " was not built");
+  DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, find_road(road_table(), config));
+  if (road->opener->signs == nullptr) {
+    return error(StatusCode::kUnsupported, "the road ", kind, " shows no status");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> opened,
                              road->opener->history(config.road_options()));
