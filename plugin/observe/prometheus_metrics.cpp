@@ -339,7 +339,7 @@ class Metrics final : public PrometheusMetrics {
       gauges(registry_, "driftless_density", "Changed weights of all, 0 to 1, in the last version");
   Family<Counter>& bytes_ = counters(
       registry_, "driftless_bytes_total",
-      "Bytes of versions: full (all weights), delta (the encoded changes), wire (over the road), "
+      "Bytes of versions: full (all weights), delta (their payload), wire (over the road), "
       "needed (of those fetched, for tensors that are held here)");
   Family<Counter>& failure_family_ =
       counters(registry_, "driftless_failures_total",

@@ -66,7 +66,7 @@ def test_a_directory_whose_run_has_ended(work, rng, road):
     assert newest["delta_bytes"] == manifest["payload_bytes"] and newest["base_version"] == 2
     assert seen["wrong"] == [] and seen["damaged"] == []
     text = ok("status", job.dir)
-    assert "trainer: ended" in text and newest["encoding"] in text and "bits/change" in text
+    assert "trainer: ended" in text and newest["encoding"] in text and "bits per change" in text
 
 
 def test_the_last_versions_or_all(work, rng):
@@ -399,6 +399,53 @@ def test_a_watch_outlives_an_endpoint_that_fails_for_a_while(endpoint):
     warnings = watch.stderr.read().splitlines()
     assert warnings[0].split()[1] == "driftless:" and "corrupt" in warnings[0]
     assert len(warnings) <= 2, "a repeated line is counted"
+
+
+WATCH = ["--watch", "--interval", "0.1"]
+
+
+def test_a_watch_ends_with_the_run(work, rng, endpoint):
+    ended = {"trainer": {"state": "ended", "seen": ""}}
+    watch = start([COMMAND, "status", endpoint.url, *WATCH])
+    assert "version 4" in watch.stdout.readline()
+    endpoint.answer(version=5, **ended)
+    assert watch.wait(30) == 0
+    assert "trainer: ended" in watch.stdout.read()
+    # Over already: one look.
+    assert run("status", ended_run(work, rng).dir, "--watch").returncode == 0
+
+
+def test_a_watch_waits_at_the_end_for_what_is_wrong(endpoint):
+    ended = {"trainer": {"state": "ended", "seen": ""}}
+    endpoint.answer(engines=[engine_line(version=3)], **ended)
+    assert run("status", endpoint.url, *WATCH, "--patience", 0.3).returncode == 1
+    watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "600", "--json"])
+    assert json.loads(watch.stdout.readline())["wrong"]
+    endpoint.answer(engines=[engine_line()], **ended)
+    assert watch.wait(30) == 0
+    assert json.loads(watch.stdout.read())["wrong"] == []
+
+
+def test_a_watch_gives_up_on_a_source_that_stays_away(endpoint):
+    watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "0.5"])
+    assert "version 4" in watch.stdout.readline()
+    endpoint.body = b"[]"
+    assert watch.wait(30) == 4
+    assert watch.stderr.read().splitlines()[-1].startswith("driftless: corrupt: ")
+
+
+@pytest.mark.long
+def test_the_wait_for_a_source_begins_anew_after_each_answer(endpoint):
+    """Fails for a while, again and again, in sum longer than the patience."""
+    watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "8"])
+    assert "version 4" in watch.stdout.readline()
+    for version in (5, 6, 7):
+        endpoint.body = b"[]"
+        time.sleep(3.5)
+        endpoint.answer(version=version)
+        wait_for(lambda: f"version {version}" in watch.stdout.readline(), "the next version")  # noqa: B023
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(10) == 0
 
 
 def test_looking_does_not_hold_up_a_publisher(work, rng):

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/counted.h"
 #include "core/status.h"
 #include "plugin/targets/version_stager.h"
 

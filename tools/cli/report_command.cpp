@@ -94,7 +94,8 @@ nlohmann::ordered_json to_json(const RunReport& report) {
 
 void print_text(const RunReport& report, const std::string& out) {
   const RunHistory& history = report.history;
-  std::cout << out << ": run " << report.run_id() << ", " << history.versions.size() << " versions";
+  std::cout << out << ": run " << report.run_id() << ", "
+            << counted(history.versions.size(), "version");
   if (!history.left_out.empty()) {
     std::cout << ", " << history.left_out.size() << " not decoded";
   }

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/counted.h"
 #include "core/utc_time.h"
 #include "formats/record_reader.h"
 #include "tools/status/status_reader.h"
@@ -135,8 +136,8 @@ class MetricsReader final : public StatusReader {
     }
     judge(records, sighting);
     if (damaged_ > 0) {
-      sighting.damaged.push_back(
-          concat(first_damage_, damaged_ > 1 ? concat(" and ", damaged_ - 1, " more lines") : ""));
+      sighting.damaged.push_back(concat(
+          first_damage_, damaged_ > 1 ? concat(" and ", counted(damaged_ - 1, "more line")) : ""));
     }
     add_others(run, records, sighting);
     return sighting;

@@ -24,7 +24,7 @@ VersionRecord record_of(const Manifest& manifest) {
   record.digest = manifest.digest;
   record.changed_units = manifest.changed_units;
   record.full_bytes = manifest.full_bytes;
-  record.delta_bytes = manifest.payload_bytes;
+  record.delta_bytes = payload_of(manifest);
   for (const ManifestFile& file : manifest.files) record.wire_bytes += file.size_bytes;
   const auto time = [&](const char* phase) {
     const auto found = manifest.timings_ms.find(phase);

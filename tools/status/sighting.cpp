@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/counted.h"
 #include "core/utc_time.h"
 
 namespace driftless {
@@ -42,7 +43,7 @@ void add_engine_problems(const RunStatus& status, std::uint64_t most,
     } else if (!engine.status.ok()) {
       found.push_back(concat(name, "its last update failed: ", engine.status.to_string()));
     } else if (behind > most) {
-      found.push_back(concat(name, behind, " versions behind"));
+      found.push_back(concat(name, counted(behind, "version"), " behind"));
     } else if (!engine.kind.empty() && engine.proven.empty() && engine.version > 0) {
       found.push_back(concat(name, "nothing proves that it holds version ", engine.version));
     }
@@ -62,7 +63,7 @@ void add_rollout_problems(const RunStatus& status, std::uint64_t most,
                rollout.unproven == 0) {
       found.push_back(concat(name, "its digest is not that of version ", rollout.version));
     } else if (behind > most) {
-      found.push_back(concat(name, behind, behind == 1 ? " version" : " versions", " behind"));
+      found.push_back(concat(name, counted(behind, "version"), " behind"));
     }
   }
 }
@@ -75,7 +76,7 @@ std::string human_time(Milliseconds time) {
   if (seconds < 120) return concat(seconds, " s");
   if (seconds < 120 * 60) return concat(seconds / 60, " min");
   if (seconds < 48 * 3600) return concat(seconds / 3600, " h");
-  return concat(seconds / 86'400, " days");
+  return counted(seconds / 86'400, "day");
 }
 
 std::uint64_t lag(const RunStatus& status, std::uint64_t version) {
