@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/secret_file.h"
+#include "core/url_text.h"
 
 namespace driftless {
 namespace {
@@ -108,7 +109,11 @@ std::string_view to_string(EngineKind kind) {
 }
 
 Status prepare_endpoint(EngineEndpoint& engine) {
-  const std::string &url = engine.url, name = shown(url);
+  const std::string &url = engine.url, name = shown(public_url(url));
+  if (has_user(url)) {
+    return error(StatusCode::kInvalidArgument, "engine ", name,
+                 ": the url names a user, and urls stand in logs and records: give a token_file");
+  }
   if (!url.starts_with("http://") && !url.starts_with("https://")) {
     return error(StatusCode::kInvalidArgument, "engine ", name,
                  ": the url must begin with http:// or https://");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which settings can be together.
 #include "core/setting_values.h"
+#include "core/url_text.h"
 #include "plugin/interchange/layouts.h"
 #include "plugin/job/config.h"
 #include "plugin/observe/http_server.h"
@@ -124,6 +125,10 @@ Status check_receiver(const Config& config) {
 Status check_engine(const Config& config, std::size_t item) {
   const EngineEndpoint& engine = config.engines[item];
   const std::string name = concat("engines[", item, "]");
+  if (has_user(engine.url)) {
+    return refuse(name, ".url names a user, and urls stand in logs and records: set ", name,
+                  ".token_file");
+  }
   if (!engine.url.starts_with("http://") && !engine.url.starts_with("https://")) {
     return refuse(name, ".url: expected http://host:port or https://host:port, found '", engine.url,
                   "'");
