@@ -105,9 +105,13 @@ Result<Socket> connect_to(const std::string& address, const Deadline& deadline) 
   return errno_status(failure, concat("hub: connecting to ", address)).with_context("no leader");
 }
 
-Socket accept_one(const Socket& listener) {
+Result<Socket> accept_one(const Socket& listener) {
   Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (socket.get() >= 0) send_at_once(socket);
+  if (socket.get() >= 0) {
+    send_at_once(socket);
+  } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    return error(StatusCode::kNoSpace, "hub: no room for one more connection");
+  }
   return socket;
 }
 

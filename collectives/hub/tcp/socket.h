@@ -12,8 +12,9 @@ using Socket = Descriptor;
 // "host:port", "[::1]:port". The name is looked up without a deadline of ours.
 [[nodiscard]] Result<Socket> listen_on(const std::string& address, std::string* bound);
 [[nodiscard]] Result<Socket> connect_to(const std::string& address, const Deadline& deadline);
-// The next one that came; an empty Socket (-1) if none has.
-[[nodiscard]] Socket accept_one(const Socket& listener);
+// The next one that came; an empty Socket (-1) if none has. kNoSpace: this process has no
+// descriptor left for it, and it waits.
+[[nodiscard]] Result<Socket> accept_one(const Socket& listener);
 
 // Waits for `events` (POLLIN, POLLOUT); false if the deadline passed.
 [[nodiscard]] bool wait_for(const Socket& socket, short events, const Deadline& deadline);
