@@ -33,11 +33,13 @@ struct Fault {
   Moment moment = Moment::kReceived;
   MessageKind kind = MessageKind::kAck;
   int signal = SIGKILL;
+  bool replaced = false;  // a stopped rank: the trainers start anew before it goes on
 };
 
 // What the processes of a case share.
 struct Shared {
   std::atomic<bool> fired = false;
+  std::atomic<std::uint64_t> start = 0;  // of the trainers
   std::atomic<bool> finish = false, leader_ended = false;
   std::atomic<unsigned> left = 0, receivers = 2;
   std::atomic<std::uint64_t> committed = 0;
@@ -232,7 +234,8 @@ int Member::follow_leader() {
   if (!connect.ok()) return 2;
   const auto road = nccl::make_other_sender(options_, 1, 2, fabric(), std::move(*connect));
   std::uint64_t done = shared_.answered;
-  while (!shared_.finish) {
+  const auto is_replaced = [&] { return shared_.start != options_.start; };
+  while (!shared_.finish && !is_replaced()) {
     const std::uint64_t asked = shared_.asked;
     if (asked == done) {
       ::usleep(1'000);
@@ -240,10 +243,12 @@ int Member::follow_leader() {
     }
     done = asked;
     const std::uint64_t version = shared_.asked_version;
-    shared_.answer_ok = send_as_asked(*road, version).ok();
-    if (!shared_.answer_ok && !road->abort().ok()) return 3;
+    const bool ok = send_as_asked(*road, version).ok();
+    if (!ok && !road->abort().ok()) return 3;
     static_cast<void>(timed(
         kCallMs, [&](const Deadline& until) { return road->published(step(version), until); }));
+    if (is_replaced()) return ok ? 4 : 0;  // another start is not its own
+    shared_.answer_ok = ok;
     shared_.answered = asked;
   }
   return 0;
@@ -322,7 +327,7 @@ class TcpProcesses : public ::testing::TestWithParam<Fault> {
     ::_exit(member.run());
   }
   void start_trainers() {
-    ++start_number_;
+    shared_->start = ++start_number_;
     shared_->answered = shared_->asked.load();
     start(Role::kLeader);
     start(Role::kRank);
@@ -344,6 +349,7 @@ class TcpProcesses : public ::testing::TestWithParam<Fault> {
   // After the victim was struck: a trainer that is gone comes with the others as a new start.
   void mend() {
     const Fault& fault = GetParam();
+    if (fault.replaced) return replace_stopped_rank();
     if (fault.signal == SIGSTOP) {
       std::this_thread::sleep_for(kStopped);
       ::kill(running_.at(fault.victim), SIGCONT);
@@ -356,6 +362,18 @@ class TcpProcesses : public ::testing::TestWithParam<Fault> {
       end(fault.victim == Role::kLeader ? Role::kRank : Role::kLeader, SIGKILL);
       start_trainers();
     }
+  }
+  // What a process of the earlier start has to say, and its links, are of no use any more.
+  void replace_stopped_rank() {
+    const pid_t stopped = running_.at(Role::kRank);
+    end(Role::kLeader, SIGKILL);
+    const std::uint64_t before = shared_->committed;
+    start_trainers();
+    EXPECT_TRUE(wait_until([&] { return shared_->committed > before; }));
+    ::kill(stopped, SIGCONT);
+    int status = 0;
+    EXPECT_TRUE(wait_until([&] { return ::waitpid(stopped, &status, WNOHANG) == stopped; }));
+    EXPECT_EQ(status, 0) << "the new leader took what it sent";
   }
   bool all_have(std::uint64_t version) const {
     return (!running_.contains(Role::kReceiver) || shared_->seen[0] >= version) &&
@@ -410,7 +428,7 @@ std::string fault_name(const ::testing::TestParamInfo<Fault>& info) {
   return concat(kRoles[static_cast<std::size_t>(fault.victim)],
                 fault.moment == Moment::kReceived ? "_got_" : "_sends_",
                 kKinds[static_cast<std::size_t>(fault.kind)],
-                fault.signal == SIGKILL ? "_killed" : "_stopped");
+                fault.replaced ? "_replaced" : (fault.signal == SIGKILL ? "_killed" : "_stopped"));
 }
 
 void PrintTo(const Fault& fault, std::ostream* out) { *out << fault_name({fault, 0}); }
@@ -422,6 +440,7 @@ std::vector<Fault> every_fault() {
   const auto add = [&](Role victim, Moment moment, std::initializer_list<MessageKind> kinds) {
     for (const MessageKind kind : kinds) {
       for (const int signal : {SIGKILL, SIGSTOP}) faults.push_back({victim, moment, kind, signal});
+      if (victim == Role::kRank) faults.push_back({victim, moment, kind, SIGSTOP, true});
     }
   };
   add(Role::kReceiver, Moment::kBeforeSending, {kHello, kPing, kReport, kLeave, kAck, kCommitted});
@@ -441,6 +460,7 @@ constexpr Fault kFew[] = {
     {Role::kReceiver, Moment::kBeforeSending, MessageKind::kAck, SIGKILL},
     {Role::kReceiver, Moment::kReceived, MessageKind::kCommit, SIGSTOP},
     {Role::kRank, Moment::kBeforeSending, MessageKind::kOffer, SIGSTOP},
+    {Role::kRank, Moment::kBeforeSending, MessageKind::kOffer, SIGSTOP, true},
     {Role::kRank, Moment::kReceived, MessageKind::kReply, SIGKILL},
     {Role::kLeader, Moment::kBeforeSending, MessageKind::kCommit, SIGKILL},
     {Role::kLeader, Moment::kReceived, MessageKind::kAck, SIGSTOP},

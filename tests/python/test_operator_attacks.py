@@ -4,6 +4,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,17 @@ import pytest
 
 import jobs
 from doctor_rows import doctor
-from support import COMMAND, Tensor, assert_refusal, ok, ok_json, random_tensor, run, write_checkpoint
+from support import (
+    COMMAND,
+    Tensor,
+    assert_refusal,
+    changed,
+    ok,
+    ok_json,
+    random_tensor,
+    run,
+    write_checkpoint,
+)
 
 PLAN = ("plan", "--params", 1_000_000_000)
 RUN = "040ff08fb413f40b739c63cc36a83459"
@@ -124,6 +135,23 @@ def test_a_file_that_shrinks_while_it_is_read(work, rng):
     assert process.returncode in (0, 4, 6), said
     if process.returncode == 6:
         assert said == "driftless: busy: a file was truncated while it was read; try again\n"
+
+
+def test_a_version_that_is_missing_in_the_middle(work, rng):
+    tensors = {"w": random_tensor(rng, "BF16", (100,))}
+    old = write_checkpoint(work / "step_0", tensors)
+    for version in (1, 2, 3, 4):
+        tensors = {"w": changed(rng, tensors["w"])}
+        new = write_checkpoint(work / f"step_{version}", tensors)
+        ok("diff", old, new, "--out", work / "run", "--version", version, "--base", version - 1)
+        old = new
+    missing = "builds on version"
+    assert missing not in run("status", work / "run").stdout
+    shutil.rmtree(work / "run/weight_v000001")  # the oldest: as a publisher removes it
+    assert missing not in run("status", work / "run").stdout
+    shutil.rmtree(work / "run/weight_v000003")
+    told = run("status", work / "run")
+    assert told.returncode == 1 and f"version 4 {missing} 3, which is not there" in told.stdout
 
 
 # --- what is written -----------------------------------------------------------------------------

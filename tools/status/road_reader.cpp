@@ -122,7 +122,25 @@ class RoadReader final : public StatusReader {
                                         to_hex(status.run)));
     }
     if (newest.version == status.version) status.digest = to_hex(newest.digest);
+    find_gaps(ids, sighting);
     return {};
+  }
+
+  // A chain that is cut: whoever is behind the cut cannot go on. A publisher removes the oldest
+  // versions first, so nothing is missing before the oldest.
+  static void find_gaps(const std::vector<PublicationId>& ids, Sighting& sighting) {
+    const auto oldest = std::ranges::find_if(ids, is_version);
+    for (const VersionRecord& version : sighting.status.versions) {
+      const std::uint64_t base = version.base_version;
+      const bool whole = version.anchor || (version.published.has_value() &&
+                                            version.published->encoding == Encoding::kFull);
+      const bool first = oldest == ids.end() || oldest->version >= version.version;
+      const bool there =
+          base == 0 || std::ranges::find(ids, base, &PublicationId::version) != ids.end();
+      if (whole || first || there) continue;
+      sighting.damaged.push_back(
+          concat("version ", version.version, " builds on version ", base, ", which is not there"));
+    }
   }
 
   // A run without versions, or without one that can be read.
