@@ -247,7 +247,8 @@ int Member::follow_leader() {
     if (!ok && !road->abort().ok()) return 3;
     static_cast<void>(timed(
         kCallMs, [&](const Deadline& until) { return road->published(step(version), until); }));
-    if (is_replaced()) return ok ? 4 : 0;  // another start is not its own
+    // Another start is not its own.
+    if (is_replaced()) return ok && fault_.kind != MessageKind::kPublished ? 4 : 0;
     shared_.answer_ok = ok;
     shared_.answered = asked;
   }
