@@ -31,6 +31,13 @@ std::size_t count_open_files() {
   return count;
 }
 
+// A sanitizer keeps what was freed.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kCountsMemory = false;
+#else
+constexpr bool kCountsMemory = true;
+#endif
+
 std::size_t resident_bytes() {
   std::ifstream file("/proc/self/statm");
   std::size_t total = 0, resident = 0;
@@ -278,12 +285,15 @@ TEST_F(TcpHubAttack, WhatGoesToManyThatDoNotReadIsHeldOnce) {
   const std::string manifest(std::size_t{8} << 20, 'm');
   const std::size_t before = resident_bytes();
   for (const std::uint64_t peer : peers) served_->hub().send(peer, manifest);
-  EXPECT_LT(resident_bytes(), before + 5 * manifest.size()) << "12 of them have 96 MiB";
+  if (kCountsMemory) {
+    EXPECT_LT(resident_bytes(), before + 5 * manifest.size()) << "12 of them have 96 MiB";
+  }
   EXPECT_EQ(served_->went(), 0U) << "they may still read it";
   expect_served();
   deaf.clear();
   EXPECT_TRUE(wait_until([&] { return served_->went() == 12; }));
-  EXPECT_TRUE(wait_until([&] { return resident_bytes() < before + 2 * manifest.size(); }));
+  EXPECT_TRUE(!kCountsMemory ||
+              wait_until([&] { return resident_bytes() < before + 2 * manifest.size(); }));
 }
 
 // Different messages of 256 MiB for peers that read nothing: with the fifth more than 1 GiB waits.
