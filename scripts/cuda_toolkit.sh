@@ -32,6 +32,7 @@ for package in cuda_runtime cuda_culibos; do
 done
 rm -rf "$root/wheels"
 chmod +x "$root"/bin/* "$root"/nvvm/bin/*
+ln -s libcudart.so.13 "$root/lib/libcudart.so"  # CMake looks for it
 ln -s lib "$root/lib64"
 for target in x86_64-linux sbsa-linux; do
   mkdir -p "$root/targets/$target"

@@ -5,8 +5,8 @@
     scripts/wheels.py [--python 3.11 3.12 3.13] [--arch x86_64 aarch64] [--out build/wheels/out]
 
 One build of the C++ serves all Pythons of an architecture: only the module differs. Another processor
-than this machine's is compiled for by Debian's cross compiler. Everything is kept below build/wheels:
-a second run builds what changed.
+than this machine's is compiled for by Debian's cross compiler. Everything is kept in build/wheels
+and build-wheel-*: a second run builds what changed.
 """
 
 from __future__ import annotations
@@ -76,11 +76,13 @@ def make_environment(python: str, name: str, packages: list[str], log: Path) -> 
 class Architecture:
     """The C++ build for one processor."""
 
-    def __init__(self, arch: str, jobs: int, cuda: str) -> None:
-        self.arch, self.jobs, self.cuda = arch, jobs, cuda
+    def __init__(self, arch: str, given: argparse.Namespace) -> None:
+        self.arch, self.jobs, self.cuda, self.nvcc = arch, given.jobs, given.cuda, given.nvcc
         self.folder = WORK / arch
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "log"
+        # As deep as build/: what ccache kept of that is compiled from the same relative paths.
+        self.build_folder = REPOSITORY / f"build-wheel-{arch}"
         self.cross = arch != HERE
 
     def prepare(self) -> None:
@@ -88,13 +90,11 @@ class Architecture:
         run([REPOSITORY / "scripts/wheel_libraries.sh", self.arch, self.folder / "root"], self.log, environment)
         run([REPOSITORY / "scripts/cuda_toolkit.sh", self.arch, self.folder / "cuda"], self.log)
 
-    def definitions(self, python: str) -> dict[str, object]:
+    def definitions(self) -> dict[str, object]:
         root, toolkit = self.folder / "root", self.folder / "cuda"
         defined: dict[str, object] = {
             "DRIFTLESS_STATIC": "ON",
             "DRIFTLESS_CUDA_ARCHITECTURES": self.cuda,
-            "CMAKE_CUDA_COMPILER": toolkit / "bin/nvcc",
-            "CUDAToolkit_ROOT": toolkit,
             "NCCL_ROOT": toolkit / "nccl",
             "CMAKE_PREFIX_PATH": root,
             "DRIFTLESS_HTTPLIB_HEADER": root / "include",
@@ -103,8 +103,12 @@ class Architecture:
             **{f"DRIFTLESS_WITH_{name}": "ON" for name in
                ("MPI", "HDF5", "CURL", "OPENSSL", "OBJECT_STORE", "HTTPLIB", "PROMETHEUS", "CUDA", "NCCL")},
         }
+        if self.nvcc and not self.cross:
+            defined["CMAKE_CUDA_COMPILER"] = self.nvcc
+        else:
+            defined |= {"CMAKE_CUDA_COMPILER": toolkit / "bin/nvcc", "CUDAToolkit_ROOT": toolkit}
         if self.cross:
-            native = WORK / HERE / "build/python/driftless/_native.pyi"
+            native = REPOSITORY / f"build-wheel-{HERE}/python/driftless/_native.pyi"
             if not native.exists():
                 raise Failed(f"build for {HERE} first: the stub of the module is taken from {native}")
             defined |= {
@@ -117,7 +121,8 @@ class Architecture:
     def environment(self, version: str) -> dict[str, str]:
         root = self.folder / "root"
         paths = [f"{root}/lib/pkgconfig"]
-        environment = {**os.environ, "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs)}
+        # The compiler by the name that `make build` has for it: ccache then knows what that compiled.
+        environment = {**os.environ, "CXX": "c++", "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs)}
         if self.cross:
             paths.append(f"{root}/usr/lib/{self.arch}-linux-gnu/pkgconfig")
             environment |= {
@@ -130,14 +135,14 @@ class Architecture:
 
     def build(self, version: str, out: Path) -> Path:
         python = make_environment(find_python(version), f"build-{version}", TOOLS, self.log)
-        cache = self.folder / "build/CMakeCache.txt"
+        cache = self.build_folder / "CMakeCache.txt"
         if cache.exists():  # another Python's
             lines = cache.read_text().splitlines(keepends=True)
             cache.write_text("".join(line for line in lines if not re.match(r"_?(python|pybind11)", line, re.I)))
         made = self.folder / f"made-{version}"
         command: list[object] = [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
-        command += ["--disable-pip-version-check", "-w", made, "--config-settings", f"build-dir={self.folder}/build"]
-        for name, value in self.definitions(version).items():
+        command += ["--disable-pip-version-check", "-w", made, "--config-settings", f"build-dir={self.build_folder}"]
+        for name, value in self.definitions().items():
             command += ["--config-settings", f"cmake.define.{name}={value}"]
         for old in made.glob("*.whl"):
             old.unlink()
@@ -168,10 +173,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=WORK / "out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--cuda", default="80-real;90-real;100-real;120-virtual", metavar="ARCHITECTURES")
+    parser.add_argument("--nvcc", metavar="PATH", help="this machine's, for its own wheels; default: PyPI's")
     given = parser.parse_args()
     try:
         for arch in sorted(given.arch, key=lambda name: name != HERE):
-            target = Architecture(arch, given.jobs, given.cuda)
+            target = Architecture(arch, given)
             target.prepare()
             for version in given.python:
                 begun = time.monotonic()

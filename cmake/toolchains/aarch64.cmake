@@ -9,13 +9,19 @@ set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
 set(CMAKE_CUDA_HOST_COMPILER aarch64-linux-gnu-g++)
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES DRIFTLESS_ROOT)
 
+# Headers that differ by processor: OpenSSL's configuration, HDF5's.
+set(CMAKE_C_FLAGS_INIT "-isystem ${DRIFTLESS_ROOT}/usr/include/aarch64-linux-gnu")
+set(CMAKE_CXX_FLAGS_INIT "${CMAKE_C_FLAGS_INIT}")
+set(CMAKE_CUDA_FLAGS_INIT "${CMAKE_C_FLAGS_INIT}")
+
 # Libraries that libmpi needs are of no interest to the linker.
 set(CMAKE_EXE_LINKER_FLAGS_INIT -Wl,--allow-shlib-undefined)
 set(CMAKE_FIND_ROOT_PATH ${DRIFTLESS_ROOT} ${DRIFTLESS_ROOT}/usr)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)  # headers alone, and Python, are this machine's
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
-# Its wrapper compiler is a program for another processor: what it would say.
+# Its wrapper compiler is this machine's, and is not asked.
+set(MPI_SKIP_COMPILER_WRAPPER TRUE)
 set(MPI_HOME ${DRIFTLESS_ROOT}/usr/lib/aarch64-linux-gnu/openmpi)
 set(MPI_CXX_LIB_NAMES mpi)
 set(MPI_mpi_LIBRARY ${MPI_HOME}/lib/libmpi.so CACHE FILEPATH "")

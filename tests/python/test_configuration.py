@@ -19,6 +19,7 @@ EXPECTED = {
     "nccl_cluster.yaml",
     "object_store.yaml",
     "parallel_hdf5.yaml",
+    "peer.yaml",
     "shared_fs_flush.yaml",
     "shared_fs_sglang.yaml",
     "single_node.yaml",

@@ -13,7 +13,7 @@ set_source_files_properties(${on_demand}/loaded_library.cpp PROPERTIES
   SKIP_UNITY_BUILD_INCLUSION ON)
 
 # The table for what others load: links nothing that they may not have.
-driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE HTTPLIB CUDA)
+driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE OPENSSL HTTPLIB CUDA)
 
 # driftless_loaded_library(NAME OUTPUT SOURCE LIBRARY...)
 function(driftless_loaded_library name output source)
@@ -21,8 +21,9 @@ function(driftless_loaded_library name output source)
   set_target_properties(${name} PROPERTIES
     OUTPUT_NAME ${output} LIBRARY_OUTPUT_DIRECTORY ${DRIFTLESS_LOADED_DIRECTORY})
   target_link_libraries(${name} PRIVATE ${ARGN} driftless_compile_options)
-  # As the libraries that load it: nothing is offered to the rest of the process.
-  target_link_options(${name} PRIVATE
+  # As the libraries that load it: nothing is offered to the rest of the process. What the road over NCCL
+  # has for MPI is in that of MPI.
+  target_link_options(${name} PRIVATE LINKER:--as-needed
     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/c_abi/driftless.map)
   # Its component, and with driftless- before it its package: mpi, hdf5, nccl, object_store, monitor, cuda.
   string(REGEX REPLACE "^driftless_|_roads$" "" component ${output})
@@ -38,15 +39,21 @@ if(DRIFTLESS_HAS_MPI)
                            driftless_mpi_roads)
 endif()
 if(DRIFTLESS_HAS_HDF5)
-  driftless_road_table(driftless_hdf5_roads LOADED NCCL OBJECT_STORE HTTPLIB CUDA)
+  driftless_road_table(driftless_hdf5_roads LOADED NCCL OBJECT_STORE OPENSSL HTTPLIB CUDA)
   driftless_loaded_library(driftless_hdf5_road_library driftless_hdf5_roads road_library.cpp
                            driftless_hdf5_roads)
 endif()
 # Object stores and NCCL need no MPI; a job under mpirun finds them in the library of MPI.
 if(DRIFTLESS_HAS_OBJECT_STORE)
-  driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL HTTPLIB CUDA)
+  driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL OPENSSL HTTPLIB CUDA)
   driftless_loaded_library(driftless_object_store_road_library driftless_object_store_roads
                            road_library.cpp driftless_object_store_roads)
+endif()
+# So does the peer road, which needs libcrypto.
+if(DRIFTLESS_HAS_OPENSSL)
+  driftless_road_table(driftless_peer_roads LOADED MPI HDF5 NCCL OBJECT_STORE HTTPLIB CUDA)
+  driftless_loaded_library(driftless_peer_road_library driftless_peer_roads road_library.cpp
+                           driftless_peer_roads)
 endif()
 if(DRIFTLESS_HAS_NCCL)
   driftless_road_table(driftless_nccl_roads LOADED MPI HDF5 OBJECT_STORE HTTPLIB CUDA)
