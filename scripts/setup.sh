@@ -16,7 +16,7 @@ packages_of() {
     test) echo libgtest-dev python3 python3-numpy python3-zstandard python3-xxhash python3-pytest python3-pytest-xdist \
                python3-h5py hdf5-tools iproute2 faketime slurm-wlm munge \
                chromium chromium-driver python3-selenium prometheus groff-base \
-               dpkg-dev file debootstrap ;;
+               dpkg-dev file debootstrap docker-compose python3-yaml curl ;;
     lint) echo clang-format-19 clang-tidy-19 python3 python3-venv ;;
     wheels) echo dpkg-dev python3-pip "g++-$(uname -m | sed 's/x86_64/aarch64/; t; s/aarch64/x86-64/')-linux-gnu" ;;
     fuzz) echo clang-19 libclang-rt-19-dev ;;

@@ -270,7 +270,7 @@ typedef struct driftless_report {
   uint64_t versions; /* folded into this commit */
   uint64_t changed_units;
   uint64_t full_bytes;  /* of all weights, for each version */
-  uint64_t delta_bytes; /* of the encoded changes */
+  uint64_t delta_bytes; /* payload of the versions */
   uint64_t wire_bytes;  /* of everything fetched */
   double fetch_ms;      /* on the road, and hashing */
   double stage_ms;      /* decoding and proving */
