@@ -188,7 +188,7 @@ def test_the_library_alone(root):
 def test_the_command_loads_what_is_installed(root, packages):
     root.install("driftless")
     assert not root.installed() & {"libopenmpi3", "driftless-mpi"}
-    assert root.ok("driftless", "--version").split() == ["driftless", VERSION]
+    assert root.ok("driftless", "--version").split()[:2] == ["driftless", VERSION]
 
     def built():
         backends = json.loads(root.ok("driftless", "info", "--json"))["backends"]
