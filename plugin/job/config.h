@@ -33,6 +33,7 @@ struct AgentOptions {
   std::string sglang_loader = "driftless.engines.sglang.load";
   Hash128 take_over = {};     // the run that may take engines over from another; zero: none
   std::uint64_t max_lag = 1;  // versions that engines of a ready agent may be behind
+  std::chrono::milliseconds engine_look{10'000};  // between two looks at an idle engine
 };
 
 // Where this process shows its state (docs/operate/status.md).

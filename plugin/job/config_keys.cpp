@@ -293,6 +293,9 @@ constexpr std::array kKeys = {
     Job::key<Count<>, DRIFTLESS_FIELD(agent.max_lag)>(
         "agent.max_lag",
         "Versions that an engine may be behind while its agent's /ready answers 200"),
+    Job::key<Duration, DRIFTLESS_FIELD(agent.engine_look)>(
+        "agent.engine_look",
+        "An engine to which no version goes is asked that often what it serves"),
     Job::key<Text, DRIFTLESS_FIELD(monitor.address)>(
         "monitor.address", "host:port, :port or port",
         "The leading trainer and each agent show their state over HTTP there; without a host on "
