@@ -16,7 +16,7 @@ set(CMAKE_CUDA_FLAGS_INIT "${CMAKE_C_FLAGS_INIT}")
 
 # Libraries that libmpi needs are of no interest to the linker.
 set(CMAKE_EXE_LINKER_FLAGS_INIT -Wl,--allow-shlib-undefined)
-set(CMAKE_FIND_ROOT_PATH ${DRIFTLESS_ROOT} ${DRIFTLESS_ROOT}/usr)
+set(CMAKE_FIND_ROOT_PATH ${DRIFTLESS_ROOT} ${DRIFTLESS_ROOT}/usr ${DRIFTLESS_ROOT}/../cuda)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)  # headers alone, and Python, are this machine's
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
