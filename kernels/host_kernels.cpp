@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/host_kernels.h"
 
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/cpu/baseline.h"
@@ -75,23 +77,57 @@ bool cpu_compact_decode(const CompactTable& table, const void* old_units, std::u
         cpu_compact_encode<cpu::target::hazard_sums>, cpu_compact_decode<cpu::target::hazard_sums> \
   }
 
-std::vector<HostKernels> make_list() {
-  std::vector<HostKernels> list{kReference, DRIFTLESS_CPU_KERNELS(portable)};
+template <cpu::LargestBF16 kLargest, cpu::CodesOfBF16 kCodes>
+void cpu_quantize_fp8(QuantizeRule rule, const void* weights, std::uint64_t rows,
+                      std::uint64_t columns, void* codes, void* scales) {
+  cpu::quantize_fp8(kLargest, kCodes, rule, weights, rows, columns, codes, scales);
+}
+
+struct Implementation {
+  HostKernels kernels;
+  Quantizer quantizer;
+};
+
+#define DRIFTLESS_CPU(target)                                                                 \
+  Implementation {                                                                            \
+    DRIFTLESS_CPU_KERNELS(target), {                                                          \
+      "cpu/" #target, cpu_quantize_fp8<cpu::target::largest_bf16, cpu::target::codes_of_bf16> \
+    }                                                                                         \
+  }
+
+std::vector<Implementation> implementations() {
+  std::vector<Implementation> list{{kReference, {"reference", reference::quantize_fp8}},
+                                   DRIFTLESS_CPU(portable)};
 #if defined(__aarch64__)
-  list.push_back(DRIFTLESS_CPU_KERNELS(neon));
+  list.push_back(DRIFTLESS_CPU(neon));
 #elif defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) list.push_back(DRIFTLESS_CPU_KERNELS(avx2));
+  if (__builtin_cpu_supports("avx2")) list.push_back(DRIFTLESS_CPU(avx2));
 #endif
+  return list;
+}
+
+template <auto kMember>
+auto column() {
+  using Column = std::remove_cvref_t<decltype(std::declval<Implementation>().*kMember)>;
+  std::vector<Column> list;
+  for (const Implementation& each : implementations()) list.push_back(each.*kMember);
   return list;
 }
 
 }  // namespace
 
 std::span<const HostKernels> all_host_kernels() {
-  static const std::vector<HostKernels> list = make_list();
+  static const std::vector<HostKernels> list = column<&Implementation::kernels>();
+  return list;
+}
+
+std::span<const Quantizer> all_quantizers() {
+  static const std::vector<Quantizer> list = column<&Implementation::quantizer>();
   return list;
 }
 
 const HostKernels& host_kernels() { return all_host_kernels().back(); }
+
+const Quantizer& quantizer() { return all_quantizers().back(); }
 
 }  // namespace driftless

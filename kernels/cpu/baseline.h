@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What processors do in code for the baseline: moving units; and, around functions of a SIMD
-// target, comparing converted values (diff()), the digest (digest_sums(), digest_steps()) and
-// `compact` (hazard_sums()). Contracts: host_kernels.h.
+// target, comparing converted values (diff()), the digest (digest_sums(), digest_steps()),
+// `compact` (hazard_sums()) and quantization (largest_bf16(), codes_of_bf16()). Contracts:
+// host_kernels.h, quantize.h.
 #pragma once
 
 #include "kernels/cpu/operations.h"
 #include "kernels/host_kernels.h"
+#include "kernels/quantize.h"
 
 namespace driftless::cpu {
 
@@ -18,6 +20,8 @@ using DiffUnits = decltype(&portable::diff);
 using DigestSums = decltype(&portable::digest_sums);
 using DigestSteps = decltype(&portable::digest_steps);
 using HazardSums = decltype(&portable::hazard_sums);
+using LargestBF16 = decltype(&portable::largest_bf16);
+using CodesOfBF16 = decltype(&portable::codes_of_bf16);
 
 std::uint32_t diff_cast(DiffUnits diff, const void* old_units, const void* new_values,
                         std::uint32_t count, ValueCast cast, std::uint32_t* offsets, void* values,
@@ -40,5 +44,9 @@ std::uint32_t compact_encode(HazardSums hazard_sums, const CompactTable& table,
 bool compact_decode(HazardSums hazard_sums, const CompactTable& table, const void* old_units,
                     std::uint32_t units, std::span<const std::byte> stream, std::uint32_t count,
                     std::uint32_t* offsets, void* values, void* old_values);
+
+void quantize_fp8(LargestBF16 largest_bf16, CodesOfBF16 codes_of_bf16, QuantizeRule rule,
+                  const void* weights, std::uint64_t rows, std::uint64_t columns, void* codes,
+                  void* scales);
 
 }  // namespace driftless::cpu

@@ -53,6 +53,19 @@ struct HazardTable {
   unsigned first, end;               // classes that have one
 };
 
+// Blocks side by side, copied: what lies a power of two apart does not stay in a cache.
+inline constexpr unsigned kStripBlocks = 4;
+struct alignas(64) Strip {
+  unsigned char rows[128][kStripBlocks * 128 * 2];  // bfloat16
+};
+// How weights become codes (core/quantize_rule.h): times the factor, or divided by it. At most
+// `most_added`, 8 to double what a code stands for, else 0, is added to a code.
+struct CodeRule {
+  float factor;
+  bool divides;
+  std::uint32_t most_added;
+};
+
 #define DRIFTLESS_DECLARE_SIMD_TARGET(target)                                                      \
   namespace target {                                                                               \
   std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,            \
@@ -73,6 +86,13 @@ struct HazardTable {
   /* all. Below 2^32. */                                                                           \
   void hazard_sums(const HazardTable& table, const void* units, std::uint32_t groups,              \
                    std::uint32_t* sums);                                                           \
+  /* Copies rows and columns of a matrix of bfloat16 that has `stride` columns, and finds the */   \
+  /* largest magnitude of each block, as its bits; NaNs aside. */                                  \
+  void largest_bf16(const void* weights, std::uint32_t rows, std::uint32_t columns,                \
+                    std::uint64_t stride, Strip& strip, std::uint16_t* largest);                   \
+  /* The codes, by a rule for each block, into the same place of a matrix of bytes. */             \
+  void codes_of_bf16(const CodeRule* rules, const Strip& strip, std::uint32_t rows,                \
+                     std::uint32_t columns, std::uint64_t stride, void* codes);                    \
   }
 
 DRIFTLESS_DECLARE_SIMD_TARGET(portable)

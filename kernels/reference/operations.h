@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The specification: every operation of HostKernels as a plain loop. Contracts: host_kernels.h.
+// The specification: every operation of HostKernels and Quantizer as a plain loop. Contracts:
+// host_kernels.h, quantize.h.
 #pragma once
 
 #include "kernels/host_kernels.h"
+#include "kernels/quantize.h"
 
 namespace driftless::reference {
 
@@ -18,5 +20,6 @@ HostKernels::ScatterStrided scatter_strided;
 HostKernels::DigestStrided digest_strided;
 HostKernels::CompactEncode compact_encode;
 HostKernels::CompactDecode compact_decode;
+Quantizer::Fp8 quantize_fp8;
 
 }  // namespace driftless::reference

@@ -236,6 +236,7 @@ Status JobProcess::withdraw_end() {
 }
 
 Status JobProcess::tell_end(std::string_view text, const Deadline&) {
+  if (open_.tell_end) return open_.tell_end(text);
   const auto tell = road_.opener->tell_end;
   return tell == nullptr ? Status() : tell(config_.road_options(), text);
 }

@@ -30,6 +30,9 @@ class JobProcess {
   // What this program links; null: the process was not made by join_job().
   [[nodiscard]] const RoadTable* linked() const { return linked_; }
 
+  // [before its road is made] The GPU that this process computes with (Config::use_gpu()).
+  void use_gpu(int device) { config_.use_gpu(device); }
+
   // [trainers, collective] A new one on every call.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()]

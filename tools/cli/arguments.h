@@ -4,6 +4,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <functional>
 
 #include "core/version.h"
@@ -16,6 +17,7 @@ struct Arguments {
   Common common;
   SynthOptions synth;
   DiffArguments diff;
+  QuantizeArguments quantize;
   ApplyArguments apply;
   VerifyArguments verify;
   VerifyEngineArguments verify_engine;
@@ -42,13 +44,34 @@ inline void runs(CLI::App& command, Arguments& all, std::function<Result<int>()>
   command.callback([&all, run = std::move(run)] { all.run = run; });
 }
 
+// CLI::Range lets NaN pass.
+inline CLI::Validator is_number() {
+  return {[](const std::string& text) {
+            double number = 0;
+            const bool is = CLI::detail::lexical_cast(text, number) && !std::isnan(number);
+            return is ? std::string() : concat("'", text, "' is no number");
+          },
+          ""};
+}
+
 // A number within bounds, whose default is shown.
 template <typename Number, typename Bound>
 CLI::Option* add_number(CLI::App& command, const char* name, Number& number, const char* help,
                         Bound least, Bound most) {
   return command.add_option(name, number, help)
       ->check(CLI::Range(least, most))
+      ->check(is_number())
       ->capture_default_str();
+}
+// One of these words: help, man page and completion list them.
+template <typename List, typename Name>
+CLI::IsMember one_of(const List& list, const Name& name) {
+  std::vector<std::string> words;
+  for (const auto& each : list) words.emplace_back(name(each));
+  return CLI::IsMember(std::move(words));
+}
+inline CLI::IsMember one_of_the_encodings() {
+  return one_of(all_encodings(), [](const EncodingInfo& each) { return each.name; });
 }
 inline void add_version(CLI::App& command, const char* name, std::optional<std::uint64_t>& version,
                         const char* help, std::uint64_t most = kMaxVersion) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Subcommands on checkpoints and files.
+#include <array>
+
 #include "tools/cli/arguments.h"
 
 namespace driftless::cli {
@@ -34,12 +36,21 @@ void add_diff(CLI::App& app, Arguments& all) {
       ->required();
   command->add_option("--out", options.delta.directory, "Directory that gets weight_v{N:06d}/")
       ->required();
-  command->add_option("--layout", options.layout, "hf_delta, flush or frames")
+  command
+      ->add_option("--layout", options.layout, "Files of the version; each has its own encodings")
+      ->check(one_of(
+          std::array{DirectoryLayout::kHfDelta, DirectoryLayout::kFlush, DirectoryLayout::kFrames},
+          [](DirectoryLayout each) { return to_string(each); }))
       ->capture_default_str();
-  command->add_option("--encoding", options.encoding,
-                      "hf_delta: xor (default), overwrite, full; flush: deltas_zstd (default), "
-                      "deltas, indices; frames: compact (default), deltas_zstd, deltas, indices");
-  command->add_option("--checksum", options.checksum, "xxh3-128, blake3 or adler32")
+  command
+      ->add_option("--encoding", options.encoding,
+                   "hf_delta: xor (default), overwrite, full; flush: deltas_zstd (default), "
+                   "deltas, indices; frames: compact (default), deltas_zstd, deltas, indices")
+      ->check(one_of_the_encodings());
+  command->add_option("--checksum", options.checksum, "Checksum of every changed tensor")
+      ->check(
+          one_of(std::array{ChecksumKind::kXxh3_128, ChecksumKind::kBlake3, ChecksumKind::kAdler32},
+                 [](ChecksumKind each) { return to_string(each); }))
       ->capture_default_str();
   add_version(*command, "--version", options.delta.version,
               "Number of the version (default: one past the newest in --out)");
@@ -49,6 +60,35 @@ void add_diff(CLI::App& app, Arguments& all) {
              "Size of a flush file before compression", std::uint64_t{1} << 16,
              std::uint64_t{1} << 34);
   runs(*command, all, [&all] { return run_diff(all.common, all.diff); });
+}
+
+void add_quantize(CLI::App& app, Arguments& all) {
+  CLI::App* command = app.add_subcommand(
+      "quantize", "Make a checkpoint with FP8 blocks of 128x128 weights of a bfloat16 one");
+  QuantizeOptions& options = all.quantize.quantize;
+  command->add_option("BF16_DIR", options.checkpoint, "Checkpoint directory in bfloat16")
+      ->required();
+  command->add_option("FP8_DIR", options.out, "Directory that is made")->required();
+  command
+      ->add_option("--rule", all.quantize.rule,
+                   "linear: as slime sends; linear_div: as its offline tool; ue8m0: scales are "
+                   "powers of two")
+      ->check(CLI::IsMember({"linear", "linear_div", "ue8m0"}))
+      ->capture_default_str();
+  command
+      ->add_option("--only", options.only,
+                   "Quantize the tensors whose names match this pattern (*, ?), instead of the "
+                   "default choice: no embeddings, norms, output, routers")
+      ->type_name("PATTERN")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--skip", options.skip, "Keep the tensors that match it")
+      ->type_name("PATTERN")
+      ->expected(1)
+      ->take_all();
+  add_number(*command, "--shard-bytes", options.shard_bytes, "Largest size of one file",
+             std::uint64_t{1} << 16, std::uint64_t{1} << 44);
+  runs(*command, all, [&all] { return run_quantize(all.common, all.quantize); });
 }
 
 void add_apply(CLI::App& app, Arguments& all) {
@@ -179,6 +219,7 @@ void add_demo(CLI::App& app, Arguments& all) {
 void add_checkpoint_commands(CLI::App& app, Arguments& all) {
   add_synth(app, all);
   add_diff(app, all);
+  add_quantize(app, all);
   add_apply(app, all);
   add_verify(app, all);
   add_compare(app, all);

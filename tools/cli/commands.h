@@ -10,6 +10,7 @@
 #include <string>
 
 #include "collectives/host_shm/host_shm_road.h"
+#include "plugin/checkpoint/checkpoint_quantizer.h"
 #include "plugin/checkpoint/delta_writer.h"
 #include "tools/bench/bench.h"
 #include "tools/cli/console.h"
@@ -26,6 +27,11 @@ struct DiffArguments {
   std::string layout = "hf_delta";
   std::string encoding;
   std::string checksum = "xxh3-128";
+};
+
+struct QuantizeArguments {
+  QuantizeOptions quantize;
+  std::string rule = "linear";
 };
 
 struct ApplyArguments {
@@ -119,7 +125,7 @@ struct StatusArguments {
   StatusOptions options;
   bool all = false;
   bool watch = false;
-  double interval_seconds = 2;
+  double interval_seconds = 2, patience_seconds = 60;
 };
 
 struct ConfigInitArguments {
@@ -156,6 +162,7 @@ struct PlanArguments {
 
 [[nodiscard]] Result<int> run_synth(const Common& common, SynthOptions options);
 [[nodiscard]] Result<int> run_diff(const Common& common, DiffArguments options);
+[[nodiscard]] Result<int> run_quantize(const Common& common, QuantizeArguments arguments);
 [[nodiscard]] Result<int> run_apply(const Common& common, const ApplyArguments& options);
 [[nodiscard]] Result<int> run_verify(const Common& common, const VerifyArguments& options);
 [[nodiscard]] Result<int> run_verify_engine(const Common& common,

@@ -91,7 +91,7 @@ Result<int> run_config_check(const Common& common, const JobArguments& arguments
   nlohmann::ordered_json json = {{"ok", true}, {"changed", nlohmann::ordered_json::array()}};
   for (const auto& [key, value] : settings) {
     const std::string meant = meaning(config, key, value);
-    json["settings"][key] = typed(expected_of(key), value);
+    json["settings"][key] = typed(expected_of(key), without_users(value));
     if (meant != value) json["meaning"][key] = meant;
     const std::string& unset = defaults.at(row_name(key));
     if (value == unset) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,16 @@
 #include "plugin/job/metrics.h"
 
 namespace driftless::cli {
+namespace {
+
+extern "C" void end_by_bus_error(int) {
+  constexpr std::string_view kLine =
+      "driftless: busy: a file was truncated while it was read; try again\n";
+  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+  _exit(kExitBusy);
+}
+
+}  // namespace
 
 int exit_code(StatusCode code) {
   switch (code) {
@@ -38,6 +49,12 @@ int exit_code(StatusCode code) {
   return kExitInternal;
 }
 
+void end_if_files_shrink() {
+  struct sigaction action{};
+  action.sa_handler = end_by_bus_error;
+  sigaction(SIGBUS, &action, nullptr);
+}
+
 unsigned Common::thread_count() const { return threads == 0 ? default_threads() : threads; }
 
 void report_line(const Status& status) {
@@ -51,7 +68,8 @@ int report(const Common& common, const Status& status) {
   report_line(status);
   if (common.json) {
     nlohmann::ordered_json json;
-    json["error"] = {{"code", to_string(status.code())}, {"message", status.message()}};
+    json["error"] = {{"code", to_string(status.code())},
+                     {"message", without_users(status.message())}};
     print_json(json);
   }
   return exit_code(status.code());
@@ -71,7 +89,10 @@ void print_json(const nlohmann::ordered_json& json) {
 }
 
 std::vector<std::string> table_lines(const std::vector<std::string>& header,
-                                     const std::vector<std::vector<std::string>>& rows) {
+                                     std::vector<std::vector<std::string>> rows) {
+  for (auto& row : rows) {
+    for (std::string& cell : row) cell = one_line(cell);
+  }
   std::vector<std::size_t> widths(header.size());
   std::vector<bool> right(header.size(), true);
   for (std::size_t column = 0; column < header.size(); ++column) {
@@ -93,7 +114,7 @@ std::vector<std::string> table_lines(const std::vector<std::string>& header,
       line += right[column] ? padding + row[column] : row[column] + padding;
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    lines.push_back(one_line(line));
+    lines.push_back(line);
   };
   add(header);
   for (const auto& row : rows) add(row);

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/counted.h"
 #include "core/status.h"
 #include "plugin/targets/version_stager.h"
 
@@ -37,6 +38,10 @@ struct Common {
   [[nodiscard]] unsigned thread_count() const;
 };
 
+// From now on a mapped file that somebody truncates ends the command with one line and kExitBusy.
+// For commands that only read.
+void end_if_files_shrink();
+
 // A failure that ends the command, as one line on stderr: "driftless: code: message".
 void report_line(const Status& status);
 // A failure as one line on stderr (and as an object on stdout with --json). Returns the exit code.
@@ -46,8 +51,8 @@ int report(const Common& common, const Status& status);
 void print_json(const nlohmann::ordered_json& json);
 
 // As print_table() prints them; cells from outside have no control characters there.
-[[nodiscard]] std::vector<std::string> table_lines(
-    const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
+[[nodiscard]] std::vector<std::string> table_lines(const std::vector<std::string>& header,
+                                                   std::vector<std::vector<std::string>> rows);
 // Columns aligned: those of numbers (every cell begins with a digit, or is "-") to the right.
 void print_table(const std::vector<std::string>& header,
                  const std::vector<std::vector<std::string>>& rows);

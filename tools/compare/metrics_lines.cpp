@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/counted.h"
+#include "core/version.h"
+
 namespace driftless {
 namespace {
 
@@ -32,6 +35,20 @@ std::string text_in(const Json& line, const char* key) {
   return at != line.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
+// No process takes 30 years, and nothing counts further than versions do: such figures would make
+// those of a page infinite.
+bool is_plausible(const Json& line) {
+  constexpr double kMostMs = 1e12;
+  for (const auto& [key, value] : line.items()) {
+    if (!value.is_number()) continue;
+    const double most = is_stage(key)      ? kMostMs
+                        : key == "density" ? 1.0
+                                           : static_cast<double>(kMaxVersion);
+    if (value.get<double>() > most) return false;
+  }
+  return true;
+}
+
 // Nothing if it is no record.
 std::optional<Json> parse_line(std::string_view text) {
   if (text.size() > kMaxLineBytes) return std::nullopt;
@@ -41,13 +58,13 @@ std::optional<Json> parse_line(std::string_view text) {
   Json line = Json::parse(text, shallow, false);
   const bool whole = line.is_object() && line.contains("role") && line["role"].is_string() &&
                      line.contains("run") && line["run"].is_string() && line.contains("version") &&
-                     line["version"].is_number_unsigned();
+                     line["version"].is_number_unsigned() && is_plausible(line);
   return whole ? std::optional(std::move(line)) : std::nullopt;
 }
 
 // Null if there are too many already.
 StageSamples* stage_named(std::vector<StageSamples>& all, const std::string& role,
-                        const std::string& stage) {
+                          const std::string& stage) {
   const auto at = std::ranges::find_if(
       all, [&](const StageSamples& each) { return each.role == role && each.stage == stage; });
   if (at != all.end()) return &*at;
@@ -75,8 +92,8 @@ class MetricsReader {
       }
     }
     if (bad == 0 || found_.problems.size() >= kMostProblems) return;
-    found_.problems.push_back(concat(path, ": ", bad, " of ", number,
-                                     " lines are no records of metrics.file, the first is line ",
+    found_.problems.push_back(concat(path, ": ", bad, " of ", counted(number, "line"),
+                                     " without a record of metrics.file, the first is line ",
                                      first_bad));
   }
   MetricsSummary finish() { return std::move(found_); }
@@ -103,14 +120,16 @@ class MetricsReader {
     const std::string role = text_in(line, "role");
     add_stages(line, role, version);
     if (role == "trainer") {
-      found_.versions[version] = {count_in(line, "changed_units"), count_in(line, "wire_bytes"),
+      found_.versions[version] = {count_in(line, "changed_units"), count_in(line, "delta_bytes"),
                                   number_in(line, "density")};
       return;
     }
     found_.most_folded = std::max(found_.most_folded, count_in(line, "versions"));
     const double seconds = number_in(line, "fetch_ms") / 1000;
     const auto bytes = static_cast<double>(count_in(line, "wire_bytes"));
-    if (seconds > 0 && bytes > 0) found_.link_bits_per_s.push_back(8 * bytes / seconds);
+    constexpr double kLeastSeconds = 1e-6;  // less is no measurement
+    if (seconds >= kLeastSeconds && bytes > 0)
+      found_.link_bits_per_s.push_back(8 * bytes / seconds);
   }
 
   void add_engine(const Json& line) {

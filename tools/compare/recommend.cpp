@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdio>
 
+#include "core/counted.h"
 #include "formats/strict_json.h"
 #include "plugin/interchange/layouts.h"
 
@@ -14,7 +15,7 @@ namespace {
 
 constexpr double kAssumedBitsPerS = 1e9;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kLeastKept = 16;
+constexpr std::uint64_t kLeastKept = 16, kMostKept = 10'000;
 constexpr double kLeastFullDensity = 0.05, kMostFullDensity = 0.9;
 
 std::string short_number(double value) {
@@ -77,7 +78,8 @@ class Recommender {
          concat("the least encode and link time of those that the layout carries: ",
                 short_number(best->encode_ms / costed.versions), " ms and ", megabytes(bytes_),
                 " a version at ", short_number(rate / 1e6), " Mbit/s (",
-                measured ? concat("the median of ", metrics_->link_bits_per_s.size(), " fetches")
+                measured ? concat("the median of ",
+                                  counted(metrics_->link_bits_per_s.size(), "fetch", "fetches"))
                          : std::string("assumed: no fetch times were given"),
                 ")")});
   }
@@ -111,11 +113,11 @@ class Recommender {
     if (metrics_ != nullptr) {
       for (const EngineSummary& engine : metrics_->engines) lag = std::max(lag, engine.largest_lag);
     }
-    const std::uint64_t kept = std::max(kLeastKept, 2 * lag);
+    const std::uint64_t kept = std::clamp(2 * lag, kLeastKept, kMostKept);
     settings_.push_back({"keep_versions", std::to_string(kept),
                          lag == 0 ? concat("no lag was given: the default, ", kLeastKept)
-                                  : concat("twice the largest lag, ", lag,
-                                           " versions, and at least ", kLeastKept)});
+                                  : concat("twice the largest lag, ", counted(lag, "version"),
+                                           ", and from ", kLeastKept, " to ", kMostKept)});
   }
 
   void full_above_density() {

@@ -50,6 +50,14 @@ std::string_view package_with(std::string_view why) {
       Package{"libmpi.so.40", "install Open MPI 4 or 5 (Debian and Ubuntu: libopenmpi3)"},
       Package{"libhdf5", "install HDF5 for Open MPI (Debian and Ubuntu: libhdf5-openmpi-103)"},
       Package{"libcuda.so.1", "install NVIDIA's driver"},
+      // Libraries of ours: Debian's packages have each in one of its own (on_demand.cmake).
+      Package{"libdriftless_roads.so: cannot open", "install the package driftless-mpi"},
+      Package{"libdriftless_hdf5_roads.so: cannot open", "install the package driftless-hdf5"},
+      Package{"libdriftless_nccl_roads.so: cannot open", "install the package driftless-nccl"},
+      Package{"libdriftless_object_store_roads.so: cannot open",
+              "install the package driftless-object-store"},
+      Package{"libdriftless_monitor.so: cannot open", "install the package driftless-monitor"},
+      Package{"libdriftless_device.so: cannot open", "install the package driftless-cuda"},
   };
   for (const Package& package : kPackages) {
     if (why.find(package.library) != std::string_view::npos) return package.advice;

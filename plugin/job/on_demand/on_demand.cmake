@@ -13,7 +13,7 @@ set_source_files_properties(${on_demand}/loaded_library.cpp PROPERTIES
   SKIP_UNITY_BUILD_INCLUSION ON)
 
 # The table for what others load: links nothing that they may not have.
-driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE HTTPLIB CUDA)
+driftless_road_table(driftless_loading_roads LOADED MPI HDF5 NCCL OBJECT_STORE OPENSSL HTTPLIB CUDA)
 
 # driftless_loaded_library(NAME OUTPUT SOURCE LIBRARY...)
 function(driftless_loaded_library name output source)
@@ -25,7 +25,11 @@ function(driftless_loaded_library name output source)
   # has for MPI is in that of MPI.
   target_link_options(${name} PRIVATE LINKER:--as-needed
     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/c_abi/driftless.map)
-  install(TARGETS ${name} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/driftless)
+  # Its component, and with driftless- before it its package: mpi, hdf5, nccl, object_store, monitor, cuda.
+  string(REGEX REPLACE "^driftless_|_roads$" "" component ${output})
+  string(REGEX REPLACE "^roads$" mpi component ${component})
+  string(REGEX REPLACE "^device$" cuda component ${component})
+  install(TARGETS ${name} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/driftless COMPONENT ${component})
 endfunction()
 
 # HDF5 is in a library of its own: a job over MPI runs where there is no HDF5.
@@ -35,15 +39,21 @@ if(DRIFTLESS_HAS_MPI)
                            driftless_mpi_roads)
 endif()
 if(DRIFTLESS_HAS_HDF5)
-  driftless_road_table(driftless_hdf5_roads LOADED NCCL OBJECT_STORE HTTPLIB CUDA)
+  driftless_road_table(driftless_hdf5_roads LOADED NCCL OBJECT_STORE OPENSSL HTTPLIB CUDA)
   driftless_loaded_library(driftless_hdf5_road_library driftless_hdf5_roads road_library.cpp
                            driftless_hdf5_roads)
 endif()
 # Object stores and NCCL need no MPI; a job under mpirun finds them in the library of MPI.
 if(DRIFTLESS_HAS_OBJECT_STORE)
-  driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL HTTPLIB CUDA)
+  driftless_road_table(driftless_object_store_roads LOADED MPI HDF5 NCCL OPENSSL HTTPLIB CUDA)
   driftless_loaded_library(driftless_object_store_road_library driftless_object_store_roads
                            road_library.cpp driftless_object_store_roads)
+endif()
+# So does the peer road, which needs libcrypto.
+if(DRIFTLESS_HAS_OPENSSL)
+  driftless_road_table(driftless_peer_roads LOADED MPI HDF5 NCCL OBJECT_STORE HTTPLIB CUDA)
+  driftless_loaded_library(driftless_peer_road_library driftless_peer_roads road_library.cpp
+                           driftless_peer_roads)
 endif()
 if(DRIFTLESS_HAS_NCCL)
   driftless_road_table(driftless_nccl_roads LOADED MPI HDF5 OBJECT_STORE HTTPLIB CUDA)

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every implementation of quantization does what reference/ does, bit for bit, and touches nothing
+// else; reference/ does what the rules say; and what slime's and SGLang's converters made of the
+// recorded inputs differs from it in nothing but what is counted here.
+#include "kernels/quantize.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <ostream>
+#include <vector>
+
+#include "formats/checkpoint.h"
+#include "kernels/value_cast.h"
+#include "support/checkout_paths.h"
+#include "support/kernels_data.h"
+
+namespace driftless {
+namespace {
+
+using namespace driftless::testing;
+
+constexpr QuantizeRule kRules[] = {QuantizeRule::kLinear, QuantizeRule::kLinearDiv,
+                                   QuantizeRule::kUe8m0};
+constexpr std::uint8_t kNan = 0x7f;
+
+struct Quantized {
+  std::vector<std::uint8_t> codes;
+  std::vector<float> scales;
+};
+
+Quantized quantize(const Quantizer& with, QuantizeRule rule, const std::uint16_t* weights,
+                   std::uint64_t rows, std::uint64_t columns) {
+  Quantized made;
+  made.codes.resize(rows * columns);
+  made.scales.resize(quantize_blocks(rows) * quantize_blocks(columns));
+  with.fp8(rule, weights, rows, columns, made.codes.data(), made.scales.data());
+  return made;
+}
+
+std::uint16_t bf16(float value) { return bf16_of_f32(std::bit_cast<std::uint32_t>(value)); }
+
+Quantized reference(QuantizeRule rule, const std::vector<std::uint16_t>& weights,
+                    std::uint64_t columns) {
+  return quantize(all_quantizers().front(), rule, weights.data(), weights.size() / columns,
+                  columns);
+}
+Quantized reference(QuantizeRule rule, const std::vector<std::uint16_t>& weights) {
+  return reference(rule, weights, weights.size());
+}
+
+float value_of(std::uint8_t code) {
+  const int exponent = (code >> 3) & 0xf, fraction = code & 7;
+  if ((code & 0x7f) == kNan) return std::numeric_limits<float>::quiet_NaN();
+  const double size =
+      exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return static_cast<float>((code & 0x80) != 0 ? -size : size);
+}
+
+// Like weights; some are of any bits: NaNs, infinities, denormals.
+std::vector<std::uint16_t> random_weights(Random& random, std::size_t count, bool odd) {
+  std::normal_distribution<float> near(0, 0.02F);
+  std::vector<std::uint16_t> weights(count);
+  for (std::uint16_t& weight : weights) {
+    weight = odd && random() % 50 == 0 ? static_cast<std::uint16_t>(random()) : bf16(near(random));
+  }
+  return weights;
+}
+
+class Quantizers : public ::testing::TestWithParam<Quantizer> {};
+
+TEST_P(Quantizers, MakeWhatReferenceMakesOfEveryShapeAndAddress) {
+  Random random(7);
+  for (const std::uint64_t rows : {0, 1, 3, 127, 128, 129, 300}) {
+    for (const std::uint64_t columns : {0, 1, 7, 31, 127, 128, 129, 255, 384, 1024, 1190}) {
+      const std::size_t count = rows * columns;
+      const std::vector<std::uint16_t> weights = random_weights(random, count, rows % 2 == 1);
+      GuardedBytes from(count * 2, random() % 5), codes(count, random() % 3),
+          scales(quantize_blocks(rows) * quantize_blocks(columns) * 4, random() % 3);
+      std::memcpy(from.data(), weights.data(), from.size());
+      for (const QuantizeRule rule : kRules) {
+        const Quantized expected =
+            quantize(all_quantizers().front(), rule, weights.data(), rows, columns);
+        ASSERT_TRUE(quantize_fp8(GetParam(), rule, from.data(), rows, columns, 2, codes.data(),
+                                 scales.data())
+                        .ok());
+        ASSERT_EQ(std::memcmp(codes.data(), expected.codes.data(), codes.size()), 0);
+        ASSERT_EQ(std::memcmp(scales.data(), expected.scales.data(), scales.size()), 0);
+        ASSERT_TRUE(codes.intact() && scales.intact());
+      }
+    }
+  }
+}
+
+// Each of the 65536 beside a largest of its own or of others, denormal to infinite.
+TEST_P(Quantizers, MakeWhatReferenceMakesOfEveryWeight) {
+  std::vector<std::uint16_t> all(65536);
+  for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
+  for (const std::uint64_t columns : {1, 16, 128, 65536}) {
+    for (const QuantizeRule rule : kRules) {
+      const Quantized expected = reference(rule, all, columns);
+      const Quantized made = quantize(GetParam(), rule, all.data(), all.size() / columns, columns);
+      EXPECT_EQ(made.codes, expected.codes);
+      EXPECT_EQ(std::memcmp(made.scales.data(), expected.scales.data(), made.scales.size() * 4), 0);
+    }
+  }
+  Random random(3);
+  for (int turn = 0; turn < 200; ++turn) {  // next to one largest
+    std::vector<std::uint16_t> weights(128 * 128);
+    const auto largest = static_cast<std::uint16_t>(random() % 0x7f81);
+    for (std::uint16_t& weight : weights) {
+      weight = static_cast<std::uint16_t>(random() % (largest + 1) | (random() % 2 << 15));
+    }
+    for (const QuantizeRule rule : kRules) {
+      const Quantized expected = quantize(all_quantizers().front(), rule, weights.data(), 128, 128);
+      const Quantized made = quantize(GetParam(), rule, weights.data(), 128, 128);
+      ASSERT_EQ(made.codes, expected.codes) << to_string(rule) << " " << largest;
+      ASSERT_EQ(std::memcmp(made.scales.data(), expected.scales.data(), 4), 0);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Quantizers, ::testing::ValuesIn(all_quantizers()),
+                         [](const auto& each) { return test_name(each.param.name); });
+
+TEST(QuantizeRules, TheLargestHasTheLargestCodeAndZerosKeepTheirSign) {
+  for (const QuantizeRule rule : kRules) {
+    const Quantized made = reference(rule, {bf16(7), bf16(-7), 0, 0x8000, bf16(3.5)});
+    const std::vector<std::uint8_t> expected{0x7e, 0xfe, 0x00, 0x80, 0x76};
+    EXPECT_EQ(made.codes, expected) << to_string(rule);
+    EXPECT_EQ(made.scales, std::vector<float>{0x1p-6F}) << to_string(rule);
+  }
+}
+
+TEST(QuantizeRules, ABlockOfZerosHasTheSmallestScale) {
+  const std::vector<std::uint16_t> zeros(128 * 128);
+  const float least[] = {1e-10F / 448, std::bit_cast<float>(f32_of_bf16(0x2b8d)) / 448, 0x1p-22F};
+  for (std::size_t i = 0; i < std::size(kRules); ++i) {
+    const Quantized made = reference(kRules[i], zeros, 128);
+    EXPECT_EQ(made.scales, std::vector<float>{least[i]}) << to_string(kRules[i]);
+    EXPECT_EQ(std::ranges::count(made.codes, 0), 128 * 128) << to_string(kRules[i]);
+  }
+}
+
+TEST(QuantizeRules, InfinitiesAndNansAreDefined) {
+  constexpr std::uint16_t kInf = 0x7f80, kNanBits = 0x7fc0, kMinusNan = 0xffff;
+  for (const QuantizeRule rule : kRules) {
+    const Quantized nan = reference(rule, {kNanBits, bf16(7), kMinusNan, 0x7f81});
+    EXPECT_EQ(nan.codes, (std::vector<std::uint8_t>{kNan, 0x7e, kNan, kNan})) << to_string(rule);
+    EXPECT_EQ(nan.scales, std::vector<float>{0x1p-6F}) << "a NaN does not count";
+    const Quantized inf =
+        reference(rule, {kInf, bf16(7), bf16(-7), static_cast<std::uint16_t>(kInf | 0x8000)});
+    EXPECT_EQ(inf.codes, (std::vector<std::uint8_t>{kNan, 0x00, 0x80, kNan})) << to_string(rule);
+    EXPECT_TRUE(std::isinf(inf.scales[0]));
+    const Quantized alone = reference(rule, {kNanBits, kMinusNan});
+    EXPECT_EQ(alone.scales, reference(rule, {0}).scales) << "as a block of zeros";
+  }
+}
+
+TEST(QuantizeRules, DenormalsAndTheLargestFiniteWeightDoNotBreakTheScale) {
+  for (const QuantizeRule rule : kRules) {
+    const Quantized small = reference(rule, {0x0001, 0x8001, 0x007f});
+    EXPECT_EQ(small.codes, (std::vector<std::uint8_t>{0x00, 0x80, 0x00})) << to_string(rule);
+    EXPECT_EQ(small.scales, reference(rule, {0}).scales);
+    const Quantized large = reference(rule, {0x7f7f, 0x7eff});
+    EXPECT_TRUE(std::isnormal(large.scales[0])) << to_string(rule);
+    const double value = double{value_of(large.codes[0])} * double{large.scales[0]};
+    EXPECT_LE(std::fabs(value / 0x1.fep127 - 1), 0.0625) << to_string(rule);
+  }
+}
+
+// With a largest of 448 the scale is 1, so that weights are what is rounded.
+TEST(QuantizeRules, TiesGoToTheEvenCode) {
+  const std::vector<std::pair<float, std::uint8_t>> cases = {
+      {17, 0x58},       {19, 0x5a},        {1.0625F, 0x38}, {1.1875F, 0x3a},  {432, 0x7e},
+      {400, 0x7c},      {0x1p-10F, 0x00},  {0x3p-10F, 2},   {0x5p-10F, 2},    {0xfp-10F, 0x08},
+      {0x1.1p-6F, 0x8}, {0x1.3p-6F, 0x0a}, {-17, 0xd8},     {-0x1p-10F, 0x80}};
+  for (const QuantizeRule rule : kRules) {
+    std::vector<std::uint16_t> weights{bf16(448)};
+    for (const auto& [weight, code] : cases) weights.push_back(bf16(weight));
+    const Quantized made = reference(rule, weights);
+    ASSERT_EQ(made.scales[0], 1.0F);
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      EXPECT_EQ(made.codes[i + 1], cases[i].second) << to_string(rule) << " " << cases[i].first;
+    }
+  }
+}
+
+// The requantization of DeepGEMM and SGLang: what codes stand for, by the same rule, with nothing
+// halved; as they do it, the values are bfloat16 on the way.
+TEST(QuantizeRules, Ue8m0IsClosedUnderRequantization) {
+  Random random(11);
+  unsigned halved = 0;
+  for (int turn = 0; turn < 400; ++turn) {
+    std::vector<std::uint16_t> weights = random_weights(random, 128 * 4, false);
+    // Largest ones around 224 and 232 codes, and around where the smallest scale begins.
+    const float scale = std::ldexp(1.0F, -24 + turn % 8);
+    for (std::uint16_t& weight : weights) {
+      weight = bf16(scale * static_cast<float>(random() % 233));
+    }
+    weights[5] = bf16(scale * static_cast<float>(216 + turn % 24));
+    const Quantized first = reference(QuantizeRule::kUe8m0, weights, 128);
+    std::vector<std::uint16_t> values;
+    for (const std::uint8_t code : first.codes) {
+      values.push_back(bf16(value_of(code) * first.scales[0]));
+    }
+    const Quantized again = reference(QuantizeRule::kUe8m0, values, 128);
+    ASSERT_EQ(again.codes, first.codes);
+    ASSERT_EQ(again.scales, first.scales);
+    int exponent = 0;
+    ASSERT_EQ(std::frexp(first.scales[0], &exponent), 0.5F);
+    ASSERT_GE(first.scales[0], 0x1p-22F);
+    const std::uint8_t most =
+        std::ranges::max(first.codes, {}, [](std::uint8_t code) { return code & 0x7f; });
+    EXPECT_TRUE(first.scales[0] == 0x1p-22F || (most & 0x7f) > 0x76);
+    if ((most & 0x7f) == 0x7e) ++halved;
+  }
+  EXPECT_GT(halved, 20U);
+}
+
+// --- what others made of the same weights (tests/python/record_converters.py) --------------------
+
+struct Differences {
+  std::uint64_t codes = 0, scales = 0;
+  friend bool operator==(const Differences&, const Differences&) = default;
+  friend std::ostream& operator<<(std::ostream& to, const Differences& of) {
+    return to << "{" << of.codes << ", " << of.scales << "}";
+  }
+};
+
+class Recorded : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    Result<Checkpoint> opened = Checkpoint::open(
+        posix_file_system(), std::string(test_data()) + "/golden/fp8_converters.safetensors");
+    ASSERT_TRUE(opened.ok()) << opened.status().to_string();
+    recorded_.emplace(std::move(*opened));
+  }
+  [[nodiscard]] TensorView tensor(const std::string& name) const {
+    const auto at = recorded_->layout().find(name);
+    EXPECT_TRUE(at.has_value()) << name;
+    return recorded_->tensor(at.value_or(0));
+  }
+  // Between what `converter` made of `input` and what every implementation makes by `rule`.
+  [[nodiscard]] Differences compare(const std::string& input, const std::string& converter,
+                                    QuantizeRule rule) const {
+    const TensorView weights = tensor(input);
+    const TensorView codes = tensor(input + "." + converter + ".codes");
+    const TensorView scales = tensor(input + "." + converter + ".scales");
+    Differences first;
+    for (const Quantizer& each : all_quantizers()) {
+      std::vector<std::byte> own_codes(codes.bytes().size()), own_scales(scales.bytes().size());
+      const std::vector<std::uint64_t>& shape = weights.spec->shape;
+      each.fp8(rule, weights.data, shape[0], shape[1], own_codes.data(), own_scales.data());
+      Differences found;
+      for (std::size_t i = 0; i < own_codes.size(); ++i) {
+        found.codes += own_codes[i] != codes.data[i] ? 1 : 0;
+      }
+      for (std::size_t i = 0; i < own_scales.size(); i += 4) {
+        found.scales += std::memcmp(&own_scales[i], scales.data + i, 4) != 0 ? 1 : 0;
+      }
+      if (each.name == "reference") first = found;
+      EXPECT_EQ(found, first) << each.name;
+    }
+    return first;
+  }
+
+ private:
+  std::optional<Checkpoint> recorded_;
+};
+
+TEST_F(Recorded, SlimeSendsWhatLinearMakes) {
+  for (const char* const input : {"random", "trained"}) {
+    EXPECT_EQ(compare(input, "slime_live", QuantizeRule::kLinear), Differences()) << input;
+  }
+  // Three NaNs and two infinities: slime's kernel clamps NaNs to -448.
+  EXPECT_EQ(compare("odd", "slime_live", QuantizeRule::kLinear), (Differences{5, 0}));
+}
+
+TEST_F(Recorded, SlimesToolMakesWhatLinearDivMakes) {
+  for (const char* const input : {"random", "trained"}) {
+    EXPECT_EQ(compare(input, "slime_tool", QuantizeRule::kLinearDiv), Differences()) << input;
+  }
+  // Torch's largest of a block with a NaN is NaN: so are its scale and codes, but for two that are
+  // here, too. The NaNs of two infinities have signs.
+  EXPECT_EQ(compare("odd", "slime_tool", QuantizeRule::kLinearDiv), (Differences{3072, 1}));
+}
+
+TEST_F(Recorded, SGLangMakesWhatUe8m0MakesUnlessItHalves) {
+  for (const char* const input : {"random", "trained"}) {
+    EXPECT_EQ(compare(input, "sglang_ue8m0", QuantizeRule::kUe8m0), Differences()) << input;
+  }
+  // The block with a NaN and the one with infinities have the largest scale. In the last block the
+  // largest code is 224: the codes but for 9 zeros are doubled here, and the scale is halved.
+  EXPECT_EQ(compare("odd", "sglang_ue8m0", QuantizeRule::kUe8m0), (Differences{5172, 3}));
+}
+
+}  // namespace
+}  // namespace driftless

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of docs/operate/quantized.md, in numpy, beside what slime's and SGLang's converters made
+of the same weights. tests/contract/quantize_test.cpp holds the library to the same record."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import quantize_reference
+import support
+
+RECORDED = support.REPOSITORY / "tests/golden/fp8_converters.safetensors"
+# The rule of each converter, and how many codes and scales of the odd blocks differ.
+CONVERTERS = {
+    "slime_live": ("linear", 5, 0),  # NaNs and infinite weights: -448
+    "slime_tool": ("linear_div", 3072, 1),  # the block with a NaN is NaN
+    "sglang_ue8m0": ("ue8m0", 5172, 3),  # two blocks with NaN or infinities, one that is halved
+}
+
+
+@pytest.mark.parametrize("converter", CONVERTERS)
+def test_the_rules_are_those_of_the_converters(converter):
+    recorded, _ = support.read_safetensors(RECORDED)
+    rule, codes_differ, scales_differ = CONVERTERS[converter]
+    for name in ("random", "trained", "odd"):
+        weights = recorded[name]
+        codes, scales = quantize_reference.quantize(rule, weights.words(), weights.shape)
+        theirs = recorded[f"{name}.{converter}.codes"].words().reshape(codes.shape)
+        their_scales = recorded[f"{name}.{converter}.scales"].words().reshape(scales.shape)
+        differ = ((codes != theirs).sum(), (scales.view("<u4") != their_scales).sum())
+        assert differ == ((codes_differ, scales_differ) if name == "odd" else (0, 0)), name
+
+
+def test_the_record_is_what_the_converters_make_now(tmp_path):
+    checkout = os.environ.get("DRIFTLESS_SLIME")
+    if not checkout:
+        pytest.skip("DRIFTLESS_SLIME names no checkout of slime")
+    venvs = Path(os.environ.get("DRIFTLESS_VENVS", support.REPOSITORY / "build/venvs"))
+    out = tmp_path / "record.safetensors"
+    script = support.REPOSITORY / "tests/python/record_converters.py"
+    line = [venvs / "sglang/bin/python", script, checkout, RECORDED, out]
+    subprocess.run(line, check=True, timeout=300, capture_output=True)
+    assert support.read_safetensors(out) == support.read_safetensors(RECORDED)
