@@ -131,6 +131,19 @@ option(DRIFTLESS_STATIC "Link static libraries, where there are any" OFF)
 if(DRIFTLESS_STATIC)
   set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
   target_link_options(driftless_compile_options INTERFACE -static-libstdc++ -Wl,--exclude-libs,ALL)
+  # Debian 12's libstdc++ draws random numbers by a call of glibc 2.36: here by one of 2.25.
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/arc4random.cpp CONTENT [[
+#include <unistd.h>
+#include <cstdlib>
+extern "C" __attribute__((visibility("hidden"))) unsigned arc4random() {
+  unsigned drawn = 0;
+  if (::getentropy(&drawn, sizeof(drawn)) != 0) std::abort();
+  return drawn;
+}
+]] @ONLY)
+  add_library(driftless_arc4random STATIC ${CMAKE_BINARY_DIR}/arc4random.cpp)
+  target_link_options(driftless_compile_options INTERFACE LINKER:-u,arc4random)
+  target_link_libraries(driftless_compile_options INTERFACE $<LINK_ONLY:driftless_arc4random>)
 endif()
 
 if(NOT DRIFTLESS_WITH_CURL STREQUAL "OFF")
@@ -160,7 +173,9 @@ driftless_backend(OBJECT_STORE "${object_store_usable}" "${object_store_missing}
 
 # The status server: cpp-httplib, as a library that pkg-config finds or as a header alone.
 if(NOT DRIFTLESS_WITH_HTTPLIB STREQUAL "OFF")
-  pkg_check_modules(DRIFTLESS_HTTPLIB QUIET IMPORTED_TARGET GLOBAL cpp-httplib)
+  if(NOT DRIFTLESS_STATIC)
+    pkg_check_modules(DRIFTLESS_HTTPLIB QUIET IMPORTED_TARGET GLOBAL cpp-httplib)
+  endif()
   find_path(DRIFTLESS_HTTPLIB_HEADER httplib.h)
   if(NOT DRIFTLESS_HTTPLIB_FOUND AND DRIFTLESS_HTTPLIB_HEADER)
     set(DRIFTLESS_HTTPLIB_FOUND TRUE)

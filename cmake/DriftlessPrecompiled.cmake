@@ -28,7 +28,7 @@ function(driftless_reuse_precompiled directory)
   foreach(target ${targets})
     get_target_property(type ${target} TYPE)
     get_target_property(sources ${target} SOURCES)
-    if(target MATCHES "^driftless_(kernels|precompiled|hub_tcp)" OR NOT "${sources}" MATCHES "[.]cpp" OR
+    if(target MATCHES "^driftless_(kernels|precompiled|hub_tcp|arc4random)" OR NOT "${sources}" MATCHES "[.]cpp" OR
        NOT type MATCHES "^(STATIC|SHARED|MODULE|OBJECT)_LIBRARY$")
       continue()
     endif()

@@ -43,6 +43,8 @@ if [ "$arch" != "$(uname -m)" ]; then
   (cd "$work/packages" && "${apt[@]}" download "${packages[@]}")
   for package in "$work/packages"/*.deb; do dpkg-deb -x "$package" "$root"; done
   find "$root/usr" -name '*.pc' -type f -exec sed -i "s|/usr/|$root/usr/|g; s|^prefix=/usr\$|prefix=$root/usr|" {} +
+  # What Debian's alternatives call it, by which CMake finds MPI if no compiler of it can be asked.
+  (cd "$root/usr/lib/$arch-linux-gnu/pkgconfig" && ln -sf ompi-c.pc mpi-cxx.pc)
   toolchain=(--toolchain "$here/cmake/toolchains/$arch.cmake" "-DDRIFTLESS_ROOT=$root")
 fi
 

@@ -137,8 +137,8 @@ class Architecture:
         python = make_environment(find_python(version), f"build-{version}", TOOLS, self.log)
         cache = self.build_folder / "CMakeCache.txt"
         if cache.exists():  # another Python's
-            lines = cache.read_text().splitlines(keepends=True)
-            cache.write_text("".join(line for line in lines if not re.match(r"_?(python|pybind11)", line, re.I)))
+            ours = r"(?im)(^//.*\n)*^_?(python|pybind11).*\n"  # an entry, and the comments before it
+            cache.write_text(re.sub(ours, "", cache.read_text()))
         made = self.folder / f"made-{version}"
         command: list[object] = [python, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
         command += ["--disable-pip-version-check", "-w", made, "--config-settings", f"build-dir={self.build_folder}"]

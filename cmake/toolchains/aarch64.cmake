@@ -16,13 +16,11 @@ set(CMAKE_CUDA_FLAGS_INIT "${CMAKE_C_FLAGS_INIT}")
 
 # Libraries that libmpi needs are of no interest to the linker.
 set(CMAKE_EXE_LINKER_FLAGS_INIT -Wl,--allow-shlib-undefined)
-set(CMAKE_FIND_ROOT_PATH ${DRIFTLESS_ROOT} ${DRIFTLESS_ROOT}/usr)
+set(CMAKE_FIND_ROOT_PATH ${DRIFTLESS_ROOT} ${DRIFTLESS_ROOT}/usr ${DRIFTLESS_ROOT}/../cuda)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE BOTH)  # headers alone, and Python, are this machine's
 set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE BOTH)
-# Its wrapper compiler is this machine's, and is not asked.
+# Its wrapper compiler is this machine's, and is not asked: pkg-config is.
 set(MPI_SKIP_COMPILER_WRAPPER TRUE)
-set(MPI_HOME ${DRIFTLESS_ROOT}/usr/lib/aarch64-linux-gnu/openmpi)
-set(MPI_CXX_LIB_NAMES mpi)
-set(MPI_mpi_LIBRARY ${MPI_HOME}/lib/libmpi.so CACHE FILEPATH "")
-set(MPI_CXX_HEADER_DIR ${MPI_HOME}/include CACHE PATH "")
+set(MPI_mpi_LIBRARY ${DRIFTLESS_ROOT}/usr/lib/aarch64-linux-gnu/openmpi/lib/libmpi.so CACHE FILEPATH "")
+set(MPI_CXX_SKIP_MPICXX TRUE)
