@@ -9,6 +9,7 @@
 #pragma once
 
 #include "collectives/road_kind.h"
+#include "plugin/checkpoint/quantization.h"
 #include "plugin/engines/engine_notifier.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
@@ -72,6 +73,7 @@ struct Config {
   NotifyOptions notify;  // without its engines and calls
   AgentOptions agent;
   DeviceOptions gpu;  // of the publisher; snapshot kHost: none
+  QuantizeSettings quantize;
   MonitorOptions monitor;
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
