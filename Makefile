@@ -11,7 +11,7 @@ SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-long test-night test-engines test-engines-smoke demo lint format test-asan test-tsan \
-        fuzz wheel clean setup-build setup-test setup-lint configure configure-tests build-tests
+        fuzz wheel wheels packages release clean setup-build setup-test setup-lint configure configure-tests build-tests
 
 help:
 	@echo 'make build      the library and the command, build/bin/driftless'
@@ -27,6 +27,9 @@ help:
 	@echo 'make test-tsan  tests under ThreadSanitizer'
 	@echo 'make fuzz       libFuzzer (clang) on every decoder, FUZZ_SECONDS each'
 	@echo 'make wheel      a wheel for this Python, in build/wheel'
+	@echo 'make wheels     wheels for other hosts: PYTHONS="3.11 3.12 3.13" ARCHS="x86_64 aarch64"'
+	@echo 'make packages   Debian packages of library, headers and command, in build/packages'
+	@echo 'make release    checks a release (changelog, wheels, sums, a clean tree), then tags it'
 	@echo 'make clean      removes the build folders'
 
 setup-build:
@@ -123,5 +126,24 @@ wheel: setup-build
 	@$(PYTHON) -m venv build/venvs/wheel-isolated
 	@build/venvs/wheel-isolated/bin/pip wheel --no-deps -w build/wheel .
 
+# In build/wheels/out, for PYTHONS and ARCHS; docs/start/install.md.
+PYTHONS ?= 3.11 3.12 3.13
+ARCHS ?= $(shell uname -m)
+wheels: setup-build
+	@scripts/setup.sh wheels
+	@$(PYTHON) scripts/wheels.py --python $(PYTHONS) --arch $(ARCHS) --jobs $(JOBS)
+
+packages: setup-build
+	@scripts/setup.sh package
+	@cmake --preset package $(CMAKE_FLAGS)
+	@cmake --build build-package -j $(JOBS)
+	@rm -rf build/packages
+	@cpack --config build-package/CPackConfig.cmake -B build/packages
+	@rm -rf build/packages/_CPack_Packages
+
+# `make wheels packages` first. CMakeLists.txt has the version; scripts/release.py says what is checked.
+release:
+	@scripts/release.py
+
 clean:
-	rm -rf build build-debug build-asan build-tsan build-fuzz build-lint build-lint.log build-wheel-*
+	rm -rf build build-package build-debug build-asan build-tsan build-fuzz build-lint build-lint.log build-wheel-*

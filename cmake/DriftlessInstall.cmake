@@ -1,79 +1,63 @@
 # SPDX-License-Identifier: Apache-2.0
 # install(): libraries, the public headers, the command, and a package for find_package(driftless); the C library
-# also by pkg-config.
+# also by pkg-config. Components are those of the packages (DriftlessPackages.cmake).
 include(CMakePackageConfigHelpers)
+set(share ${CMAKE_INSTALL_DATADIR}/driftless)
 
 get_property(driftless_rooms GLOBAL PROPERTY DRIFTLESS_ROOMS)
 foreach(room ${driftless_rooms})
   install(TARGETS driftless_${room} EXPORT driftlessTargets
-          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 endforeach()
 install(CODE "
   set(SOURCE \"${CMAKE_SOURCE_DIR}\")
-  set(INCLUDE_FOLDER \"${CMAKE_INSTALL_INCLUDEDIR}\")")
-install(SCRIPT ${CMAKE_SOURCE_DIR}/cmake/DriftlessPublicHeaders.cmake)
+  set(INCLUDE_FOLDER \"${CMAKE_INSTALL_INCLUDEDIR}\")" COMPONENT development)
+install(SCRIPT ${CMAKE_SOURCE_DIR}/cmake/DriftlessPublicHeaders.cmake COMPONENT development)
 get_property(driftless_road_libraries GLOBAL PROPERTY DRIFTLESS_ROAD_LIBRARIES)
 if(DRIFTLESS_HAS_MPI)
   list(APPEND driftless_road_libraries driftless_mpi)
 endif()
-if(TARGET driftless_nccl)
-  list(APPEND driftless_road_libraries driftless_nccl_library)
-  # An NCCL in the source or the build folder (scripts/nccl_root.sh) is installed, too: what is
-  # installed needs neither folder. CMake itself leaves their paths out of an RPATH.
-  cmake_path(IS_PREFIX CMAKE_SOURCE_DIR ${NCCL_LIBRARY} nccl_in_source)
-  cmake_path(IS_PREFIX CMAKE_BINARY_DIR ${NCCL_LIBRARY} nccl_in_build)
-  if(nccl_in_source OR nccl_in_build)
-    get_filename_component(nccl_file ${NCCL_LIBRARY} NAME)
-    set(nccl_folder ${CMAKE_INSTALL_LIBDIR}/driftless)
-    file(RELATIVE_PATH nccl_from_bin ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR}/driftless)
-    if(SKBUILD)  # the wheel has all of it in one folder
-      set(nccl_from_bin ..)
-    endif()
-    install(FILES ${NCCL_LIBRARY} DESTINATION ${nccl_folder})
-    install(FILES ${NCCL_LIBRARY} DESTINATION driftless COMPONENT python EXCLUDE_FROM_ALL)
-    foreach(folder lib/driftless python/driftless bin/${nccl_from_bin})  # so that the build folder finds it, too
-      file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/${folder})
-      file(CREATE_LINK ${NCCL_LIBRARY} ${CMAKE_BINARY_DIR}/${folder}/${nccl_file} SYMBOLIC)
-    endforeach()
-    set_property(TARGET driftless_nccl_road_library PROPERTY INSTALL_RPATH "$ORIGIN")
-    set_property(TARGET driftless_nccl_library PROPERTY INTERFACE_LINK_LIBRARIES
-      $<BUILD_INTERFACE:${NCCL_LIBRARY}> $<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${nccl_folder}/${nccl_file}>
-      CUDA::cudart_static)
-    if(TARGET driftless)
-      set_property(TARGET driftless PROPERTY INSTALL_RPATH "$ORIGIN/${nccl_from_bin}")
-    endif()
-  endif()
-endif()
 install(TARGETS driftless_roads ${driftless_road_libraries} EXPORT driftlessTargets
-        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 if(TARGET driftless)
-  install(TARGETS driftless RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  # Pages that the command itself prints.
-  function(driftless_page file destination)
+  install(TARGETS driftless RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
+  # Pages that the command itself prints lie in share/driftless; those who look for them elsewhere find a
+  # link. driftless_page(FILE LINK_FOLDER LINK_NAME ARGUMENTS...)
+  function(driftless_page file link_folder link_name)
     set(page ${CMAKE_BINARY_DIR}/pages/${file})
     add_custom_command(OUTPUT ${page} COMMAND driftless ${ARGN} > ${page} DEPENDS driftless VERBATIM)
     set_property(GLOBAL APPEND PROPERTY DRIFTLESS_PAGES ${page})
-    install(FILES ${page} DESTINATION ${destination})
+    install(FILES ${page} DESTINATION ${share} COMPONENT tools)
+    file(RELATIVE_PATH target /${link_folder} /${share}/${file})
+    set(link ${CMAKE_BINARY_DIR}/pages/links/${link_folder}/${link_name})
+    cmake_path(GET link PARENT_PATH folder)
+    file(MAKE_DIRECTORY ${folder})
+    file(CREATE_LINK ${target} ${link} SYMBOLIC)
+    install(FILES ${link} DESTINATION ${link_folder} COMPONENT tools)
   endfunction()
-  file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/pages/bash)
-  driftless_page(driftless.1 ${CMAKE_INSTALL_MANDIR}/man1 man)
-  driftless_page(bash/driftless ${CMAKE_INSTALL_DATADIR}/bash-completion/completions completion bash)
-  driftless_page(_driftless ${CMAKE_INSTALL_DATADIR}/zsh/site-functions completion zsh)
-  driftless_page(driftless.fish ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d completion fish)
+  driftless_page(driftless.1 ${CMAKE_INSTALL_MANDIR}/man1 driftless.1 man)
+  driftless_page(completion.bash ${CMAKE_INSTALL_DATADIR}/bash-completion/completions driftless completion bash)
+  driftless_page(completion.zsh ${CMAKE_INSTALL_DATADIR}/zsh/site-functions _driftless completion zsh)
+  driftless_page(completion.fish ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d driftless.fish completion fish)
   get_property(driftless_pages GLOBAL PROPERTY DRIFTLESS_PAGES)
   add_custom_target(driftless_pages ALL DEPENDS ${driftless_pages})
 endif()
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/configs ${CMAKE_SOURCE_DIR}/examples DESTINATION ${share}
+        COMPONENT tools PATTERN CMakeLists.txt EXCLUDE PATTERN __pycache__ EXCLUDE)
 install(EXPORT driftlessTargets NAMESPACE driftless::
-        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless COMPONENT development)
 
 # The C library is an export of its own: who asks for it alone needs none of what the others link.
-install(TARGETS driftless_c EXPORT driftlessCTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES ${CMAKE_SOURCE_DIR}/plugin/c_abi/driftless.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(TARGETS driftless_c EXPORT driftlessCTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)
+install(FILES ${CMAKE_SOURCE_DIR}/plugin/c_abi/driftless.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/driftless COMPONENT development)
 install(EXPORT driftlessCTargets NAMESPACE driftless::
-        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless COMPONENT development)
 file(RELATIVE_PATH DRIFTLESS_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(${CMAKE_SOURCE_DIR}/cmake/driftless.pc.in ${CMAKE_BINARY_DIR}/driftless.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/driftless.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES ${CMAKE_BINARY_DIR}/driftless.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+        COMPONENT development)
 
 configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/driftlessConfig.cmake.in
   ${CMAKE_BINARY_DIR}/driftlessConfig.cmake
@@ -82,4 +66,4 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/driftlessConfigVersion.cmak
   COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/driftlessConfig.cmake
               ${CMAKE_BINARY_DIR}/driftlessConfigVersion.cmake
-        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless)
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless COMPONENT development)

@@ -125,6 +125,14 @@ elseif(DRIFTLESS_HDF5_FOUND)
 endif()
 driftless_backend(HDF5 "${hdf5_usable}" "${hdf5_missing}")
 
+# For wheels: what follows is linked in, so that they run where it is not installed, and so is the
+# standard library (not libgcc_s: exceptions need one for the process). MPI and HDF5 are loaded on demand.
+option(DRIFTLESS_STATIC "Link static libraries, where there are any" OFF)
+if(DRIFTLESS_STATIC)
+  set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
+  target_link_options(driftless_compile_options INTERFACE -static-libstdc++ -Wl,--exclude-libs,ALL)
+endif()
+
 if(NOT DRIFTLESS_WITH_CURL STREQUAL "OFF")
   pkg_check_modules(DRIFTLESS_CURL QUIET IMPORTED_TARGET GLOBAL libcurl)
 endif()
@@ -198,20 +206,15 @@ elseif(NOT DRIFTLESS_WITH_CUDA STREQUAL "OFF")
 endif()
 driftless_backend(CUDA "${cuda_usable}" "${cuda_missing}")
 
-set(nccl_missing "no NCCL was found (nccl.h and libnccl): set NCCL_ROOT")
+# Its header: the library is loaded when a job needs it (collectives/nccl/nccl_calls.h).
+set(nccl_missing "no nccl.h was found: set NCCL_ROOT")
 set(nccl_usable FALSE)
 if(NOT DRIFTLESS_HAS_CUDA)
   set(nccl_missing "NCCL needs CUDA: ${DRIFTLESS_WHY_NOT_CUDA}")
 elseif(NOT DRIFTLESS_WITH_NCCL STREQUAL "OFF")
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT} $ENV{NCCL_ROOT} PATH_SUFFIXES include)
-  find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} $ENV{NCCL_ROOT} PATH_SUFFIXES lib)
-  if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+  if(NCCL_INCLUDE_DIR)
     set(nccl_usable TRUE)
-    add_library(driftless_nccl_library INTERFACE)
-    set_target_properties(driftless_nccl_library PROPERTIES EXPORT_NAME nccl_library)
-    target_include_directories(driftless_nccl_library SYSTEM INTERFACE
-                               $<BUILD_INTERFACE:${NCCL_INCLUDE_DIR}>)
-    target_link_libraries(driftless_nccl_library INTERFACE ${NCCL_LIBRARY} CUDA::cudart_static)
   endif()
 endif()
 driftless_backend(NCCL "${nccl_usable}" "${nccl_missing}")

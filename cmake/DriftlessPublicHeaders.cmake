@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run by install(): puts the public headers, and those that they include, into
 # PREFIX/INCLUDE_FOLDER/driftless. Read from the sources each time, so that a header becomes public by being
-# included from one that is, and in no other way.
+# included from one that is, and in no other way. Programs include <driftless/FOLDER/...>, and so do the
+# installed headers: PREFIX/INCLUDE_FOLDER alone is on the path of includes.
 #
 # SOURCE: the sources of driftless. INCLUDE_FOLDER: below the prefix.
 cmake_policy(VERSION 3.25)
@@ -36,4 +37,8 @@ foreach(header ${headers})
   get_filename_component(folder ${header} DIRECTORY)
   file(INSTALL ${SOURCE}/${header} TYPE FILE
        DESTINATION ${CMAKE_INSTALL_PREFIX}/${INCLUDE_FOLDER}/driftless/${folder})
+  set(installed $ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/${INCLUDE_FOLDER}/driftless/${header})
+  file(READ ${installed} text)
+  string(REGEX REPLACE "\n#include \"([^\"]+)\"" "\n#include <driftless/\\1>" text "${text}")
+  file(WRITE ${installed} "${text}")
 endforeach()

@@ -18,7 +18,7 @@ function(driftless_room name)
   add_library(driftless::${name} ALIAS ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
   target_include_directories(${target} PUBLIC
-    $<BUILD_INTERFACE:${links}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/driftless>)
+    $<BUILD_INTERFACE:${links}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_compile_features(${target} PUBLIC cxx_std_20)
   foreach(room ${ROOM_SEES})
     target_link_libraries(${target} PUBLIC driftless_${room})

@@ -90,6 +90,7 @@ struct OpenRoad {
   std::function<Result<std::unique_ptr<ReceiveRoad>>()> receiver;
   // As the opener's, for a road that keeps a connection to hear it by; may be empty.
   std::function<Result<std::optional<std::string>>()> hear_end;
+  std::function<Status(std::string_view text)> tell_end;  // as the opener's; may be empty
   std::function<Status()> close;  // collective, at an orderly end; may be empty
   bool threads = true;            // may be used by other threads than the one that opened it
 };
@@ -110,6 +111,8 @@ struct RoadOpener {
   // Opens it for one process. Collective, if the processes meet by MPI.
   Result<OpenRoad> (*open)(const RoadOptions& options, const RoadPlace& place) = nullptr;
   // What follows may be null.
+  // Whether a library that the road loads by itself is here: kUnsupported, with what to install.
+  Status (*usable)() = nullptr;
   // Reads what the road held before this process; null: it forgets.
   Result<std::unique_ptr<ReceiveRoad>> (*history)(const RoadOptions& options) = nullptr;
   // The end of a run, for rollouts that mpirun did not start beside the trainer.
@@ -154,14 +157,14 @@ template <auto kAccess>
 constexpr RoadKey poll_first() {
   return Rows::default_key<setting::Duration, kAccess>(
       "road.poll_first", setting::kDurationOrAuto,
-      "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma and host_shm 1ms, "
-      "on object_store 50ms");
+      "A rollout's first wait between two looks; doubles. auto: 5ms, on mpi_rma, peer and host_shm "
+      "1ms, on object_store 50ms");
 }
 template <auto kAccess>
 constexpr RoadKey poll_longest() {
   return Rows::default_key<setting::Duration, kAccess>(
       "road.poll_longest", setting::kDurationOrAuto,
-      "Its longest. auto: 1s, on mpi_rma and host_shm 50ms, on object_store 2s");
+      "Its longest. auto: 1s, on mpi_rma, peer and host_shm 50ms, on object_store 2s");
 }
 template <auto kAccess>
 constexpr RoadKey patience() {
@@ -173,14 +176,14 @@ template <auto kAccess>
 constexpr RoadKey ring_size() {
   return Rows::key<setting::Size<64 * setting::kKiB, 16 * setting::kTiB>, kAccess>(
       "road.ring_size",
-      "mpi_rma: memory for versions on each trainer rank; nccl: on each rollout's GPU, of each "
-      "trainer rank");
+      "mpi_rma, peer: memory for versions on each trainer rank; nccl: on each rollout's GPU, of "
+      "each trainer rank");
 }
 template <auto kAccess>
 constexpr RoadKey ring_versions() {
   return Rows::default_key<setting::Count<1, 65'536>, kAccess>(
       "road.ring_versions", setting::kNumberOrAuto,
-      "mpi_rma, nccl: versions kept at most. auto: 64, on nccl 32");
+      "mpi_rma, peer, nccl: versions kept at most. auto: 64, on nccl 32");
 }
 
 }  // namespace road_key

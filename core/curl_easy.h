@@ -4,6 +4,7 @@
 #pragma once
 
 #include <curl/curl.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -47,6 +48,22 @@ void set_curl(CURL* easy, bool& ok, CURLoption option, T value) {
   ok = ok && curl_easy_setopt(easy, option, value) == CURLE_OK;
 }
 
+// The system's CA bundle, if libcurl was built without knowing where it is, as wheels have it; else
+// null: libcurl knows.
+inline const char* system_ca_file() {
+  static const char* const found = []() -> const char* {
+    const curl_version_info_data* const built = curl_version_info(CURLVERSION_NOW);
+    if (built->cainfo != nullptr || built->capath != nullptr) return nullptr;
+    for (const char* const path :
+         {"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
+          "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"}) {
+      if (::access(path, R_OK) == 0) return path;
+    }
+    return nullptr;
+  }();
+  return found;
+}
+
 // Of every call: no other protocol, no redirections, no signals, which threads would share.
 inline void set_curl_common(CURL* easy, bool& ok) {
 #if LIBCURL_VERSION_NUM >= 0x075500
@@ -56,6 +73,7 @@ inline void set_curl_common(CURL* easy, bool& ok) {
 #endif
   set_curl(easy, ok, CURLOPT_FOLLOWLOCATION, 0L);
   set_curl(easy, ok, CURLOPT_NOSIGNAL, 1L);
+  if (const char* const file = system_ca_file()) set_curl(easy, ok, CURLOPT_CAINFO, file);
 }
 
 }  // namespace driftless

@@ -2,6 +2,7 @@
 #include "core/line_log.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 
 #include "core/status.h"
@@ -11,6 +12,53 @@ namespace driftless {
 
 namespace {
 
+constexpr char32_t kNoCharacter = 0xFFFFFFFF;
+
+struct Character {
+  char32_t code = kNoCharacter;  // of bytes that are not UTF-8, one by one
+  std::size_t bytes = 1;
+};
+
+Character first_character(std::string_view text) {
+  const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(text[at]); };
+  const unsigned first = byte(0);
+  if (first < 0x80) return {first, 1};
+  const std::size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+  if (first < 0xC2 || first > 0xF4 || text.size() < bytes) return {};
+  char32_t code = first & (0x7FU >> bytes);
+  for (std::size_t at = 1; at < bytes; ++at) {
+    if ((byte(at) & 0xC0U) != 0x80) return {};
+    code = (code << 6U) | (byte(at) & 0x3FU);
+  }
+  constexpr char32_t kLeast[] = {0x80, 0x800, 0x10000};  // what fewer bytes hold is no UTF-8
+  if (code < kLeast[bytes - 2] || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return {};
+  return {code, bytes};
+}
+
+// Control characters, and those that nobody sees or that turn the direction of text: a name with
+// them could pose as another. The page (page.html) has the same list.
+bool is_hidden(char32_t code) {
+  struct Range {
+    char32_t first, last;
+  };
+  constexpr Range kHidden[] = {
+      {0x00, 0x1F},     {0x7F, 0x9F},     {0xAD, 0xAD},     {0x34F, 0x34F},   {0x61C, 0x61C},
+      {0x115F, 0x1160}, {0x17B4, 0x17B5}, {0x180E, 0x180E}, {0x200B, 0x200F}, {0x2028, 0x202F},
+      {0x2060, 0x206F}, {0x3164, 0x3164}, {0xFEFF, 0xFEFF}, {0xFFF9, 0xFFFB}, {0xE0000, 0xE007F}};
+  return std::ranges::any_of(
+      kHidden, [code](const Range& each) { return code >= each.first && code <= each.last; });
+}
+
+std::string code_of(const Character& character, std::string_view bytes) {
+  std::array<char, 16> text{};
+  if (character.code == kNoCharacter) {
+    std::snprintf(text.data(), text.size(), "\\x%02x", static_cast<unsigned char>(bytes[0]));
+  } else {
+    std::snprintf(text.data(), text.size(), "\\u%04x", static_cast<unsigned>(character.code));
+  }
+  return text.data();
+}
+
 // At once: other processes write there, too.
 void write_to(std::FILE* file, std::string_view line) {
   std::fwrite(line.data(), 1, line.size(), file);
@@ -19,17 +67,35 @@ void write_to(std::FILE* file, std::string_view line) {
 
 }  // namespace
 
+std::string without_users(std::string_view text) {
+  constexpr std::string_view kPlace = "://";
+  std::string shown;
+  for (;;) {
+    const std::size_t at = text.find(kPlace);
+    if (at == std::string_view::npos) return shown.append(text);
+    shown.append(text.substr(0, at + kPlace.size()));
+    text.remove_prefix(at + kPlace.size());
+    // A password may hold an '@'.
+    const std::size_t user = text.substr(0, text.find_first_of("/?#\"<> \t\r\n")).rfind('@');
+    if (user != std::string_view::npos) text.remove_prefix(user + 1);
+  }
+}
+
 std::string one_line(std::string_view text) {
+  const std::string whole = without_users(text);
   std::string line;
-  line.reserve(text.size());
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    // U+0080 to U+009F are control characters, too, and two bytes of UTF-8.
-    const bool second = byte == 0xC2 && i + 1 < text.size() &&
-                        static_cast<unsigned char>(text[i + 1]) >= 0x80 &&
-                        static_cast<unsigned char>(text[i + 1]) < 0xA0;
-    line.push_back(second || byte < 0x20 || byte == 0x7F ? ' ' : text[i]);
-    if (second) ++i;
+  line.reserve(whole.size());
+  for (std::string_view rest = whole; !rest.empty();) {
+    const Character next = first_character(rest);
+    const std::string_view bytes = rest.substr(0, next.bytes);
+    rest.remove_prefix(next.bytes);
+    if (next.code == '\n' || next.code == '\r' || next.code == '\t') {
+      line.push_back(' ');
+    } else if (next.code == kNoCharacter || is_hidden(next.code)) {
+      line += code_of(next, bytes);
+    } else {
+      line += bytes;
+    }
   }
   return line;
 }

@@ -34,7 +34,7 @@ class LineLog {
   explicit LineLog(Write write) : write_(std::move(write)) {}
   // "trainer.0"; empty: none.
   void set_name(std::string_view name);
-  // Control characters in it are replaced.
+  // As one_line() shows it.
   void add(std::string_view line, const Moment& now);
   // Writes the counts that are left.
   void flush(const Moment& now);
@@ -70,7 +70,13 @@ class ProcessLog {
 };
 [[nodiscard]] ProcessLog& process_log();
 
-// `text` without control characters, which could break a line or drive a terminal: each is a space.
+// `text` as people may be shown it, on one line: control characters, which could break a line or
+// drive a terminal, and characters that are invisible or turn the direction of text are shown by
+// their code, as \u202e; bytes that are not UTF-8 as \x9b; ends of lines are spaces. Users and
+// passwords in URLs are left out.
 [[nodiscard]] std::string one_line(std::string_view text);
+// `text` without "user:password@" in the URLs in it. Whatever names an address, in a log, a record
+// or an error, passes through here.
+[[nodiscard]] std::string without_users(std::string_view text);
 
 }  // namespace driftless

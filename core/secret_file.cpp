@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -65,6 +66,17 @@ Result<std::string> read_secret_file(const std::string& path, std::size_t max_by
       safe.ok() ? read_to_end(file, path, max_bytes) : Result<std::string>(std::move(safe));
   ::close(file);
   return text;
+}
+
+Result<std::string> read_token_file(const std::string& path) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string token, read_secret_file(path));
+  if (is_plain_text(token)) return token;
+  return error(StatusCode::kInvalidArgument, "secret file ", path,
+               ": the token has spaces, zero bytes or other characters that no header can hold");
+}
+
+bool is_plain_text(std::string_view text) {
+  return std::ranges::all_of(text, [](char c) { return c > ' ' && c < 0x7F; });
 }
 
 }  // namespace driftless

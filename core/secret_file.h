@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include "core/status.h"
 
@@ -16,5 +17,10 @@ namespace driftless {
 // what it leads to is checked.
 [[nodiscard]] Result<std::string> read_secret_file(const std::string& path,
                                                    std::size_t max_bytes = 4096);
+
+// The same of a token that an HTTP header carries: kInvalidArgument unless it is plain text.
+[[nodiscard]] Result<std::string> read_token_file(const std::string& path);
+// Printable ASCII characters alone, and no spaces.
+[[nodiscard]] bool is_plain_text(std::string_view text);
 
 }  // namespace driftless

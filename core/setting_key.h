@@ -73,6 +73,14 @@ struct Count {
   static std::string text(std::uint64_t value) { return std::to_string(value); }
 };
 
+// A GPU's number; "auto" is 0 until something else is known.
+struct GpuNumber : Count<0, 1023> {
+  static constexpr std::string_view kExpected = "auto or a whole number";
+  static Result<std::uint64_t> parse(std::string_view value) {
+    return Count::parse(value == kAuto ? "0" : value);
+  }
+};
+
 struct Share {
   static constexpr std::string_view kExpected = "a number from 0 to 1";
   static Result<double> parse(std::string_view value) { return parse_number(value, 0, 1); }

@@ -185,6 +185,17 @@ Result<DirectoryLayout> parse_directory_layout(std::string_view name) {
                "'; known are hf_delta, flush, frames and hdf5");
 }
 
+std::uint64_t payload_of(const Manifest& manifest) {
+  // Directories that others read have further files.
+  const bool mixed = manifest.directory_layout == DirectoryLayout::kHfDelta ||
+                     manifest.directory_layout == DirectoryLayout::kFlush;
+  std::uint64_t sum = 0;
+  for (const ManifestFile& file : manifest.files) {
+    if (!mixed || file.name.ends_with(".safetensors")) sum += file.size_bytes;
+  }
+  return sum;
+}
+
 std::string manifest_to_json(const Manifest& manifest) {
   nlohmann::ordered_json json;
   json["format"] = kFormatName;

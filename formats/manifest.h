@@ -71,7 +71,7 @@ struct Manifest {
   std::uint64_t changed_units = 0;
   std::uint64_t total_units = 0;
   std::uint64_t full_bytes = 0;     // of all weights
-  std::uint64_t payload_bytes = 0;  // of the encoded delta, without container
+  std::uint64_t payload_bytes = 0;  // payload_of() it; older releases: changes before compression
   std::vector<ManifestFile> files;  // all parts (no manifest.json, no DONE), sorted by name
   // Sorted by name. All have a digest, or none has. If they have, those that are not listed are as
   // they were; of a full version all are listed, and together they have the version's digest.
@@ -89,6 +89,10 @@ struct Manifest {
                            : tensors.front().digest.has_value();
   }
 };
+
+// The bytes of the parts that hold changes or weights: frames, flush files, shards, as they lie on
+// the road. An index, configuration and tokenizer are not among them.
+[[nodiscard]] std::uint64_t payload_of(const Manifest& manifest);
 
 [[nodiscard]] std::string manifest_to_json(const Manifest& manifest);
 // Checks every field; keys that it does not know are passed over. kUnsupported for a newer format.

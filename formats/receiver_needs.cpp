@@ -95,6 +95,7 @@ Result<std::string> needs_to_text(const ReceiverNeeds& needs, std::size_t most_b
     json["checkpoint"] = needs.checkpoint;
     json["host"] = needs.host;
   }
+  if (needs.idle) json["idle"] = true;
   if (!needs.tensors.empty()) {
     nlohmann::ordered_json with = json;
     std::map<TensorNeed, std::uint64_t> numbers;
@@ -146,6 +147,9 @@ Result<ReceiverNeeds> parse_needs(std::string_view text, std::string_view what) 
   if (json.contains("checkpoint")) {
     DRIFTLESS_ASSIGN_OR_RETURN(needs.checkpoint, json_string(json, "checkpoint", what));
     DRIFTLESS_ASSIGN_OR_RETURN(needs.host, json_string(json, "host", what));
+  }
+  if (json.contains("idle")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(needs.idle, json_flag(json, "idle", what));
   }
   if (json.contains("tensors")) DRIFTLESS_RETURN_IF_ERROR(read_tensors(json, what, needs));
   return needs;

@@ -37,6 +37,7 @@ struct ReceiverNeeds {
   // The directory of the checkpoint that it patches, and the host where that lies; empty: it holds
   // weights in memory, or does not say.
   std::string checkpoint, host;
+  bool idle = false;  // an agent on whose host nobody takes versions
 
   friend bool operator==(const ReceiverNeeds&, const ReceiverNeeds&) = default;
 };

@@ -221,6 +221,8 @@ Result<EngineRecord> read_engine_record(const Json& json, std::string_view what)
   if (const StatusCode named = code_of(code); named != StatusCode::kOk) {
     record.status = Status(named, message);
   }
+  fields.read("reachable", record.reachable);
+  fields.read("reload", record.reload);
   fields.read("attempts", record.attempts);
   read(fields, record.commit);
   DRIFTLESS_RETURN_IF_ERROR(fields.status());
@@ -237,6 +239,7 @@ Result<RolloutRecord> read_rollout_record(const Json& json, std::string_view wha
   fields.read("proven", record.proven);
   fields.read("unproven", record.unproven);
   fields.read("left", record.left);
+  fields.read("idle", record.idle);
   fields.read("stage_ms", record.stage_ms);
   fields.read("commit_ms", record.commit_ms);
   DRIFTLESS_RETURN_IF_ERROR(fields.status());

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/host_name.h"
+#include "core/line_log.h"
 #include "core/utc_time.h"
 #include "formats/receiver_needs.h"
 
@@ -116,24 +117,32 @@ OrderedJson to_json(const VersionRecord& record) {
 
 OrderedJson to_json(const EngineRecord& record) {
   OrderedJson json = begin(record.origin, record.run);
-  json["engine"] = record.engine;
+  json["engine"] = without_users(record.engine);
   json["kind"] = record.kind;
   json["version"] = record.version;
   json["goal"] = record.goal;
   json["digest"] = record.digest;
   json["proven"] = record.proven;
   json["status"] = to_string(record.status.code());
-  if (!record.status.ok()) json["error"] = record.status.message();
+  if (!record.status.ok()) json["error"] = without_users(record.status.message());
+  json["reachable"] = record.reachable;
+  json["reload"] = record.reload;
   json["attempts"] = record.attempts;
   add(json, record.commit);
   return json;
 }
 
 OrderedJson to_json(const RolloutRecord& record) {
-  return {
-      {"id", record.id},         {"run", record.run},           {"version", record.version},
-      {"digest", record.digest}, {"proven", record.proven},     {"unproven", record.unproven},
-      {"left", record.left},     {"stage_ms", record.stage_ms}, {"commit_ms", record.commit_ms}};
+  return {{"id", record.id},
+          {"run", record.run},
+          {"version", record.version},
+          {"digest", record.digest},
+          {"proven", record.proven},
+          {"unproven", record.unproven},
+          {"left", record.left},
+          {"idle", record.idle},
+          {"stage_ms", record.stage_ms},
+          {"commit_ms", record.commit_ms}};
 }
 
 OrderedJson to_json(const EndRecord& record) {
@@ -176,6 +185,12 @@ std::string reported_run(std::string_view proof, std::string_view needs) {
   if (!run.empty() || needs.empty()) return run;
   const Result<ReceiverNeeds> told = parse_needs(needs, "a report");
   return told.ok() && !told->run.is_zero() ? to_hex(told->run) : run;
+}
+
+bool reports_idle(std::string_view needs) {
+  if (needs.empty()) return false;
+  const Result<ReceiverNeeds> told = parse_needs(needs, "a report");
+  return told.ok() && told->idle;
 }
 
 }  // namespace driftless

@@ -95,9 +95,15 @@ struct EngineRecord {
   std::uint64_t goal = 0;       // that it was to be brought to
   std::string digest{};         // of the version, hex; empty: not known
   std::string_view proven{};    // by its "workers" or by the "files" that it loaded; empty: not
-  Status status{};              // of the last update; not ok: it counts as not there
-  unsigned attempts = 0;
-  CommitTimes commit{};  // of the last attempt
+  Status status{};              // of the last update or look; not ok: it counts as not there
+  bool reachable = true;        // false: it has answered no call for a while
+  bool reload = false;          // it lost its version, and is to be given it again
+  unsigned attempts = 0;        // of the last update; 0: a look at the engine found this
+  CommitTimes commit{};         // of the last attempt
+  // A look of the agent that drives it, and no update, found this.
+  [[nodiscard]] bool looked() const { return attempts == 0 && !kind.empty(); }
+  // Nobody waits for it: it does not answer, or an update failed.
+  [[nodiscard]] bool given_up() const { return !reachable || (!status.ok() && attempts > 0); }
 };
 
 // What a receiver last reported to the trainer.
@@ -109,6 +115,7 @@ struct RolloutRecord {
   bool proven = false;         // the digest is the version's own, computed from all of its tensors
   std::uint64_t unproven = 0;  // tensors that the digest was not computed from
   bool left = false;           // it has signed off
+  bool idle = false;           // an agent's: nobody on its host takes versions
   double stage_ms = 0, commit_ms = 0;  // of its last commit; 0: not known
 };
 
@@ -142,6 +149,8 @@ inline constexpr std::string_view kProofRun = " run=";
 // The run that a report is of: in its proof or, if it proves nothing, in its needs. Empty: in
 // neither.
 [[nodiscard]] std::string reported_run(std::string_view proof, std::string_view needs);
+// Whether the report is of an agent on whose host nobody takes versions.
+[[nodiscard]] bool reports_idle(std::string_view needs);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const VersionRecord& record);
 [[nodiscard]] nlohmann::ordered_json to_json(const EngineRecord& record);

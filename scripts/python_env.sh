@@ -3,7 +3,8 @@
 # Makes a Python environment for tests, once, from pinned requirements; prints its directory.
 #
 #   scripts/python_env.sh NAME         tests/requirements/NAME.txt; NAME: megatron, bridge, vllm,
-#                                      vllm_older, sglang, verl, stores, hub, otlp, lint
+#                                      vllm_older, sglang, verl, stores, hub, otlp, kubernetes, lint,
+#                                      container
 #
 # It lies in build/venvs/NAME, or $DRIFTLESS_VENVS/NAME. Where it cannot be made: one line that says
 # why, and exit code 3. A second call while the first still installs waits for it.

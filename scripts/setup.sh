@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs the Debian packages that the named groups need and that are missing.
 #
-#   scripts/setup.sh GROUP...      groups: build test lint fuzz
+#   scripts/setup.sh GROUP...      groups: build test lint fuzz wheels package
 #
 # Silent where nothing is missing. DRIFTLESS_SKIP_SETUP=1 skips it altogether.
 set -euo pipefail
@@ -15,10 +15,13 @@ packages_of() {
                 python3-venv pybind11-dev ccache libcpp-httplib-dev prometheus-cpp-dev ;;
     test) echo libgtest-dev python3 python3-numpy python3-zstandard python3-xxhash python3-pytest python3-pytest-xdist \
                python3-h5py hdf5-tools iproute2 faketime slurm-wlm munge \
-               chromium chromium-driver python3-selenium prometheus groff-base ;;
+               chromium chromium-driver python3-selenium prometheus groff-base \
+               dpkg-dev file debootstrap docker-compose python3-yaml curl ;;
     lint) echo clang-format-19 clang-tidy-19 python3 python3-venv ;;
+    wheels) echo dpkg-dev python3-pip "g++-$(uname -m | sed 's/x86_64/aarch64/; t; s/aarch64/x86-64/')-linux-gnu" ;;
     fuzz) echo clang-19 libclang-rt-19-dev ;;
-    *) echo "scripts/setup.sh: unknown group '$1'; known: build test lint fuzz" >&2; return 2 ;;
+    package) echo dpkg-dev file ;;
+    *) echo "scripts/setup.sh: unknown group '$1'; known: build test lint fuzz wheels package" >&2; return 2 ;;
   esac
 }
 

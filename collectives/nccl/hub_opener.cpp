@@ -16,6 +16,6 @@ Result<OpenRoad> open_by_hub(const RoadOptions& options, const RoadPlace& place)
 }  // namespace
 }  // namespace nccl
 
-constinit const RoadOpener kNcclHubOpener{.open = nccl::open_by_hub};
+constinit const RoadOpener kNcclHubOpener{.open = nccl::open_by_hub, .usable = nccl::usable};
 
 }  // namespace driftless

@@ -42,7 +42,7 @@ std::string rendezvous_text(const RoadOptions& options, std::size_t) {
 
 constexpr std::array kKeys = {
     // The GPU of the process, which the job has a key for.
-    Rows::key<setting::Count<0, 1023>, DRIFTLESS_FIELD(device)>("gpu.device", "")
+    Rows::key<setting::GpuNumber, DRIFTLESS_FIELD(device)>("gpu.device", "")
         .once("road.nccl.device"),
     ring_size<DRIFTLESS_FIELD(ring_bytes)>(),
     ring_versions<DRIFTLESS_FIELD(ring_versions)>(),

@@ -17,6 +17,6 @@ Result<OpenRoad> open_by_mpi(const RoadOptions& options, const RoadPlace& place)
 }  // namespace
 }  // namespace nccl
 
-constinit const RoadOpener kNcclMpiOpener{.open = nccl::open_by_mpi};
+constinit const RoadOpener kNcclMpiOpener{.open = nccl::open_by_mpi, .usable = nccl::usable};
 
 }  // namespace driftless

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime.h>
-#include <nccl.h>
 
 #include <cstring>
 #include <mutex>
 
 #include "collectives/nccl/message.h"
+#include "collectives/nccl/nccl_calls.h"
 #include "collectives/nccl/nccl_road.h"
 #include "core/thread_gpu.h"
 
@@ -14,6 +14,9 @@ namespace nccl {
 namespace {
 
 using std::chrono::milliseconds;
+
+// NCCL's: make_nccl_fabric() has loaded them before anything here is made.
+const NcclCalls& calls() { return **nccl_calls(); }
 
 // Makes `device` current on this thread, for as long as it lives.
 class DeviceGuard {
@@ -35,13 +38,13 @@ Status cuda_status(cudaError_t code, std::string_view what) {
 // kIo: the communicator is lost. ncclInProgress is ok.
 Status nccl_status(ncclResult_t code, std::string_view what, ncclComm_t communicator = nullptr) {
   if (code == ncclSuccess || code == ncclInProgress) return {};
-  const char* last = ncclGetLastError(communicator);
+  const char* last = calls().get_last_error(communicator);
   std::string more = last == nullptr ? std::string() : std::string(last);
   for (char& c : more) {
     if (c == '\n') c = ' ';
   }
 
-  return error(StatusCode::kIo, "nccl: ", what, ": NCCL says ", ncclGetErrorString(code),
+  return error(StatusCode::kIo, "nccl: ", what, ": NCCL says ", calls().get_error_string(code),
                more.empty() ? "" : "; ", more);
 }
 
@@ -67,7 +70,7 @@ class NcclCommunicator final : public Communicator {
   ~NcclCommunicator() override {
     const DeviceGuard guard(device_);
     if (communicator_ != nullptr) {
-      if (state_ == State::kIdle && !lost_ && ncclCommFinalize(communicator_) == ncclInProgress) {
+      if (state_ == State::kIdle && !lost_ && calls().finalize(communicator_) == ncclInProgress) {
         const Deadline farewell = Deadline::after(kFarewell);
         Backoff backoff(std::chrono::microseconds(100), milliseconds(5));
         while (true) {
@@ -75,7 +78,7 @@ class NcclCommunicator final : public Communicator {
           if (!gone.ok() || *gone || !backoff.sleep(farewell)) break;
         }
       }
-      ncclCommAbort(communicator_);
+      calls().abort(communicator_);
     }
     if (ended_ != nullptr) cudaEventDestroy(ended_);
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
@@ -108,15 +111,15 @@ class NcclCommunicator final : public Communicator {
     }
     const DeviceGuard guard(device_);
     state_ = State::kLaunching;
-    DRIFTLESS_RETURN_IF_ERROR(nccl_status(ncclGroupStart(), "a broadcast"));
+    DRIFTLESS_RETURN_IF_ERROR(nccl_status(calls().group_start(), "a broadcast"));
     ncclResult_t failure = ncclSuccess;
     for (const Block& piece : pieces) {
       if (piece.size == 0) continue;
-      const ncclResult_t code =
-          ncclBroadcast(piece.data, piece.data, piece.size, ncclUint8, 0, communicator_, stream_);
+      const ncclResult_t code = calls().broadcast(piece.data, piece.data, piece.size, ncclUint8, 0,
+                                                  communicator_, stream_);
       if (code != ncclSuccess && code != ncclInProgress) failure = code;
     }
-    const ncclResult_t ended = ncclGroupEnd();
+    const ncclResult_t ended = calls().group_end();
     DRIFTLESS_RETURN_IF_ERROR(nccl_status(failure, "a broadcast", communicator_));
     return nccl_status(ended, "a broadcast", communicator_);
   }
@@ -133,15 +136,15 @@ class NcclCommunicator final : public Communicator {
         cuda_status(cudaEventCreateWithFlags(&ended_, cudaEventDisableTiming), "making an event"));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    return nccl_status(ncclCommInitRankConfig(&communicator_, static_cast<int>(size), id,
-                                              static_cast<int>(rank), &config),
+    return nccl_status(calls().init_rank(&communicator_, static_cast<int>(size), id,
+                                         static_cast<int>(rank), &config),
                        "connecting");
   }
 
   [[nodiscard]] Result<bool> async_done() {
     ncclResult_t now = ncclSuccess;
     const Status asked =
-        nccl_status(ncclCommGetAsyncError(communicator_, &now), "asking how far it is");
+        nccl_status(calls().get_async_error(communicator_, &now), "asking how far it is");
     const Status told = asked.ok() ? nccl_status(now, "a communicator", communicator_) : asked;
     if (!told.ok()) {
       lost_ = true;
@@ -260,7 +263,7 @@ class PinnedPool {
 // Of the library that is loaded, which need not be the one that this was compiled with.
 Result<int> own_version() {
   int version = 0;
-  DRIFTLESS_RETURN_IF_ERROR(nccl_status(ncclGetVersion(&version), "asking for its version"));
+  DRIFTLESS_RETURN_IF_ERROR(nccl_status(calls().get_version(&version), "asking for its version"));
   return version;
 }
 
@@ -319,7 +322,7 @@ class NcclFabric final : public Fabric {
   Result<std::string> new_meeting() override {
     const DeviceGuard guard(pool_->device());
     ncclUniqueId id;
-    DRIFTLESS_RETURN_IF_ERROR(nccl_status(ncclGetUniqueId(&id), "making a unique id"));
+    DRIFTLESS_RETURN_IF_ERROR(nccl_status(calls().get_unique_id(&id), "making a unique id"));
     DRIFTLESS_ASSIGN_OR_RETURN(const int version, own_version());
     return make_meeting(std::string_view(id.internal, sizeof(id.internal)), version);
   }
@@ -346,6 +349,7 @@ class NcclFabric final : public Fabric {
 }  // namespace nccl
 
 Result<std::shared_ptr<nccl::Fabric>> make_nccl_fabric(const NcclOptions& options) {
+  DRIFTLESS_RETURN_IF_ERROR(nccl::nccl_calls().status());
   int devices = 0;
   const cudaError_t counted = cudaGetDeviceCount(&devices);
   if (counted != cudaSuccess || options.device < 0 || options.device >= devices) {
@@ -353,7 +357,8 @@ Result<std::shared_ptr<nccl::Fabric>> make_nccl_fabric(const NcclOptions& option
     return error(StatusCode::kUnsupported, "nccl: there is no GPU ", options.device, " here (",
                  devices, " found",
                  counted == cudaSuccess ? std::string(")")
-                                        : concat("; CUDA says ", cudaGetErrorString(counted), ")"));
+                                        : concat("; CUDA says ", cudaGetErrorString(counted), ")"),
+                 "; a GPU needs NVIDIA's driver for CUDA ", CUDART_VERSION / 1000, " or newer");
   }
 
   auto pool = std::make_shared<nccl::DevicePool>(options.device);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/nccl/opener.h"
 
+#include "collectives/nccl/nccl_calls.h"
+
 namespace driftless {
 namespace nccl {
 namespace {
@@ -26,6 +28,8 @@ Result<OpenRoad> open_by_file(const RoadOptions& options, const RoadPlace& place
 
 }  // namespace
 
+Status usable() { return nccl_calls().status(); }
+
 OpenRoad open_road(const RoadOptions& given, const RoadPlace& place, const Meeting& meeting) {
   NcclOptions options = options_in<NcclSettings>(given);
   options.hash = place.hash;
@@ -43,6 +47,6 @@ OpenRoad open_road(const RoadOptions& given, const RoadPlace& place, const Meeti
 
 }  // namespace nccl
 
-constinit const RoadOpener kNcclFileOpener{.open = nccl::open_by_file};
+constinit const RoadOpener kNcclFileOpener{.open = nccl::open_by_file, .usable = nccl::usable};
 
 }  // namespace driftless

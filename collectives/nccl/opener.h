@@ -12,6 +12,8 @@ struct Meeting {
   std::function<Result<Connector>()> connector;
 };
 
+// RoadOpener::usable.
+[[nodiscard]] Status usable();
 [[nodiscard]] OpenRoad open_road(const RoadOptions& options, const RoadPlace& place,
                                  const Meeting& meeting);
 

@@ -6,6 +6,7 @@
 
 #include "collectives/object_store/claim.h"
 #include "collectives/object_store/http_client.h"
+#include "core/counted.h"
 
 namespace driftless::object_store {
 namespace {
@@ -56,7 +57,9 @@ bool examine_list(ObjectStore& store, const Deadline& deadline, std::vector<Find
   if (listed.ok()) {
     const VersionList versions = version_list(*listed);
     findings.push_back(
-        {"list", kOk, concat(store.name(), ": ", versions.there.size(), " versions and anchors")});
+        {"list", kOk,
+         concat(store.name(), ": ",
+                counted(versions.there.size(), "version or anchor", "versions and anchors"))});
     return true;
   }
   if (listed.status().code() == StatusCode::kNotFound) {

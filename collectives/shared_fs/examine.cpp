@@ -5,6 +5,7 @@
 #include <ctime>
 
 #include "collectives/shared_fs/medium.h"
+#include "core/counted.h"
 #include "core/disk_space.h"
 
 namespace driftless {
@@ -76,7 +77,7 @@ class Examination {
         const auto id = parse_publication_name(name);
         versions += id && is_version(*id) ? 1 : 0;
       }
-      add("directory", kOk, concat(dir, ": ", versions, " versions"));
+      add("directory", kOk, concat(dir, ": ", counted(versions, "version")));
       return true;
     }
     if (names.status().code() != StatusCode::kNotFound || !options_.foreign_base.empty()) {

@@ -11,7 +11,7 @@
  *
  *   cc -std=c99 follow.c $(pkg-config --cflags --libs driftless)
  */
-#include <driftless.h>
+#include <driftless/driftless.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 // The C handles of driftless.h as C++ objects: errors are thrown, everything frees itself.
 #pragma once
 
-#include <driftless.h>
+#include <driftless/driftless.h>
 
 #include <memory>
 #include <stdexcept>

@@ -33,6 +33,8 @@ from ._native import (
     launched_by_mpi,
 )
 from .errors import Error
+from .following import Follower, follow
+from .publishing import Publishing, publish
 from .sharded import Shard, ShardedSource
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "Config",
     "EndOfRun",
     "Error",
+    "Follower",
     "Job",
     "Launch",
     "Layout",
@@ -50,6 +53,7 @@ __all__ = [
     "OwnedTarget",
     "PublishReport",
     "Publisher",
+    "Publishing",
     "Receiver",
     "ReceiverReport",
     "Shard",
@@ -63,7 +67,9 @@ __all__ = [
     "backends",
     "digest",
     "errors",
+    "follow",
     "kernels",
     "launch",
     "launched_by_mpi",
+    "publish",
 ]

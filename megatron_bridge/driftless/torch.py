@@ -104,7 +104,7 @@ class ShardedModel(ShardedSource):
 
     def shards(self) -> Sequence[Shard]:
         """As they are now: FSDP may have put others in the module's place since the last step."""
-        shards, self._others = parted(self._exported())
+        shards, self._others = parted(self.exported())
         return shards
 
     def dtype(self, shard: Shard) -> str:
@@ -135,13 +135,14 @@ class ShardedModel(ShardedSource):
         wanted = self._dtype(shard.name) if callable(self._dtype) else self._dtype
         return wanted or shard.tensor.dtype
 
-    def _exported(self) -> Iterator[Shard]:
-        for name, tensor in _unique(self._module):
+    def exported(self) -> Iterator[Shard]:
+        """All that this rank holds, under the published names; shards() are those that it owns."""
+        for name, tensor in unique_tensors(self._module):
             shard = shard_of(name, tensor)
             yield from (shard,) if self._export is None else self._export(shard)
 
 
-def _unique(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def unique_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a module, ties once. FSDP's state_dict() shards what a forward pass left
     gathered."""
     state = module.state_dict()

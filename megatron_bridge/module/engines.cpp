@@ -150,6 +150,7 @@ struct TargetParts {
   MappedParts parts;
   MappedOptions options;
   py::object owners;  // of the memory that the maps lead to
+  std::optional<int> gpu;
 };
 
 class MappedHolder : public HeldTarget {
@@ -158,20 +159,23 @@ class MappedHolder : public HeldTarget {
       : MappedHolder(take(without_gil([&] {
                        return make_mapped_target(std::move(given.parts), given.options);
                      })),
-                     std::move(given.owners)) {}
+                     std::move(given.owners), given.gpu) {}
   [[nodiscard]] bool proven() const { return target_->proven(); }
+  [[nodiscard]] std::optional<int> gpu() const override { return gpu_; }
   void replace(TargetParts given) {
     check(without_gil([&] { return target_->replace(std::move(given.parts), given.options); }));
     owners_ = std::move(given.owners);
+    gpu_ = given.gpu;
     refresh(true);
   }
 
  private:
-  MappedHolder(std::shared_ptr<MappedTarget> target, py::object owners)
-      : HeldTarget(target), target_(std::move(target)), owners_(std::move(owners)) {}
+  MappedHolder(std::shared_ptr<MappedTarget> target, py::object owners, std::optional<int> gpu)
+      : HeldTarget(target), target_(std::move(target)), owners_(std::move(owners)), gpu_(gpu) {}
 
   std::shared_ptr<MappedTarget> target_;
   py::object owners_;
+  std::optional<int> gpu_;
 };
 
 // (tensor, address of unit 0, dtype there, map, the parameter's name)
@@ -203,6 +207,7 @@ TargetParts make_parts(const WeightLayout& layout, const std::vector<MapTuple>& 
   for (const std::string& name : external) parts.external.push_back(index_of(layout, name));
   for (const auto& [name, why] : refused) parts.refused.emplace_back(index_of(layout, name), why);
   if (!writer.is_none()) parts.writer = std::make_shared<PythonWriter>(writer);
+  made.gpu = device;
   if (device) parts.memory = take(make_device_memory(*device));
   MappedOptions& options = made.options;
   if (version) {

@@ -34,6 +34,10 @@ class HeldPublisher final : public HeldSession<PublisherSession> {
     const std::shared_ptr<WeightSource> source = make_source(base, failure_);
     JobProcess& process = job_->process();
     const InUse::Turn turn = job_->in_use().take("the job");
+    if (const std::optional<int> gpu = torch_gpu()) {
+      config.use_gpu(*gpu);
+      process.use_gpu(*gpu);
+    }
     session_ = python::native_call(
         failure_, [&] { return open(std::move(config), *source, process, std::move(own)); }, [] {});
     if (auto sink = job_->on_record().sink()) session_->records().own(std::move(sink));

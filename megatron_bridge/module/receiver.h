@@ -10,6 +10,7 @@
 #include <string>
 
 #include "module/job.h"
+#include "module/source.h"
 #include "module/target.h"
 #include "plugin/job/joined_road.h"
 
@@ -156,6 +157,8 @@ class HeldReceiver final : public HeldSession<Receiver> {
   void open(const std::shared_ptr<JobProcess>& process, const std::optional<std::string>& id,
             const ReceiverOptions& callbacks, std::chrono::milliseconds wait) {
     const Deadline deadline = Deadline::after(wait);
+    const std::optional<int> gpu = target_->gpu();
+    if (const auto used = gpu ? gpu : torch_gpu()) process->use_gpu(*used);
     JoinedRoad joined = take(
         without_gil([&] { return join_road(job_->config(), process, id, Deadline::after(wait)); }));
     const Dropped dropped{joined};

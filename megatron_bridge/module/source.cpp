@@ -328,6 +328,14 @@ void* gpu_stream() {
   return reinterpret_cast<void*>(stream.attr("cuda_stream").cast<std::uintptr_t>());
 }
 
+std::optional<int> torch_gpu() {
+  const py::dict modules = py::module_::import("sys").attr("modules");
+  if (!modules.contains("torch")) return std::nullopt;
+  const py::object cuda = py::module_::import("torch").attr("cuda");
+  if (!cuda.attr("is_initialized")().cast<bool>()) return std::nullopt;
+  return cuda.attr("current_device")().cast<int>();
+}
+
 LiveSource::LiveSource(const py::object& object, PythonFailure& failure) : object_(object) {
   if (py::isinstance<HeldCheckpoint>(object)) {
     fail(StatusCode::kInvalidArgument,

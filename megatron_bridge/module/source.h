@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 
 #include "collectives/group.h"
 #include "module/errors.h"
@@ -60,6 +61,9 @@ class LiveSource final : public WeightSource {
 void wait_for_gpu();
 // That stream, a cudaStream_t; null: the default one.
 [[nodiscard]] void* gpu_stream();
+
+// The number of torch's current GPU; none: torch has used no GPU in this process.
+[[nodiscard]] std::optional<int> torch_gpu();
 
 // The group of publisher ranks in a job that no MPI launcher started. `object` has rank, size,
 // gather(bytes, timeout_s) and broadcast(bytes, timeout_s), and may have begin_epoch(number), or

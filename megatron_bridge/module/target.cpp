@@ -34,6 +34,9 @@ class MemoryHolder final : public HeldTarget {
       : HeldTarget(std::move(target), std::move(tensors)), place_(place) {}
   [[nodiscard]] const DeviceTable* device() const override { return place_.table; }
   [[nodiscard]] Status wait_for_stream() const override { return place_.wait(); }
+  [[nodiscard]] std::optional<int> gpu() const override {
+    return place_.table == nullptr ? std::nullopt : std::optional(place_.device);
+  }
 
  private:
   Place place_;

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,8 @@ class HeldTarget {
   // Else null, and nothing.
   [[nodiscard]] virtual const DeviceTable* device() const { return nullptr; }
   [[nodiscard]] virtual Status wait_for_stream() const { return {}; }
+  // The GPU that the weights lie on; none: in host memory.
+  [[nodiscard]] virtual std::optional<int> gpu() const { return std::nullopt; }
   // Held by the receiver that uses it.
   [[nodiscard]] InUse& in_use() { return in_use_; }
   // What that receiver is in, while it works; null once it is gone.

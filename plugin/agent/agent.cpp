@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/line_log.h"
 #include "formats/receiver_needs.h"
 #include "formats/records.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
@@ -72,6 +73,7 @@ void Agent::show() {
   for (EngineRecord& engine : engines) complete(engine);
   view->replace(std::move(engines));
   if (end_) view->end_run();
+  view->reaches_trainer(!contact_.silent());
   std::vector<RolloutRecord> workers;
   for (const HostReceiver& each : delivery_->workers()) {
     RolloutRecord& worker = workers.emplace_back();
@@ -131,12 +133,14 @@ Status Agent::open_checkpoint() {
 Status Agent::open_engines() {
   if (!engines_.empty()) DRIFTLESS_RETURN_IF_ERROR(check_http());
   std::vector<std::string> urls;
-  for (const EngineEndpoint& engine : engines_) urls.push_back(engine.url);
-  fleet_ = std::make_unique<EngineFleet>(config_.engine_calls, std::move(urls));
+  for (const EngineEndpoint& engine : engines_) urls.push_back(without_users(engine.url));
+  fleet_ = std::make_unique<EngineFleet>(config_.engine_calls, std::move(urls),
+                                         config_.agent.engine_look);
   std::vector<std::unique_ptr<EngineSession>> sessions;
   for (EngineEndpoint& engine : engines_) {
     DRIFTLESS_RETURN_IF_ERROR(prepare_endpoint(engine));
-    EngineLink link(engine, config_.engine_calls.timeout, &fleet_->stopping());
+    EngineLink link(engine, config_.engine_calls.timeout, &fleet_->stopping(),
+                    fleet_->http(sessions.size()));
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineSession> session,
                                delivery_->session(*engine.kind, std::move(link)));
     sessions.push_back(std::move(session));
@@ -182,6 +186,7 @@ Result<bool> Agent::deliver() {
   commit_ms_ = made.update.apply_ms;
   VersionRecord record = delivery_record(made, process_.rank());
   record.run = delivery_->run();
+  if (RunView* const view = sinks_->view(); view != nullptr) view->made(made.update.created);
   sinks_->records().add(record);
   tell(sinks_->records().take_trouble());
   if (options_.delivered) options_.delivered(record);
@@ -194,10 +199,13 @@ Result<bool> Agent::deliver() {
 // the checkpoint, by the files.
 void Agent::complete(EngineRecord& record) const {
   const std::optional<Digest> digest = delivery_->digest(record.version);
-  record.origin = record_origin(kRole, process_.rank());
+  if (record.origin.time.empty()) record.origin = record_origin(kRole, process_.rank());
+  record.origin.role = kRole;
+  record.origin.rank = process_.rank();
   record.run = delivery_->run();
   record.digest = digest ? to_hex(*digest) : "";
-  const auto engine = std::ranges::find(engines_, record.engine, &EngineEndpoint::url);
+  const auto engine = std::ranges::find(
+      engines_, record.engine, [](const EngineEndpoint& each) { return without_users(each.url); });
   if (engine != engines_.end()) record.kind = to_string(*engine->kind);
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
   if (record.status.ok() && digest && record.version > 0)
@@ -210,6 +218,10 @@ bool Agent::take_updates() {
     complete(update);
     sinks_->records().add(update);
     tell(sinks_->records().take_trouble());
+    if (update.looked()) {
+      tell(update.status.with_context(concat("engine ", update.engine)));
+      continue;
+    }
     if (!update.status.ok()) {
       tell(update.status.with_context(concat("engine ", update.engine, " did not take version ",
                                              update.goal, " after ", update.attempts, " tries")));
@@ -223,6 +235,12 @@ bool Agent::take_updates() {
   return !updates.empty();
 }
 
+// Shared memory that nobody has read is no version that somebody holds.
+bool Agent::nobody_there() const {
+  const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
+  return !files && engines_.empty() && delivery_->workers().empty();
+}
+
 // The version that everybody on this host has: it is what the publisher is told. An engine that
 // fails counts with the version that it confirmed last; nothing if it never confirmed one.
 std::optional<std::uint64_t> Agent::confirmed() const {
@@ -231,9 +249,7 @@ std::optional<std::uint64_t> Agent::confirmed() const {
   if (workers.size() < config_.agent.workers && reached_.size() < config_.agent.workers) {
     return std::nullopt;
   }
-  // Shared memory that nobody has read is no version that somebody holds.
-  const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
-  if (!files && workers.empty() && engines_.empty()) return std::nullopt;
+  if (nobody_there()) return std::nullopt;
   for (const HostReceiver& worker : workers) {
     if (!worker.version) return std::nullopt;
     least = std::min(least, *worker.version);
@@ -270,8 +286,9 @@ Status Agent::report() {
   }
   report.needs = delivery_->needs();
   if (report.needs.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(report.needs,
-                               needs_to_text(unknown_needs(delivery_->run()), kMaxNeedsBytes));
+    ReceiverNeeds needs = unknown_needs(delivery_->run());
+    needs.idle = nobody_there() && config_.agent.workers == 0;
+    DRIFTLESS_ASSIGN_OR_RETURN(report.needs, needs_to_text(needs, kMaxNeedsBytes));
   }
   const Status told = road_->report(report, Deadline::after(config_.receiver.report_deadline));
   contact_.note(told);
@@ -310,7 +327,7 @@ bool Agent::all_took(std::uint64_t version) {
   const std::vector<EngineRecord> engines = fleet_->states();
   return all && reached_.size() >= config_.agent.workers &&
          std::ranges::all_of(engines, [&](const EngineRecord& engine) {
-           return !engine.status.ok() || engine.version >= version;
+           return engine.given_up() || engine.version >= version;
          });
 }
 
@@ -352,7 +369,8 @@ std::string Agent::who_is_behind(std::uint64_t last) const {
   }
   for (const EngineRecord& engine : fleet_->states()) {
     if (engine.status.ok() && engine.version == last) continue;
-    text += concat("; engine ", engine.engine, " is at version ", engine.version);
+    text += engine.reachable ? concat("; engine ", engine.engine, " is at version ", engine.version)
+                             : concat("; engine ", engine.engine, " ", engine.status.message());
   }
   if (reached_.size() < config_.agent.workers) {
     text +=

@@ -70,6 +70,7 @@ class Agent {
   [[nodiscard]] Status open_engines();
   [[nodiscard]] Result<bool> deliver();
   [[nodiscard]] bool take_updates();
+  [[nodiscard]] bool nobody_there() const;
   [[nodiscard]] std::optional<std::uint64_t> confirmed() const;
   [[nodiscard]] std::uint64_t confirmed_before() const;
   [[nodiscard]] Status report();

@@ -123,6 +123,7 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Publication
   update.versions = 1;
   update.anchor = !is_version(id);
   update.digest = manifest.digest;
+  update.created = manifest.created;
   update.changed_units = manifest.changed_units;
   update.full_bytes = manifest.full_bytes;
   update.delta_bytes = manifest.payload_bytes;

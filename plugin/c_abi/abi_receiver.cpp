@@ -102,6 +102,7 @@ Status AbiReceiver::meet(const Deadline& deadline) {
       callback(user, why.to_string().c_str());
     };
   }
+  tensors_.choose_gpu(config_);
   DRIFTLESS_ASSIGN_OR_RETURN(
       process_, join_job(road_table(), config_, JobRole::kRollout, options_.launch, late));
   DRIFTLESS_ASSIGN_OR_RETURN(joined_, join_road(config_, process_, options_.id, deadline));

@@ -31,6 +31,10 @@ class TensorSet {
   [[nodiscard]] Status wait_for_streams() const;
   // Null if no tensor is on a GPU.
   [[nodiscard]] const DeviceTable* device() const { return device_; }
+  // A configuration's GPU is theirs, if they are on one.
+  void choose_gpu(Config& config) const {
+    if (device_ != nullptr) config.use_gpu(device_number_);
+  }
 
  private:
   struct Held {

@@ -88,7 +88,7 @@ extern "C" {
 
 /* DRIFTLESS_ABI of the library that was loaded; to be compared with that of the header. */
 DRIFTLESS_EXPORT uint32_t driftless_abi(void);
-/* Its version, "0.1.0". */
+/* Its version, "1.2.3". */
 DRIFTLESS_EXPORT const char* driftless_version(void);
 
 /* ---- results ---- */
@@ -270,7 +270,7 @@ typedef struct driftless_report {
   uint64_t versions; /* folded into this commit */
   uint64_t changed_units;
   uint64_t full_bytes;  /* of all weights, for each version */
-  uint64_t delta_bytes; /* of the encoded changes */
+  uint64_t delta_bytes; /* payload of the versions */
   uint64_t wire_bytes;  /* of everything fetched */
   double fetch_ms;      /* on the road, and hashing */
   double stage_ms;      /* decoding and proving */

@@ -29,6 +29,7 @@ class AbiHost final : public WorkerHost {
     DRIFTLESS_ASSIGN_OR_RETURN(Config settings, read_config(posix_file_system(), config, sets));
     forget_what_is_not_ours(settings);
     if (options_.threads != 0) settings.receiver.threads = options_.threads;
+    tensors_.choose_gpu(settings);
     const Deadline deadline = Deadline::after(kOpenWait);
     if (target_ == nullptr) {
       const bool base = options_.holds == DRIFTLESS_HOLDS_BASE;

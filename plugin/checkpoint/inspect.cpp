@@ -45,7 +45,7 @@ Inspection inspect_manifest(std::string kind, const Manifest& manifest) {
   fact("changed_units", std::to_string(manifest.changed_units));
   fact("total_units", std::to_string(manifest.total_units));
   fact("full_bytes", std::to_string(manifest.full_bytes));
-  fact("payload_bytes", std::to_string(manifest.payload_bytes));
+  fact("payload_bytes", std::to_string(payload_of(manifest)));
   fact("tensor_digests", manifest.has_tensor_digests() ? std::to_string(manifest.tensors.size())
                                                        : std::string("none"));
   if (manifest.ranks != 1) fact("ranks", std::to_string(manifest.ranks));
@@ -94,7 +94,7 @@ Result<Inspection> inspect_versions(FileSystem& fs, const std::string& path,
       "versions",
       {{"versions", std::to_string(versions.size())}, {"newest", std::to_string(versions.back())}}};
   result.columns = {"version",       "base",  "layout",      "encoding",
-                    "changed units", "bytes", "run or error"};
+                    "changed_units", "bytes", "run or error"};
   for (const std::uint64_t number : versions) {
     const Result<VersionDirectory> version = open_version(fs, path, number);
     if (!version.ok()) {
@@ -108,7 +108,7 @@ Result<Inspection> inspect_versions(FileSystem& fs, const std::string& path,
                            std::string(to_string(version->directory_layout)),
                            std::string(info(version->encoding).name),
                            manifest ? std::to_string(manifest->changed_units) : "?",
-                           manifest ? std::to_string(manifest->payload_bytes) : "?",
+                           manifest ? std::to_string(payload_of(*manifest)) : "?",
                            manifest ? to_hex(manifest->id.run) : "unknown (another tool's)"});
   }
   return result;

@@ -164,7 +164,6 @@ Status write_compact_frames(const PayloadContext& context, DeviceWork& work, DTy
     encoded.clear();
     DRIFTLESS_RETURN_IF_ERROR(
         CompactFrame(context, work, dtype, rest.first(count)).encode(frame, encoded));
-    findings.delta_bytes += encoded.size();
     DRIFTLESS_RETURN_IF_ERROR(
         put_frame(context, frame_file_name(frame.rank, frame.index), encoded, findings));
     ++parts;

@@ -121,7 +121,6 @@ class DeviceDeltaPayload final : public RankPayload {
     kept.first_sum = sums_.size();
     DRIFTLESS_RETURN_IF_ERROR(note_change(results, kept));
     DRIFTLESS_RETURN_IF_ERROR(work_.differ.release());
-    if (!compact_) findings_.delta_bytes += kept.position_bytes + kept.value_bytes;
     if (frames_on_device_ || compact_) {
       frames_.push_back(std::move(kept));
       return {};
@@ -302,9 +301,7 @@ class DeviceDeltaPayload final : public RankPayload {
             return bucket.add(delta, block);
           }));
     }
-    const BucketView view = bucket.view();
-    if (compact_) findings_.delta_bytes += view.positions.size() + view.values.size();
-    return write_bucket(context, view, parts_++, findings_);
+    return write_bucket(context, bucket.view(), parts_++, findings_);
   }
 
   // What can be coded, in `compact`; the rest as deltas.

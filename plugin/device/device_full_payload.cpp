@@ -79,7 +79,6 @@ class DeviceFullPayload final : public RankPayload {
     if (runs_.empty()) return {};
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
     DRIFTLESS_RETURN_IF_ERROR(write_full_frame(context_, dtype_, runs_, parts_++, findings_));
-    findings_.delta_bytes += pending_bytes_;
     runs_.clear();
     pending_bytes_ = 0;
     return {};

@@ -109,7 +109,8 @@ Status check_device(int device) {
   if (code != cudaSuccess || device < 0 || device >= devices) {
     return error(StatusCode::kUnsupported, "GPU ", device, " cannot be used: ",
                  code == cudaSuccess ? "CUDA sees fewer" : cudaGetErrorString(code), " (", devices,
-                 " found); use memory of the host, or see nvidia-smi");
+                 " found); install NVIDIA's driver for CUDA ", CUDART_VERSION / 1000,
+                 " or newer, use memory of the host, or see nvidia-smi");
   }
   return check(cudaSetDevice(device), "choosing a GPU");
 }

@@ -16,6 +16,14 @@ class DiskTransport : public OneRankTransport {
   DiskTransport(EngineLink link, DiskVersions& versions)
       : OneRankTransport(std::move(link)), versions_(versions) {}
 
+  // An engine that was not paused is not loaded: nobody waits for the rest of its request.
+  EngineAnswer carry(const EngineCall& call) override {
+    const bool given_up = call.op == EngineOp::kResume || call.op == EngineOp::kClearCache ||
+                          call.op == EngineOp::kReadLabel;
+    if (given_up) release();
+    return OneRankTransport::carry(call);
+  }
+
   void ended() override {
     release();
     // A server that names no process may be another one by the next request.

@@ -9,7 +9,7 @@
 namespace driftless {
 namespace {
 
-constexpr std::chrono::milliseconds kLongestWait{10'000};
+constexpr std::chrono::milliseconds kShortestWait{100}, kLongestWait{10'000};
 constexpr std::size_t kMaxUpdates = 4096;  // that nobody took
 
 }  // namespace
@@ -41,6 +41,7 @@ void EngineFleet::start(std::vector<std::unique_ptr<EngineSession>> sessions) {
 void EngineFleet::set_goal(std::uint64_t version) {
   const std::scoped_lock lock(mutex_);
   goal_ = version;
+  for (const auto& engine : engines_) engine->hurry = !engine->whole;
   changed_.notify_all();
 }
 
@@ -68,6 +69,7 @@ void EngineFleet::stop(bool confirm) {
     const std::scoped_lock lock(mutex_);
     confirm_ = confirm && !stop_;
     stop_ = true;
+    for (const auto& engine : engines_) engine->hurry = true;
     changed_.notify_all();
   }
   for (const auto& engine : engines_) {
@@ -81,53 +83,128 @@ bool EngineFleet::sleep(std::chrono::milliseconds wait, std::uint64_t goal) {
                      [&] { return stop_ || goal_ != goal; });
 }
 
+std::optional<std::uint64_t> EngineFleet::next(Engine& engine) {
+  const bool away = !engine.state.reachable;
+  std::chrono::milliseconds wait = look_;
+  if (engine.unanswered > 0) {
+    const auto doubled = calls_.retry_wait * (1U << std::min(engine.unanswered, 16U));
+    wait = std::min({look_, kLongestWait, std::max(doubled, kShortestWait)});
+  }
+  std::unique_lock lock(mutex_);
+  // What does not answer is only looked at: with each version, and in between.
+  const auto news = [&] {
+    return stop_ || goal_ > (away ? engine.state.goal : engine.state.version);
+  };
+  const bool idle = !wait_until(changed_, lock, environment().now() + wait, news);
+  if (stop_) return std::nullopt;
+  return idle ? 0 : goal_;
+}
+
 void EngineFleet::run(Engine& engine) {
   std::uint64_t failed_goal = 0;
   std::chrono::milliseconds pause = calls_.retry_wait;
-  for (;;) {
-    std::uint64_t goal = 0;
-    {
-      std::unique_lock lock(mutex_);
-      const auto news = [&] { return stop_ || goal_ > engine.state.version; };
-      const bool idle = !wait_until(changed_, lock, environment().now() + look_, news);
-      if (stop_) break;
-      goal = idle ? 0 : goal_;
-    }
-    if (goal == 0) {
-      confirm(engine);
+  while (const std::optional<std::uint64_t> goal = next(engine)) {
+    const bool away = !engine.state.reachable;
+    if (*goal == 0 || away) {
+      if (away) note_goal(engine, *goal);
+      if (look(engine, away) && away) failed_goal = 0;  // it is back
       continue;
     }
-    if (goal == failed_goal) {
+    if (*goal == failed_goal) {
       // Given up already: now and then, until something newer is there.
       pause = std::min(2 * pause, kLongestWait);
-      if (!sleep(pause, goal)) continue;
+      if (!sleep(pause, *goal)) continue;
     } else {
       pause = calls_.retry_wait;
     }
-    EngineRecord done = update(engine, goal);
-    failed_goal = done.status.ok() ? 0 : goal;
-    const std::scoped_lock lock(mutex_);
-    if (stop_ && !done.status.ok()) continue;  // what was cut short is no failure of the engine
-    engine.state = done;
-    if (done.status.ok()) engine.state.confirmed = done.version;
-    if (!done.status.ok() && engine.session->lost()) engine.state.version = 0;
-    if (updates_.size() < kMaxUpdates) updates_.push_back(std::move(done));
+    // An update holds what other engines wait for: the checkpoint's files.
+    if (failed_goal > 0 && !look(engine, true)) continue;
+    EngineRecord done = update(engine, *goal);
+    failed_goal = done.status.ok() ? 0 : *goal;
+    keep(engine, std::move(done));
   }
-  if (confirm_) confirm(engine);
+  if (confirm_) look(engine, true);
   const Status closed = engine.session->close();
   if (closed.ok()) return;
   const std::scoped_lock lock(mutex_);
   engine.state.status = closed;
 }
 
-void EngineFleet::confirm(Engine& engine) {
-  if (engine.state.version == 0 || !engine.state.status.ok()) return;
-  Status still = engine.session->check(engine.state.version);
+void EngineFleet::note_goal(Engine& engine, std::uint64_t goal) {
   const std::scoped_lock lock(mutex_);
-  // One that does not answer now may serve it still, unless this was the last question.
-  if (still.ok() || (still.code() != StatusCode::kMismatch && !stop_)) return;
-  engine.state.version = 0;
-  if (stop_) engine.state.status = std::move(still);
+  engine.state.goal = std::max(engine.state.goal, goal);
+}
+
+void EngineFleet::keep(Engine& engine, EngineRecord done) {
+  const std::scoped_lock lock(mutex_);
+  if (stop_ && !done.status.ok()) return;  // what was cut short is no failure of the engine
+  if (done.status.ok()) {
+    done.confirmed = done.version;
+    done.reachable = true;
+    done.reload = false;
+    engine.unanswered = 0;
+  } else if (engine.session->lost()) {
+    done.version = engine.held = 0;
+  }
+  note(engine, std::move(done));
+}
+
+void EngineFleet::note(Engine& engine, EngineRecord made) {
+  made.origin = record_origin({}, 0);
+  engine.state = made;
+  if (updates_.size() < kMaxUpdates) updates_.push_back(std::move(made));
+}
+
+HttpFunction EngineFleet::http(std::size_t engine, HttpFunction call) {
+  return
+      [&engine = *engines_[engine], call = std::move(call)](
+          const HttpCall& asked, std::chrono::milliseconds timeout, const std::atomic<bool>* stop) {
+        if (!engine.look) return call(asked, timeout, stop);
+        return call(asked, std::min(timeout, engine.look->remaining()), &engine.hurry);
+      };
+}
+
+bool EngineFleet::look(Engine& engine, bool whole) {
+  const bool away = !engine.state.reachable;
+  bool last = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    last = stop_;
+    const bool news = goal_ > std::max(engine.state.goal, engine.state.version);
+    if (!whole && news) return false;  // a version came meanwhile
+    engine.hurry = false;
+    engine.whole = whole;
+    if (!away) engine.held = engine.state.version;
+  }
+  if (last && (engine.held == 0 || !engine.state.status.ok())) return true;
+  engine.look = Deadline::after(kLook);
+  Status still = engine.session->check(engine.held);
+  engine.look.reset();
+  const bool silent =
+      still.code() == StatusCode::kIo || still.code() == StatusCode::kDeadlineExceeded;
+  const std::scoped_lock lock(mutex_);
+  if (engine.hurry && !still.ok()) return false;  // it was cut short
+  engine.unanswered = silent ? engine.unanswered + 1 : 0;
+  EngineRecord found = engine.state;
+  found.attempts = 0;
+  found.commit = {};
+  if (last ? !still.ok() : silent) {
+    // One that does not answer now may serve it still, unless this was the last question.
+    if (away || (!last && engine.unanswered < kLooks)) return false;
+    found.version = 0;
+    found.reachable = !silent;
+    found.status = last ? still : error(still.code(), "does not answer: ", still.message());
+    note(engine, std::move(found));
+    return false;
+  }
+  const bool lost = still.code() == StatusCode::kMismatch && engine.held > 0;
+  if (!away && !lost) return true;
+  found.reachable = true;
+  found.version = lost || !still.ok() ? 0 : engine.held;
+  found.reload = found.version == 0 && found.confirmed > 0;
+  found.status = lost ? std::move(still) : Status();
+  note(engine, std::move(found));
+  return true;
 }
 
 EngineRecord EngineFleet::update(Engine& engine, std::uint64_t goal) {

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "core/curl_easy.h"
+#include "core/line_log.h"
 #include "plugin/engines/engine_http.h"
 
 namespace driftless {
@@ -50,18 +51,19 @@ void judge_failure(const HttpCall& call, CURLcode code, milliseconds timeout, Ht
   switch (code) {
     case CURLE_WRITE_ERROR:
       answer.again = false;
-      answer.status = error(StatusCode::kCorrupt, call.url, ": the engine's reply is longer than ",
-                            kMaxEngineReplyBytes, " bytes");
+      answer.status = error(StatusCode::kCorrupt, without_users(call.url),
+                            ": the engine's reply is longer than ", kMaxEngineReplyBytes, " bytes");
       return;
     case CURLE_ABORTED_BY_CALLBACK:
       answer.again = false;
-      answer.status = error(StatusCode::kIncomplete, call.url, ": not waited for any longer");
+      answer.status =
+          error(StatusCode::kIncomplete, without_users(call.url), ": not waited for any longer");
       return;
     case CURLE_OPERATION_TIMEDOUT:
-      answer.status = error(StatusCode::kDeadlineExceeded, call.url, ": no reply within ",
-                            timeout.count(), " ms");
+      answer.status = error(StatusCode::kDeadlineExceeded, without_users(call.url),
+                            ": no reply within ", timeout.count(), " ms");
       return;
-    default: answer.status = error(StatusCode::kIo, call.url, ": ", answer.body);
+    default: answer.status = error(StatusCode::kIo, without_users(call.url), ": ", answer.body);
   }
 }
 
@@ -83,7 +85,8 @@ HttpAnswer perform(CURL* easy, const HttpCall& call, milliseconds timeout,
   }
   if (call.same_server) set_curl(easy, ok, CURLOPT_OPENSOCKETFUNCTION, open_none);
   if (!ok) {
-    answer.status = error(StatusCode::kInternal, call.url, ": libcurl refuses an option");
+    answer.status =
+        error(StatusCode::kInternal, without_users(call.url), ": libcurl refuses an option");
     return answer;
   }
   const CURLcode code = curl_easy_perform(easy);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/line_log.h"
 #include "core/secret_file.h"
 
 namespace driftless {
@@ -21,13 +22,6 @@ std::string words_of(const Json& answer) {
     }
   }
   return {};
-}
-
-bool plain_text(std::string_view text) {
-  return std::ranges::all_of(text, [](char c) {
-    const auto byte = static_cast<unsigned char>(c);
-    return byte > ' ' && byte < 0x7F;
-  });
 }
 
 Status judge_status(const std::string& url, const EngineReply& reply, bool object) {
@@ -49,23 +43,26 @@ Status judge_status(const std::string& url, const EngineReply& reply, bool objec
 EngineLink::EngineLink(const EngineEndpoint& engine, std::chrono::milliseconds timeout,
                        const std::atomic<bool>* stop, HttpFunction http)
     : url_(engine.url),
+      name_(without_users(engine.url)),
       token_(engine.token),
       timeout_(timeout),
       stop_(stop),
       http_(std::move(http)) {
-  while (url_.ends_with('/')) url_.pop_back();
+  for (std::string* const each : {&url_, &name_}) {
+    while (each->ends_with('/')) each->pop_back();
+  }
 }
 
 EngineReply EngineLink::call(std::string_view path, const Json* body,
                              std::chrono::milliseconds timeout, bool must, bool same_server) const {
   HttpCall call{concat(url_, path), {}, token_, body == nullptr, same_server};
+  const std::string name = concat(name_, path);
   EngineReply reply;
   if (body != nullptr) {
     try {
       call.body = body->dump();
     } catch (const Json::exception&) {
-      reply.status =
-          error(StatusCode::kInvalidArgument, call.url, ": what is to be said is not UTF-8");
+      reply.status = error(StatusCode::kInvalidArgument, name, ": what is to be said is not UTF-8");
       return reply;
     }
   }
@@ -80,14 +77,14 @@ EngineReply EngineLink::call(std::string_view path, const Json* body,
     return reply;
   }
   if (reply.body.empty() && answer.number >= 200 && answer.number <= 299) reply.body = "{}";
-  const Result<Json> parsed = parse_json(reply.body, call.url);
+  const Result<Json> parsed = parse_json(reply.body, name);
   const bool object = parsed.ok() && parsed->is_object();
   reply.words = object ? words_of(*parsed) : shown(reply.body, kShownReplyBytes);
   if (object && reply.words.empty() && answer.number >= 300) {
     reply.words = shown(reply.body, kShownReplyBytes);
   }
   reply.again = answer.number >= 500;
-  reply.status = judge_status(call.url, reply, object);
+  reply.status = judge_status(name, reply, object);
   return reply;
 }
 
@@ -108,19 +105,21 @@ std::string_view to_string(EngineKind kind) {
 }
 
 Status prepare_endpoint(EngineEndpoint& engine) {
-  const std::string &url = engine.url, name = shown(url);
+  const std::string& url = engine.url;
+  // Of a URL that is none nobody knows where a password in it ends.
+  const std::string name = shown(without_users(url.substr(url.rfind('@') + 1)));
   if (!url.starts_with("http://") && !url.starts_with("https://")) {
     return error(StatusCode::kInvalidArgument, "engine ", name,
                  ": the url must begin with http:// or https://");
   }
-  if (!plain_text(url) || url.find_first_of("?#") != std::string::npos) {
+  if (!is_plain_text(url) || url.find_first_of("?#\"<>\\") != std::string::npos) {
     return error(StatusCode::kInvalidArgument, "engine ", name,
                  ": the url has spaces, '?', '#' or other characters that no base url has");
   }
   if (!engine.token_file.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(engine.token, read_secret_file(engine.token_file));
+    DRIFTLESS_ASSIGN_OR_RETURN(engine.token, read_token_file(engine.token_file));
   }
-  if (plain_text(engine.token)) return {};
+  if (is_plain_text(engine.token)) return {};
   return error(StatusCode::kInvalidArgument, "engine ", name,
                ": the token has spaces or other characters that no header can hold");
 }

@@ -42,12 +42,13 @@ class EngineLink {
                                  std::chrono::milliseconds timeout, bool must,
                                  bool same_server = false) const;
 
-  [[nodiscard]] const std::string& url() const { return url_; }
+  // The engine's address, without a user and a password: for messages.
+  [[nodiscard]] const std::string& url() const { return name_; }
   [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
   [[nodiscard]] bool stopping() const { return stop_ != nullptr && *stop_; }
 
  private:
-  std::string url_, token_;
+  std::string url_, name_, token_;
   std::chrono::milliseconds timeout_;
   const std::atomic<bool>* stop_;
   HttpFunction http_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/environment.h"
+#include "core/line_log.h"
 #include "core/stopwatch.h"
 #include "formats/version_dir.h"
 #include "plugin/engines/told_transport.h"
@@ -105,7 +106,7 @@ Result<std::unique_ptr<EngineNotifier>> EngineNotifier::create(NotifyOptions opt
     DRIFTLESS_RETURN_IF_ERROR(prepare_endpoint(engine));
     const bool flush = engine.action == EngineAction::kUpdateFlush;
     if (engine.action && (flush || !engine.local_checkpoint_dir.empty())) continue;
-    return error(StatusCode::kInvalidArgument, "engine ", shown(engine.url),
+    return error(StatusCode::kInvalidArgument, "engine ", shown(without_users(engine.url)),
                  engine.action
                      ? ": local_checkpoint_dir is needed, the engine's checkpoint as it sees it"
                      : ": it has no action, so there is nothing to tell it");

@@ -2,6 +2,7 @@
 #include "plugin/engines/engine_session.h"
 
 #include <iterator>
+#include <utility>
 
 #include "plugin/engines/engine_shares.h"
 
@@ -53,9 +54,13 @@ class DrivenSession final : public EngineSession {
     EngineCall ask{.op = EngineOp::kReadLabel};
     ask.must = true;
     const EngineAnswer said = transport_->carry(ask);
-    if (said.status.code() == StatusCode::kUnsupported) return check_identity();  // it keeps none
-    DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
-    if (said.label == std::to_string(version)) return check_identity();
+    const StatusCode code = said.status.code();
+    if (code == StatusCode::kIo || code == StatusCode::kDeadlineExceeded) ++unanswered_;
+    const bool none = code == StatusCode::kUnsupported;  // it keeps no label
+    if (!none) DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
+    const bool gone = std::exchange(unanswered_, 0) > 1;
+    if (version == 0) return {};
+    if (none || said.label == std::to_string(version)) return check_identity(none && gone);
     return error(StatusCode::kMismatch, transport_->name(), ": says that it serves version ",
                  shown(said.label), ", expected ", version,
                  ": it was started anew, or somebody else has changed it since");
@@ -68,8 +73,9 @@ class DrivenSession final : public EngineSession {
   }
 
  private:
-  // A label is a number, and every run has that one.
-  [[nodiscard]] Status check_identity() {
+  // A label is a number, and every run has that one. `gone`: it did not answer for a while, so what
+  // does not tell what it holds was started anew, as far as anybody knows.
+  [[nodiscard]] Status check_identity(bool gone) {
     EngineCall ask{.op = EngineOp::kAsk};
     ask.must = ask.quiet = true;
     ask.pause = driver_.pause_state();
@@ -78,7 +84,7 @@ class DrivenSession final : public EngineSession {
     DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
     for (const RankReply& reply : said.ranks) {
       const bool silent = reply.process.empty() && reply.state == "unknown";  // it tells nothing
-      if (silent || reply.holds == held_) continue;
+      if ((silent && !gone) || reply.holds == held_) continue;
       return error(StatusCode::kMismatch, transport_->name(), ": rank ", reply.rank, " holds ",
                    to_string(reply.holds), ", expected ", to_string(held_),
                    ": it was started anew, or somebody else has changed it since");
@@ -99,6 +105,7 @@ class DrivenSession final : public EngineSession {
   EngineDriver driver_;
   EngineIdentity held_;  // after the last update that went well
   bool lost_ = false;
+  unsigned unanswered_ = 0;  // questions of check() in a row
 };
 
 }  // namespace

@@ -26,8 +26,9 @@ class EngineSession {
   // the way to it; returns to which. A failure leaves it at the version that it had, or says that
   // it did not. To be called again after a failure.
   [[nodiscard]] virtual Result<std::uint64_t> update(std::uint64_t goal, CommitTimes& times) = 0;
-  // Ok unless the engine serves something else: it was started anew, or another agent has brought
-  // it to a version, also one of the same number.
+  // Ok unless the engine serves something else (kMismatch): it was started anew, or another agent
+  // has brought it to a version, also one of the same number. kIo or kDeadlineExceeded: it does not
+  // answer. 0: only whether it answers.
   [[nodiscard]] virtual Status check(std::uint64_t /*version*/) { return {}; }
   // Whether the last update, which failed, found that the engine does not hold what the one before
   // brought it to.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/line_log.h"
 #include "plugin/engines/server_calls.h"
 
 namespace driftless {
@@ -70,7 +71,7 @@ HttpAnswer ToldTransport::http(const HttpCall& call, milliseconds timeout,
   Backoff backoff(options_.retry_wait, std::max(options_.retry_wait, kLongestRetryWait));
   HttpAnswer answer;
   for (unsigned tries = 0;; ++tries) {
-    if (Status late = until_->check(call.url); !late.ok()) {
+    if (Status late = until_->check(without_users(call.url)); !late.ok()) {
       if (tries == 0) answer.status = std::move(late);
       return answer;
     }
@@ -199,7 +200,7 @@ Status ToldTransport::post_missed() {
     holds_ = torn(identity(number));
     base_.reset();
     label_.clear();  // it may have been started anew: the next look tells
-    return error(StatusCode::kMismatch, engine_.url, ": says that it serves version ",
+    return error(StatusCode::kMismatch, link_.url(), ": says that it serves version ",
                  shown(*found), ", expected ", label);
   }
   return {};
@@ -219,7 +220,7 @@ Status ToldTransport::take_fresh_label() {
 // and those that follow it.
 Result<std::vector<std::uint64_t>> ToldTransport::missed() const {
   if (label_.empty() && !versions_->at(newest_).full) {
-    return error(StatusCode::kUnsupported, engine_.url,
+    return error(StatusCode::kUnsupported, link_.url(),
                  ": tells no weight_version (GET /model_info), so that nobody knows whether it was "
                  "started anew: deltas are not posted to it; publish full versions, or tell it by "
                  "action: pull_weights");
@@ -228,7 +229,7 @@ Result<std::vector<std::uint64_t>> ToldTransport::missed() const {
   for (std::uint64_t number = newest_; !base_ || number != *base_;) {
     const auto found = versions_->find(number);
     if (found == versions_->end()) {
-      return error(StatusCode::kWrongBase, engine_.url, ": holds ",
+      return error(StatusCode::kWrongBase, link_.url(), ": holds ",
                    base_ ? concat("version ", *base_) : concat("weights labelled ", shown(label_)),
                    ", version ", newest_, " needs version ", number,
                    ", which cannot be posted any more: publish a full version");
@@ -276,12 +277,12 @@ Status ToldTransport::post(std::string_view path, const Json& body, bool same_se
   DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, parse_json(reply.body, path));
   const auto success = answer.find("success");
   if (success == answer.end() || !success->is_boolean()) {
-    return error(StatusCode::kCorrupt, engine_.url, path,
+    return error(StatusCode::kCorrupt, link_.url(), path,
                  R"(: expected {"success":true|false,"message":...}, found )",
                  shown(reply.body, 300));
   }
   if (success->get<bool>()) return {};
-  return error(StatusCode::kIo, engine_.url, path, ": the engine refused: ", reply.words);
+  return error(StatusCode::kIo, link_.url(), path, ": the engine refused: ", reply.words);
 }
 
 // --- the rest ----------------------------------------------------------------------------------

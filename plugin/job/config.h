@@ -34,6 +34,7 @@ struct AgentOptions {
   std::string sglang_loader = "driftless.engines.sglang.load";
   Hash128 take_over = {};     // the run that may take engines over from another; zero: none
   std::uint64_t max_lag = 1;  // versions that engines of a ready agent may be behind
+  std::chrono::milliseconds engine_look{10'000};  // between two looks at an idle engine
 };
 
 // Where this process shows its state (docs/operate/status.md).
@@ -72,7 +73,8 @@ struct Config {
   EngineCalls engine_calls;
   NotifyOptions notify;  // without its engines and calls
   AgentOptions agent;
-  DeviceOptions gpu;  // of the publisher; snapshot kHost: none
+  DeviceOptions gpu;            // of the publisher; snapshot kHost: none
+  bool gpu_device_auto = true;  // gpu.device; use_gpu() fills it in
   QuantizeSettings quantize;
   MonitorOptions monitor;
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
@@ -102,6 +104,8 @@ struct Config {
   [[nodiscard]] bool frames_on_device() const {
     return kind().on_device != nullptr && kind().on_device(road_options());
   }
+  // The GPU that this process computes with: counts if gpu.device is "auto".
+  void use_gpu(int device);
   // The engines that an agent drives, and those that the trainer tells.
   [[nodiscard]] std::vector<EngineEndpoint> driven_engines() const;
   [[nodiscard]] std::vector<EngineEndpoint> told_engines() const;

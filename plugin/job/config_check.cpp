@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which settings can be together.
+#include "core/line_log.h"
 #include "core/setting_values.h"
 #include "plugin/interchange/layouts.h"
 #include "plugin/job/config.h"
@@ -125,8 +126,8 @@ Status check_engine(const Config& config, std::size_t item) {
   const EngineEndpoint& engine = config.engines[item];
   const std::string name = concat("engines[", item, "]");
   if (!engine.url.starts_with("http://") && !engine.url.starts_with("https://")) {
-    return refuse(name, ".url: expected http://host:port or https://host:port, found '", engine.url,
-                  "'");
+    return refuse(name, ".url: expected http://host:port or https://host:port, found '",
+                  without_users(engine.url.substr(engine.url.rfind('@') + 1)), "'");
   }
   if (engine.kind.has_value() == engine.action.has_value()) {
     return refuse(

@@ -122,6 +122,16 @@ std::string layout_text(const Config& config, std::size_t) {
   return std::string(config.trl ? kTrl : to_string(config.publisher.layout));
 }
 
+Status set_gpu_device(Config& config, std::size_t, std::string_view value) {
+  config.gpu_device_auto = value == kAuto;
+  DRIFTLESS_ASSIGN_OR_RETURN(const auto device, GpuNumber::parse(value));
+  config.gpu.device = static_cast<int>(device);
+  return {};
+}
+std::string gpu_device_text(const Config& config, std::size_t) {
+  return config.gpu_device_auto ? std::string(kAuto) : std::to_string(config.gpu.device);
+}
+
 #define DRIFTLESS_FIELD(field) [](auto& config, std::size_t) -> auto& { return config.field; }
 #define DRIFTLESS_ENGINE(field) \
   [](auto& config, std::size_t item) -> auto& { return config.engines[item].field; }
@@ -149,8 +159,11 @@ constexpr std::array kKeys = {
         "snapshot",
         "Where the publisher keeps what the receivers have. pinned, device: compared on the GPU. "
         "none: changes are captured as the trainer writes them"),
-    Job::key<Count<0, 1023>, DRIFTLESS_FIELD(gpu.device)>(
-        "gpu.device", "Number of this process' GPU, as CUDA counts"),
+    SettingKey<Config>{
+        "gpu.device", GpuNumber::kExpected, kAuto,
+        "Number of this process' GPU, as CUDA counts. auto: the GPU of its tensors, or torch's "
+        "current one; else 0",
+        set_gpu_device, gpu_device_text},
     Job::key<Size<kMiB, 16 * kGiB>, DRIFTLESS_FIELD(gpu.slice_bytes)>(
         "gpu.slice_size", "Weights compared at a time on the GPU: bounds the memory taken there"),
     Job::key<Size<kMiB, 1024 * kGiB>, DRIFTLESS_FIELD(publisher.capture_bytes)>(
@@ -291,6 +304,9 @@ constexpr std::array kKeys = {
     Job::key<Count<>, DRIFTLESS_FIELD(agent.max_lag)>(
         "agent.max_lag",
         "Versions that an engine may be behind while its agent's /ready answers 200"),
+    Job::key<Duration, DRIFTLESS_FIELD(agent.engine_look)>(
+        "agent.engine_look",
+        "An engine to which no version goes is asked that often what it serves"),
     Job::key<Text, DRIFTLESS_FIELD(monitor.address)>(
         "monitor.address", "host:port, :port or port",
         "The leading trainer and each agent show their state over HTTP there; without a host on "
@@ -329,6 +345,13 @@ const RoadOptions& Config::road_options() const {
   const auto at = std::ranges::find(table->kinds(), road, &RoadKind::name);
   return at == table->kinds().end() ? kNone
                                     : roads[static_cast<std::size_t>(at - table->kinds().begin())];
+}
+
+void Config::use_gpu(int device) {
+  if (!gpu_device_auto) return;
+  // Also of the roads that have it. A number that the key refuses is no GPU.
+  static_cast<void>(table->find("gpu.device")->apply(*this, 0, std::to_string(device)));
+  gpu_device_auto = true;
 }
 
 std::vector<EngineEndpoint> Config::driven_engines() const {

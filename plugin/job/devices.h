@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's part of a job, as its configuration asks for it. Built with or without CUDA: without,
-// this call, make_device_memory() and make_masked_device() say so.
+// The GPU's part of a job, as its configuration asks for it. Where CUDA is linked
+// (devices_cuda.cpp), or by the library that is loaded (on_demand/device_access.cpp), which a build
+// without CUDA lacks.
 #pragma once
 
 #include "plugin/device/device_factories.h"

@@ -119,6 +119,12 @@ Result<const RoadTable*> load_roads(const Availability& at) {
   return static_cast<const RoadTable*>(table);
 }
 
+// What the road loads by itself.
+Status usable(const Road& road) {
+  return road.opener == nullptr || road.opener->usable == nullptr ? Status()
+                                                                  : road.opener->usable();
+}
+
 // A process that an MPI launcher started joins by MPI, whatever its road: the library of MPI will
 // do if the road is in it.
 bool library_of_mpi_has(const RoadTable& linked, const Config& config) {
@@ -140,12 +146,16 @@ Result<const RoadTable*> table_for(const RoadTable& linked, const Config& config
                  "this process was started by an MPI launcher, and MPI is not in this build: ",
                  linked.mpi.why_not);
   }
-  if (at.library.empty()) return &linked;
-  Result<const RoadTable*> loaded = load_roads(at);
-  if (loaded.ok()) return loaded;
-  return loaded.status().with_context(
-      launched ? std::string("this process was started by an MPI launcher")
-               : concat("road.kind: ", config.road));
+  const std::string context = launched ? std::string("this process was started by an MPI launcher")
+                                       : concat("road.kind: ", config.road);
+  Result<const RoadTable*> table = &linked;
+  if (!at.library.empty()) table = load_roads(at);
+  // A road's own library without MPI, because that of MPI does not load.
+  if (table.ok() && launched && (*table)->join_mpi == nullptr) table = load_roads(linked.mpi);
+  if (!table.ok()) return table.status().with_context(context);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Road* const found, road_of(**table, config));
+  DRIFTLESS_RETURN_IF_ERROR(usable(*found).with_context(concat("road.kind: ", config.road)));
+  return table;
 }
 
 Status check_parts(const RoadTable& table, const Config& config) {
@@ -160,6 +170,16 @@ Status check_parts(const RoadTable& table, const Config& config) {
     DRIFTLESS_RETURN_IF_ERROR(check_part(table, "status_server", "monitor.address"));
   }
   return config.told_engines().empty() ? Status() : check_part(table, "engines", "engines");
+}
+
+// Of a row that was built: the reason why it cannot be used here, or nothing.
+std::string why_not_usable(const Road& row) {
+  if (row.at.library.empty()) return std::string(usable(row).message());
+  const Result<const RoadTable*> loaded = load_roads(row.at);
+  if (!loaded.ok()) return std::string(loaded.status().message());
+  const auto found = std::ranges::find((*loaded)->roads, row.name, &Road::name);
+  if (found == (*loaded)->roads.end()) return {};
+  return std::string(usable(*found).message());
 }
 
 }  // namespace
@@ -216,6 +236,7 @@ Status JobProcess::withdraw_end() {
 }
 
 Status JobProcess::tell_end(std::string_view text, const Deadline&) {
+  if (open_.tell_end) return open_.tell_end(text);
   const auto tell = road_.opener->tell_end;
   return tell == nullptr ? Status() : tell(config_.road_options(), text);
 }
@@ -293,11 +314,16 @@ std::string filled_in(std::string path, std::string_view role, unsigned rank) {
   return path;
 }
 
+Result<const Road*> find_road(const RoadTable& roads, const Config& config) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, table_for(roads, config, false));
+  return road_of(*table, config);
+}
+
 std::vector<Backend> backends(const RoadTable& table) {
   std::vector<Backend> list;
   for (const Road& road : table.roads) {
     std::string why_not(road.at.why_not);
-    if (!road.at.library.empty()) why_not = load_roads(road.at).status().message();
+    if (why_not.empty()) why_not = why_not_usable(road);
     list.push_back(
         {std::string(road.name), std::string(road.help), why_not.empty(), std::move(why_not)});
   }

@@ -30,6 +30,9 @@ class JobProcess {
   // What this program links; null: the process was not made by join_job().
   [[nodiscard]] const RoadTable* linked() const { return linked_; }
 
+  // [before its road is made] The GPU that this process computes with (Config::use_gpu()).
+  void use_gpu(int device) { config_.use_gpu(device); }
+
   // [trainers, collective] A new one on every call.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
@@ -96,6 +99,9 @@ class JobProcess {
 // Whether that will find what it needs; without a role, of the build alone.
 [[nodiscard]] Status check_available(const RoadTable& roads, const Config& config,
                                      const Launch& launch, std::optional<JobRole> role = {});
+// The configuration's road with its opener, to read what it holds without being a process of the
+// job. A library that the road is in is loaded. kUnsupported, with the reason.
+[[nodiscard]] Result<const Road*> find_road(const RoadTable& roads, const Config& config);
 // Whether trainers that something else than MPI joined can use the configuration's road.
 [[nodiscard]] bool takes_groups(const RoadTable& roads, const Config& config);
 

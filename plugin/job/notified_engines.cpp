@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "core/line_log.h"
 #include "core/setting_values.h"
 #include "formats/version_dir.h"
 
@@ -28,8 +29,8 @@ NotifiedEngines::NotifiedEngines(std::string dir, const Config& config,
                                  std::unique_ptr<EngineNotifier> notifier)
     : dir_(std::move(dir)), longest_(longest(config)), notifier_(std::move(notifier)) {
   for (const EngineEndpoint& engine : config.told_engines()) {
-    tallies_.emplace_back().url = engine.url;
-    states_.emplace_back().engine = engine.url;
+    tallies_.emplace_back().url = without_users(engine.url);
+    states_.emplace_back().engine = tallies_.back().url;
     if (engine.action == EngineAction::kUpdateFromDisk) {
       checkpoints_.insert(engine.local_checkpoint_dir);
     }

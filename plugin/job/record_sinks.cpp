@@ -28,7 +28,7 @@ Status RecordSinks::serve(const Config& config, const JobProcess& process, std::
   DRIFTLESS_ASSIGN_OR_RETURN(HttpAddress address, parse_http_address(config.monitor.address));
   StatusPages::Options options{.host = address.host, .max_lag = config.agent.max_lag};
   if (!config.monitor.token_file.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(options.token, read_secret_file(config.monitor.token_file));
+    DRIFTLESS_ASSIGN_OR_RETURN(options.token, read_token_file(config.monitor.token_file));
   }
   if (process.linked() == nullptr) {
     return error(StatusCode::kInternal, "monitor.address: the process did not join by join_job()");
@@ -63,6 +63,7 @@ RolloutRecord record_of(const ReceiverReport& report) {
           .digest = proof.digest,
           .proven = !proof.digest.empty() && proof.unproven == 0,
           .unproven = proof.unproven,
+          .idle = proof.digest.empty() && reports_idle(report.needs),
           .stage_ms = proof.stage_ms,
           .commit_ms = proof.commit_ms};
 }

@@ -9,6 +9,7 @@
 #include "collectives/mpi_rma/mpi_rma_options.h"
 #include "collectives/nccl/nccl_options.h"
 #include "collectives/object_store/object_store_options.h"
+#include "collectives/peer/peer_options.h"
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "kernels/device_hash.h"
 #include "plugin/job/roads.h"
@@ -25,11 +26,11 @@ template <typename Built>
 struct RoadRows {
   static constexpr bool always(JobRole) { return true; }
   static constexpr bool if_trainer(JobRole role) { return role == JobRole::kTrainer; }
-  // NCCL and something else.
+  // NCCL and something else, in whose library both are.
   static constexpr Availability nccl_with(const Availability& other) {
-    return Built::kNcclAt.why_not.empty()
-               ? Availability{Built::kNcclAt.needs, Built::kNcclAt.library, other.why_not}
-               : Built::kNcclAt;
+    if (!Built::kNcclAt.why_not.empty()) return Built::kNcclAt;
+    return {other.needs, other.library.empty() ? Built::kNcclAt.library : other.library,
+            other.why_not};
   }
   static constexpr auto kDeviceHash = kIfLinked<Built::kNccl, &device_xxh3_128>;
 
@@ -79,6 +80,13 @@ struct RoadRows {
            .needs_mpi = always,
            .key = "road.nccl.rendezvous",
            .hash = kDeviceHash},
+      Road{.name = "peer",
+           .help = "road of reads from trainer ranks: shared memory, TCP",
+           .at = Built::kTcpAt,
+           .opener = kIfLinked<Built::kTcp, &kPeerOpener>,
+           .takes_groups = true,
+           .knows_starts = true,
+           .kind = &kPeerKind},
       Road{.name = "host_shm",
            .help = "road of shared memory on one host",
            .opener = kIfLinked<Built::kHere, &kHostShmOpener>,

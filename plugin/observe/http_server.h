@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// HttpServer: answers requests from memory, on threads of its own, within bounds: kThreads
-// connections at a time and kWaiting more that wait (further ones get 503 at once), kHeaderBytes of
-// a request, kPatience for all of it and for each write of the answer. One request per connection;
-// bodies are not read. Only this interface is known to others; the server is built with cpp-httplib
+// HttpServer: answers requests from memory, on threads of its own, within bounds: kReading
+// connections whose requests are not whole yet (for a further one, that which has waited longest
+// gets 503), kThreads that are answered at a time and kWaiting more that wait for that (further
+// ones get 503), kHeaderBytes of a request, kPatience for all of it and for each write of the
+// answer. A request for /ready waits for no other. One request per connection; bodies are not read.
+// Only this interface is known to others; the server is built with cpp-httplib
 // (http_server_httplib.cpp) and may lie in a library that is loaded on demand.
 #pragma once
 
@@ -45,6 +47,7 @@ class HttpServer {
  public:
   static constexpr unsigned kThreads = 16;
   static constexpr std::size_t kWaiting = 64;
+  static constexpr std::size_t kReading = 128;
   static constexpr std::size_t kHeaderBytes = 8 << 10;
   static constexpr std::chrono::milliseconds kPatience{5'000};
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HttpServer with cpp-httplib: its sockets, its parser and its replies. The bounds are ours: a
-// request is read here, whole and within kPatience, before the parser sees it, and its answer is
-// sent from memory.
+// HttpServer with cpp-httplib: its listening socket, its parser and its replies. The bounds are
+// ours: HttpConnections reads a request whole before the parser sees it, and sends its answer from
+// memory.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <httplib.h>
@@ -23,6 +23,7 @@
 
 #include "core/deadline.h"
 #include "core/descriptor.h"
+#include "plugin/observe/http_connections.h"
 #include "plugin/observe/http_server.h"
 
 namespace driftless {
@@ -30,10 +31,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kDrainBytes = 64 << 10;
-constexpr milliseconds kDrain{500};
 constexpr milliseconds kRetry{1'000};
-constexpr milliseconds kLook{100};  // whether the server is to end
 
 // A thread that is begun while this lives receives no signal: they are the process's own.
 class WithoutSignals {
@@ -50,65 +48,6 @@ class WithoutSignals {
  private:
   sigset_t before_{};
 };
-
-// False: the deadline passed, or the server is to end.
-bool wait_for(int socket, short events, const Deadline& deadline, const std::atomic<bool>& ending) {
-  pollfd watched{socket, events, 0};
-  for (;;) {
-    const milliseconds wait = std::min(deadline.remaining(), kLook);
-    const int ready = ::poll(&watched, 1, static_cast<int>(wait.count()));
-    if (ready > 0) return true;
-    if ((ready < 0 && errno != EINTR) || ending || deadline.expired()) return false;
-  }
-}
-
-// A request up to the empty line behind its headers. Empty: it did not come in time, or is longer
-// than kHeaderBytes (then `too_long`).
-std::string read_head(int socket, const std::atomic<bool>& ending, bool& too_long) {
-  const Deadline deadline = Deadline::after(HttpServer::kPatience);
-  std::string head;
-  std::array<char, 2048> piece{};
-  while (head.size() <= HttpServer::kHeaderBytes) {
-    if (!wait_for(socket, POLLIN, deadline, ending)) return {};
-    const ssize_t got = ::recv(socket, piece.data(), piece.size(), MSG_DONTWAIT);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (got <= 0) return {};
-    const std::size_t look = head.size() < 3 ? 0 : head.size() - 3;
-    head.append(piece.data(), static_cast<std::size_t>(got));
-    const std::size_t end = head.find("\r\n\r\n", look);
-    if (end == std::string::npos) continue;
-    head.resize(end + 4);  // a body, or a second request, is not read
-    if (head.size() > HttpServer::kHeaderBytes) break;
-    return head;
-  }
-  too_long = true;
-  return {};
-}
-
-void send_all(int socket, const std::atomic<bool>& ending, std::string_view bytes) {
-  Deadline deadline = Deadline::after(HttpServer::kPatience);
-  const Deadline all = Deadline::after(2 * HttpServer::kPatience);
-  while (!bytes.empty() && !all.expired() && wait_for(socket, POLLOUT, deadline, ending)) {
-    const ssize_t sent = ::send(socket, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-    if (sent <= 0) return;
-    bytes.remove_prefix(static_cast<std::size_t>(sent));
-    deadline = Deadline::after(HttpServer::kPatience);
-  }
-}
-
-// To close a socket with unread input resets the connection, and the answer may be lost with it.
-void close_politely(const Descriptor& socket, const std::atomic<bool>& ending) {
-  ::shutdown(socket.get(), SHUT_WR);
-  const Deadline deadline = Deadline::after(kDrain);
-  std::array<char, 4096> piece{};
-  std::size_t read = 0;
-  while (read < kDrainBytes && wait_for(socket.get(), POLLIN, deadline, ending)) {
-    const ssize_t got = ::recv(socket.get(), piece.data(), piece.size(), MSG_DONTWAIT);
-    if (got <= 0) return;
-    read += static_cast<std::size_t>(got);
-  }
-}
 
 // A request that was read, and room for its answer. Which of these are virtual, and which are
 // asked, differs between releases of cpp-httplib.
@@ -144,65 +83,24 @@ class Exchange final : public httplib::Stream {
 };
 // NOLINTEND(modernize-use-override,cppcoreguidelines-explicit-virtual-functions)
 
-// kThreads threads and kWaiting connections that wait for one. Further ones are refused at once, by
-// the thread that accepted them.
-class BoundedQueue final : public httplib::TaskQueue {
+// Runs a connection's job at once: it only passes the connection on.
+class InPlace final : public httplib::TaskQueue {
  public:
   using Enqueued = decltype(std::declval<httplib::TaskQueue&>().enqueue({}));
-
-  // `refusing` is set while a connection is to be refused.
-  explicit BoundedQueue(bool& refusing) : refusing_(refusing) {
-    for (unsigned i = 0; i < HttpServer::kThreads; ++i) {
-      threads_.emplace_back([this] { work(); });
-    }
-  }
   Enqueued enqueue(std::function<void()> job) override {
-    std::unique_lock lock(mutex_);
-    if (jobs_.size() < HttpServer::kWaiting) {
-      jobs_.push_back(std::move(job));
-      changed_.notify_one();
-    } else {
-      lock.unlock();
-      refusing_ = true;
-      job();
-      refusing_ = false;
-    }
+    job();
     return static_cast<Enqueued>(true);
   }
-  void shutdown() override {
-    {
-      const std::scoped_lock lock(mutex_);
-      over_ = true;
-      changed_.notify_all();
-    }
-    for (std::thread& thread : threads_) thread.join();
-  }
-
- private:
-  void work() {
-    for (;;) {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return over_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      const std::function<void()> job = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      job();
-    }
-  }
-
-  bool& refusing_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> jobs_;
-  bool over_ = false;
-  std::vector<std::thread> threads_;
+  void shutdown() override {}
 };
 
 class Listener final : public httplib::Server {
  public:
-  explicit Listener(HttpHandler handler) : handler_(std::move(handler)) {
-    new_task_queue = [this] { return new BoundedQueue(refusing_); };
+  explicit Listener(HttpHandler handler)
+      : handler_(std::move(handler)), connections_([this](std::string request, int socket) {
+          return reply(std::move(request), socket);
+        }) {
+    new_task_queue = [] { return new InPlace; };
     // Two processes on one port would share its connections (SO_REUSEPORT): the second one is
     // refused. A port that a killed process left is free again at once.
     set_socket_options([](socket_t socket) {
@@ -216,47 +114,34 @@ class Listener final : public httplib::Server {
   }
   // The library lets 5 connections wait to be accepted: a burst of more would be lost.
   void let_more_wait() { ::listen(svr_sock_, static_cast<int>(HttpServer::kWaiting)); }
-  // By the thread that accepts, before it does.
-  void accept_here(std::uint16_t port) {
-    accepting_ = std::this_thread::get_id();
+  [[nodiscard]] Status start(std::uint16_t port) {
     port_ = port;
+    return connections_.start();
   }
-  // Before the server is stopped: connections that wait are closed.
-  void end() { ending_ = true; }
+  // Before the server is stopped.
+  void end() { connections_.end(); }
 
  private:
-  // Where the library would read from the socket itself. It closes the socket.
+  // Where the library would read from the socket itself.
   bool process_and_close_socket(socket_t accepted) override {
     Descriptor socket(accepted);
     ::fcntl(socket.get(), F_SETFD, FD_CLOEXEC);
-    if (ending_) return false;
-    if (refusing_is_here()) {
-      constexpr std::string_view kBusy =
-          "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
-      ::send(socket.get(), kBusy.data(), kBusy.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    try {
+      connections_.add(std::move(socket));
+    } catch (const std::exception&) {  // lack of memory: it is closed
       return false;
     }
-    bool too_long = false;
-    std::string head = read_head(socket.get(), ending_, too_long);
-    if (too_long) {
-      send_all(socket.get(), ending_,
-               "HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\n"
-               "Content-Length: 0\r\n\r\n");
-    } else if (!head.empty()) {
-      try {
-        Exchange exchange(std::move(head), socket.get());
-        process(*this, exchange);
-        send_all(socket.get(), ending_, exchange.reply());
-      } catch (...) {  // lack of memory: the connection is closed without an answer
-        return false;
-      }
-    }
-    close_politely(socket, ending_);
     return true;
   }
-  // The accepting thread alone sets and reads refusing_.
-  [[nodiscard]] bool refusing_is_here() const {
-    return std::this_thread::get_id() == accepting_ && refusing_;
+  // Empty: lack of memory.
+  std::string reply(std::string request, int socket) {
+    try {
+      Exchange exchange(std::move(request), socket);
+      process(*this, exchange);
+      return exchange.reply();
+    } catch (const std::exception&) {
+      return {};
+    }
   }
 
   template <typename Self>
@@ -293,9 +178,7 @@ class Listener final : public httplib::Server {
 
   const HttpHandler handler_;
   std::uint16_t port_ = 0;
-  std::thread::id accepting_;
-  bool refusing_ = false;
-  std::atomic<bool> ending_ = false;
+  HttpConnections connections_;
 };
 
 Status why_not_bound(const HttpAddress& address, int reason) {
@@ -333,6 +216,7 @@ class HttplibServer final : public HttpServer {
   [[nodiscard]] Status start(const HttpAddress& address) {
     DRIFTLESS_RETURN_IF_ERROR(bind(address));
     const WithoutSignals quiet;
+    DRIFTLESS_RETURN_IF_ERROR(listener_->start(port_));
     thread_ = std::thread([this, address] { serve({address.host, port_}); });
     return {};
   }
@@ -356,7 +240,6 @@ class HttplibServer final : public HttpServer {
   }
   // accept() may fail for want of descriptors: the library then gives up, and this binds again.
   void serve(const HttpAddress& address) {
-    listener_->accept_here(port_);
     while (!over_) {
       listener_->listen_after_bind();
       if (over_) break;

@@ -90,6 +90,7 @@ struct Follower {
   Gauge* lag = nullptr;
   Gauge* proven = nullptr;
   Histogram* pause = nullptr;  // of an engine
+  Gauge* reachable = nullptr;  // of an engine
   std::uint64_t held = 0;
   std::uint64_t turn = 0;  // of its last record
 
@@ -111,7 +112,10 @@ class Followers {
                     "Versions that it is behind the newest one")),
         proven_(gauges(registry, "driftless_" + kind + "_proven",
                        "1: a digest, or its workers, prove that it holds the version")),
-        pauses_(pauses) {}
+        pauses_(pauses),
+        reachable_(pauses == nullptr ? nullptr
+                                     : &gauges(registry, "driftless_" + kind + "_reachable",
+                                               "0: it has answered no call for a while")) {}
 
   // Null: kMostSeries have records of this turn.
   Follower* at(std::string_view name, std::uint64_t turn) {
@@ -143,6 +147,7 @@ class Followers {
     const prometheus::Labels labels{{label_, label}};
     Follower made{&version_.Add(labels), &lag_.Add(labels), &proven_.Add(labels)};
     if (pauses_ != nullptr) made.pause = &pauses_->Add(labels, pause_bounds());
+    if (reachable_ != nullptr) made.reachable = &reachable_->Add(labels);
     return made;
   }
   Map::iterator remove(Map::iterator each) {
@@ -151,6 +156,7 @@ class Followers {
     lag_.Remove(gone.lag);
     proven_.Remove(gone.proven);
     if (pauses_ != nullptr) pauses_->Remove(gone.pause);
+    if (reachable_ != nullptr) reachable_->Remove(gone.reachable);
     return followers_.erase(each);
   }
   bool drop_oldest(std::uint64_t turn) {
@@ -164,6 +170,7 @@ class Followers {
   std::string label_;
   Family<Gauge>&version_, &lag_, &proven_;
   Family<Histogram>* pauses_;
+  Family<Gauge>* reachable_;
   Map followers_;
 };
 
@@ -286,7 +293,8 @@ class Metrics final : public PrometheusMetrics {
     engine->held = record.version;
     engine->set(newest_);
     engine->proven->Set(record.proven.empty() ? 0 : 1);
-    if (!record.status.ok()) return;
+    if (engine->reachable != nullptr) engine->reachable->Set(record.reachable ? 1 : 0);
+    if (!record.status.ok() || record.looked()) return;
     engine->pause->Observe(record.commit.pause_ms / 1e3);
     observe(record.commit);
   }
@@ -295,7 +303,7 @@ class Metrics final : public PrometheusMetrics {
     ++turn_;
     std::size_t unlisted = 0;
     for (const RolloutRecord& record : rollouts) {
-      if (record.left) continue;
+      if (record.left || record.idle) continue;
       Follower* const rollout = rollouts_.at(record.id, turn_);
       if (rollout == nullptr) {
         ++unlisted;
@@ -331,7 +339,7 @@ class Metrics final : public PrometheusMetrics {
       gauges(registry_, "driftless_density", "Changed weights of all, 0 to 1, in the last version");
   Family<Counter>& bytes_ = counters(
       registry_, "driftless_bytes_total",
-      "Bytes of versions: full (all weights), delta (the encoded changes), wire (over the road), "
+      "Bytes of versions: full (all weights), delta (their payload), wire (over the road), "
       "needed (of those fetched, for tensors that are held here)");
   Family<Counter>& failure_family_ =
       counters(registry_, "driftless_failures_total",

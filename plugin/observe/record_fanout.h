@@ -23,14 +23,15 @@ class RecordFanout final : public RecordSink {
     for (const auto& sink : sinks_) sink->failed(status);
   }
   void add(const EndRecord& record) override { each(&RecordSink::add, record); }
-  // The first failure that a sink reports.
+  // The failures of all sinks, as one.
   [[nodiscard]] Status take_trouble() override {
-    Status first;
+    Status all;
     for (const auto& sink : sinks_) {
       const Status trouble = sink->take_trouble();
-      if (first.ok()) first = trouble;
+      if (trouble.ok()) continue;
+      all = all.ok() ? trouble : error(all.code(), all.message(), "; ", trouble.message());
     }
-    return first;
+    return all;
   }
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/observe/run_status.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/hash128.h"
@@ -54,6 +55,23 @@ Status read_trainer(const Json& json, std::string_view what, RunStatus& status) 
 }
 
 }  // namespace
+
+std::optional<std::chrono::milliseconds> usual_interval(std::span<const Moment> made) {
+  if (made.size() < 3) return std::nullopt;
+  std::vector<std::chrono::milliseconds> intervals;
+  for (std::size_t i = 1; i < made.size(); ++i) {
+    intervals.push_back(
+        std::chrono::duration_cast<std::chrono::milliseconds>(made[i] - made[i - 1]));
+  }
+  const auto middle = intervals.begin() + static_cast<std::ptrdiff_t>(intervals.size() / 2);
+  std::ranges::nth_element(intervals, middle);
+  return *middle;
+}
+
+std::chrono::milliseconds longest_silence(std::optional<std::chrono::milliseconds> usual) {
+  if (!usual) return std::chrono::milliseconds::max();
+  return std::max<std::chrono::milliseconds>(10 * *usual, std::chrono::minutes(1));
+}
 
 std::string_view to_string(TrainerState state) {
   switch (state) {

@@ -4,8 +4,11 @@
 // docs/operate/status.md describes every key.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,6 +18,17 @@ namespace driftless {
 
 enum class TrainerState { kUnknown, kAlive, kSilent, kEnded };
 [[nodiscard]] std::string_view to_string(TrainerState state);  // "unknown", "alive", ...
+
+using Moment = std::chrono::system_clock::time_point;
+// Versions of which it is looked at when they were made.
+inline constexpr std::size_t kMostMoments = 11;
+// The median of the times between versions that were made at these moments, which ascend; nothing
+// if there are fewer than three.
+[[nodiscard]] std::optional<std::chrono::milliseconds> usual_interval(std::span<const Moment> made);
+// A trainer that makes no version for longer is silent: ten times the usual interval, and a minute
+// at least. For ever, if that is not known.
+[[nodiscard]] std::chrono::milliseconds longest_silence(
+    std::optional<std::chrono::milliseconds> usual);
 
 struct RunStatus {
   RecordOrigin origin;  // the process that answers; role "status": the command

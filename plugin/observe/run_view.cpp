@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/utc_time.h"
+
 namespace driftless {
 
 void RunView::open(const Hash128& run, std::uint64_t version, std::string digest) {
@@ -11,14 +13,42 @@ void RunView::open(const Hash128& run, std::uint64_t version, std::string digest
   see(run, version, std::move(digest));
 }
 
-// The trainer is alive while it makes records. An agent does not see the trainer itself: it knows
-// when the last version came.
+// The trainer is alive while it makes records.
 void RunView::see(const Hash128& run, std::uint64_t version, std::string digest) {
   now_.run = run;
   now_.version = version;
   now_.digest = std::move(digest);
-  now_.trainer = role_ == "trainer" ? TrainerState::kAlive : TrainerState::kUnknown;
+  if (role_ != "trainer") return;
+  now_.trainer = TrainerState::kAlive;
   now_.trainer_seen = record_origin(role_, rank_).time;
+}
+
+void RunView::made(std::string_view created) {
+  const Moment when = parse_utc(created).value_or(Moment::clock::now());
+  const std::scoped_lock lock(mutex_);
+  if (!made_.empty() && when <= made_.back()) return;  // an anchor of a version before
+  made_.push_back(when);
+  if (made_.size() > kMostMoments) made_.pop_front();
+  now_.trainer_seen = utc_text(when);
+}
+
+void RunView::reaches_trainer(bool reaches) {
+  const std::scoped_lock lock(mutex_);
+  reaches_ = reaches;
+}
+
+// The end, once it is declared, and what a trainer says of itself stay.
+TrainerState RunView::trainer() const {
+  if (role_ == "trainer" || now_.trainer == TrainerState::kEnded) return now_.trainer;
+  if (!reaches_) return TrainerState::kSilent;
+  if (made_.empty()) return TrainerState::kUnknown;
+  const auto age =
+      std::chrono::duration_cast<std::chrono::milliseconds>(Moment::clock::now() - made_.back());
+  const std::vector<Moment> moments(made_.begin(), made_.end());
+  const auto usual = usual_interval(moments);
+  if (age > longest_silence(usual)) return TrainerState::kSilent;
+  const bool fresh = age <= longest_silence(std::chrono::milliseconds(0));
+  return usual || fresh ? TrainerState::kAlive : TrainerState::kUnknown;
 }
 
 void RunView::replace(std::vector<EngineRecord> engines) {
@@ -88,6 +118,7 @@ RunStatus RunView::status(std::uint64_t since) const {
   {
     const std::scoped_lock lock(mutex_);
     status = now_;
+    status.trainer = trainer();
     if (!failing()) status.failing.clear();
     for (auto at = versions_.rbegin(); at != versions_.rend() && (*at)->version > since; ++at) {
       found.push_back(*at);
@@ -116,8 +147,11 @@ Readiness RunView::readiness(std::uint64_t max_lag) const {
     found.lag = std::max(found.lag, lag);
     const bool none = engine.version == 0;
     if (!none && lag <= max_lag) continue;
-    found.reason = none ? concat("engine ", engine.engine, " holds no version")
-                        : concat("engine ", engine.engine, " is ", lag, " versions behind");
+    found.reason = concat("engine ", engine.engine,
+                          !engine.reachable ? " cannot be reached"
+                          : engine.reload   ? " lost its version and is to be loaded again"
+                          : none            ? " holds no version"
+                                            : concat(" is ", lag, " versions behind"));
     if (engine.status.ok()) continue;
     found.reason += concat(": ", to_string(engine.status.code()), ": ", engine.status.message());
   }

@@ -43,6 +43,10 @@ class RunView final : public RecordSink {
   // An agent could not take the next version. Holds until it takes one, or for kFailing.
   void cannot_take(const Status& why);
 
+  // Of an agent, which sees no trainer but by its versions: when the newest one was made, as its
+  // manifest says, before its record is added; and whether reports reach the trainer.
+  void made(std::string_view created);
+  void reaches_trainer(bool reaches);
   // The trainer has declared the end of the run.
   void end_run();
 
@@ -59,6 +63,7 @@ class RunView final : public RecordSink {
 
  private:
   [[nodiscard]] bool failing() const;
+  [[nodiscard]] TrainerState trainer() const;
   void see(const Hash128& run, std::uint64_t version, std::string digest);
 
   const std::string_view role_;
@@ -67,7 +72,9 @@ class RunView final : public RecordSink {
   bool open_ = false;
   // The list below is copied by its pointers, so that the mutex is held for a moment.
   std::deque<std::shared_ptr<const VersionRecord>> versions_;
-  RunStatus now_;                                      // without versions
+  std::deque<Moment> made_;  // of an agent: the newest versions, ascending
+  bool reaches_ = true;      // of an agent: the trainer
+  RunStatus now_;            // without versions
   std::chrono::steady_clock::time_point failed_at_{};  // now_.failing
 };
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/environment.h"
+#include "core/line_log.h"
 #include "plugin/observe/line_file.h"
 
 namespace driftless {
@@ -57,7 +58,8 @@ class RecordSpans {
     OrderedJson& made = add(name, id, parent, {all_ms, 0});
     made["attributes"] = std::move(attributes_);
     if (status.ok()) return;
-    made["status"] = {{"code", 2}, {"message", status.to_string()}};  // STATUS_CODE_ERROR
+    made["status"] = {{"code", 2},
+                      {"message", without_users(status.to_string())}};  // STATUS_CODE_ERROR
   }
   // Stages that did not take place have no span.
   void stage(const std::string& name, const std::string& id, const Interval& when) {
@@ -112,6 +114,7 @@ class SpanWriter final : public RecordSink {
     guard(record.version, [&] { return line_of(record); });
   }
   void add(const EngineRecord& record) override {
+    if (record.looked()) return;  // it was no update
     guard(record.goal, [&] { return line_of(record); });
   }
   void replace(std::span<const RolloutRecord>) override {}
@@ -193,7 +196,7 @@ class SpanWriter final : public RecordSink {
 
   [[nodiscard]] std::string line_of(const EngineRecord& record) {
     RecordSpans spans(record.origin, record.run, record.goal);
-    spans.note("driftless.engine", std::string_view(record.engine));
+    spans.note("driftless.engine", std::string_view(without_users(record.engine)));
     spans.note("driftless.engine_kind", record.kind);
     spans.note("driftless.engine_version", record.version);
     spans.note("driftless.proven", record.proven);

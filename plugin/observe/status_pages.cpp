@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/line_log.h"
 #include "plugin/observe/page.h"
 
 namespace driftless {
@@ -74,7 +75,9 @@ bool within_name(char each) {
 
 }  // namespace
 
-std::string public_text(std::string_view text) {
+std::string public_text(std::string_view whole) {
+  const std::string without = without_users(whole);
+  const std::string_view text = without;
   std::string shown;
   std::size_t at = 0;
   const auto rest_of_word = [&] {
@@ -85,11 +88,6 @@ std::string public_text(std::string_view text) {
   while (at < text.size()) {
     if (text.substr(at).starts_with("://")) {
       at += 3;
-      // A user and a password may hold characters that end a word: they reach to the last '@'
-      // before the path.
-      const std::string_view place = text.substr(at, text.substr(at).find_first_of("/?#\"<> \t\n"));
-      const std::size_t user = place.rfind('@');
-      if (user != std::string_view::npos) at += user + 1;
       const std::string_view url = rest_of_word();
       at += url.size();
       shown.append("://").append(url.substr(0, url.find_first_of("?#")));

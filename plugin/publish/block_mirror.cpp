@@ -165,7 +165,6 @@ Status BlockMirror::write_whole(const PayloadContext& made,
   DRIFTLESS_RETURN_IF_ERROR(payload->finish());
   findings.mirror_tensors = payload->findings().tensors;
   findings.mirror_shard = payload->findings().shard;
-  findings.delta_bytes += payload->findings().delta_bytes;
   return {};
 }
 

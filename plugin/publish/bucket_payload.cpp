@@ -141,7 +141,6 @@ class BucketPayload final : public RankPayload {
 
   // On the writer's thread.
   Status write(const BucketView& bucket) {
-    findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
     return write_bucket(context_, bucket, parts_++, findings_);
   }
 

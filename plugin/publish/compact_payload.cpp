@@ -116,7 +116,6 @@ class CompactPayload final : public RankPayload {
       encoded.clear();
       DRIFTLESS_RETURN_IF_ERROR(
           encode_changed_blocks(frame, *context_.layout, dtype, *ready, context_.threads, encoded));
-      findings_.delta_bytes += encoded.size();
       return put_frame(context_, frame_file_name(frame.rank, frame.index), encoded, findings_);
     });
   }
@@ -134,9 +133,7 @@ class CompactPayload final : public RankPayload {
     DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this] {
       PayloadContext context = context_;
       context.frame.encoding = Encoding::kDeltas;
-      const BucketView bucket = plain_.view();
-      findings_.delta_bytes += bucket.positions.size() + bucket.values.size();
-      return write_bucket(context, bucket, parts_++, findings_);
+      return write_bucket(context, plain_.view(), parts_++, findings_);
     }));
     DRIFTLESS_RETURN_IF_ERROR(writer_.finish());
     plain_.clear();

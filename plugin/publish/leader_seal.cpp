@@ -145,7 +145,6 @@ Result<Manifest> PublisherLeader::manifest_of(const Publication& made,
   for (const PayloadMessage& rank : ranks) {
     manifest.digest += rank.digest;
     manifest.changed_units += rank.findings.changed_units;
-    manifest.payload_bytes += rank.findings.delta_bytes;
     for (const PartReceipt& part : rank.parts) {
       ManifestFile& file = manifest.files.emplace_back(
           ManifestFile{part.name, part.size_bytes, part.hash, part.rank, part.locator});
@@ -156,6 +155,7 @@ Result<Manifest> PublisherLeader::manifest_of(const Publication& made,
   if (made.full) manifest.changed_units = manifest.total_units;
   DRIFTLESS_RETURN_IF_ERROR(list_tensors(run_, ranks, manifest));
   std::ranges::sort(manifest.files, {}, &ManifestFile::name);
+  manifest.payload_bytes = payload_of(manifest);
   manifest.created = utc_now();
   return manifest;
 }

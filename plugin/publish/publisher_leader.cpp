@@ -420,7 +420,7 @@ OutcomeMessage PublisherLeader::conclude(const PlanMessage& plan,
         needs_full ? concat(to_string(id), ": layout ", to_string(options_.layout),
                             " cannot carry a whole tensor among changes: sent in full")
                    : concat(to_string(id), ": ", dense ? "more than " : "", percent(density),
-                            " of the units changed, above full_above_density (",
+                            " of the weights changed, above full_above_density (",
                             percent(options_.full_above_density), "): sent in full"));
     const Status dropped = road_.abort();
     outcome.status = begin(id, deadline);

@@ -101,8 +101,8 @@ static void from_json(const json& value, Verdict& verdict) {
 }
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PartReceipt, name, rank, size_bytes, hash, locator)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, delta_bytes, shard, dense,
-                                   tensors, tables, mirror_tensors, mirror_shard)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, shard, dense, tensors, tables,
+                                   mirror_tensors, mirror_shard)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(VersionShape, encoding, cuts, plain)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OfferMessage, status, tensors, boxes, left)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BaseMessage, status, digest, tensor_digests, copies)
@@ -157,8 +157,9 @@ DRIFTLESS_RANK_MESSAGE(CountMessage);
 
 std::vector<ChangedUnits> most_changed(const std::map<std::uint32_t, std::uint64_t>& units) {
   std::vector<ChangedUnits> most(std::min(units.size(), kMostChangedTensors));
-  std::ranges::partial_sort_copy(
-      units, most, [](const auto& one, const auto& other) { return one.second > other.second; });
+  std::ranges::partial_sort_copy(units, most, [](const auto& one, const auto& other) {
+    return std::pair(other.second, one.first) < std::pair(one.second, other.first);
+  });
   return most;
 }
 

@@ -15,7 +15,7 @@ using TensorDigests = std::vector<TensorDigest>;  // by the number in the layout
 
 // Changed units of a tensor, by its number in the layout.
 using ChangedUnits = std::pair<std::uint32_t, std::uint64_t>;
-// Those with the most, largest first; at most kMostChangedTensors.
+// Those with the most, largest first, equal ones by number; at most kMostChangedTensors.
 [[nodiscard]] std::vector<ChangedUnits> most_changed(
     const std::map<std::uint32_t, std::uint64_t>& units);
 

@@ -81,7 +81,7 @@ class FullFramePayload final : public RankPayload {
     if (runs_.empty()) return {};
     auto ready =
         std::make_shared<const Ready>(Ready{std::exchange(runs_, {}), std::exchange(copies_, {})});
-    findings_.delta_bytes += std::exchange(pending_bytes_, 0);
+    pending_bytes_ = 0;
     // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): the task owns them
     return writer_.hand_over([this, dtype = dtype_, index = parts_++, ready = std::move(ready)] {
       return write_full_frame(context_, dtype, ready->runs, index, findings_);

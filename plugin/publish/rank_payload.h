@@ -51,7 +51,6 @@ struct PayloadContext {
 };
 
 struct PayloadFindings : FoundChanges {
-  std::uint64_t delta_bytes = 0;          // encoded, without container
   std::vector<ManifestTensor> tensors;    // checksums, where the layout has them; in order of names
   std::map<std::string, Hash128> tables;  // of frames in host memory: frame_table_hash(), by name
   std::string shard;                      // hf_delta: the file that holds this rank's tensors

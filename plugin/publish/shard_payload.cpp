@@ -53,7 +53,7 @@ class ShardPayload final : public RankPayload {
     for (const auto& [tensor, checksum] : shard_->checksums()) {
       findings_.tensors.push_back({(*context_.layout)[tensor].name, checksum});
     }
-    DRIFTLESS_ASSIGN_OR_RETURN(findings_.delta_bytes, shard_->finish());
+    DRIFTLESS_RETURN_IF_ERROR(shard_->finish().status());
     shard_.reset();
     return {};
   }

@@ -61,8 +61,9 @@ UpdateReport describe(const TargetState& state, const FetchedChain& chain) {
   report.needed_bytes = chain.needed_bytes;
   for (const FetchedVersion& version : chain.versions) {
     report.full_bytes += version.manifest.full_bytes;
-    report.delta_bytes += version.manifest.payload_bytes;
+    report.delta_bytes += payload_of(version.manifest);
     report.version = version.manifest.id.version;
+    report.created = version.manifest.created;
   }
   return report;
 }

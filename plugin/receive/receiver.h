@@ -28,6 +28,7 @@ struct UpdateReport {
   std::uint64_t version = 0;
   std::uint64_t versions = 0;  // folded
   bool anchor = false;         // taken from an anchor
+  std::string created;         // when the publisher sealed it, as its manifest says
   Digest digest;
   std::uint64_t changed_units = 0;
   std::set<std::uint32_t> tensors;  // that changed, by their numbers in the layout

@@ -86,6 +86,10 @@ Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory
                  version.payload_files.size(), " names");
   }
   VersionSource source(std::move(version), layout);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const bool by_need = i < frames.size() && frames[i] != nullptr;
+    source.payload_bytes_ += by_need ? frames[i]->info().frame_bytes : parts[i].bytes().size();
+  }
   switch (source.version_.directory_layout) {
     case DirectoryLayout::kHfDelta:
       DRIFTLESS_RETURN_IF_ERROR(source.open_shards(std::move(parts)));
@@ -155,7 +159,7 @@ Status VersionSource::add_shard(const std::string& name, const SafetensorsFile& 
                    listed->second);
     }
     DRIFTLESS_RETURN_IF_ERROR(check_entry(path, entry.spec, (*layout_)[*index], version_.full()));
-    TensorChange change{*index, entry.spec.size_bytes, {}};
+    TensorChange change{*index, {}};
     const auto checksum = shard.header().metadata.find(tensor);
     if (checksum != shard.header().metadata.end() && !version_.full()) {
       change.checksum = checksum->second;
@@ -276,12 +280,6 @@ Result<std::unique_ptr<TensorPatcher>> VersionSource::patcher(const TensorChange
   }
 }
 
-std::uint64_t VersionSource::payload_bytes() const {
-  std::uint64_t sum = 0;
-  for (const TensorChange& change : changes_) sum += change.payload_bytes;
-  return sum;
-}
-
 std::uint64_t max_frame_body_bytes(const WeightLayout& layout) {
   const std::uint64_t rows = std::min(layout.total_units(), layout.size() * kMaxBlocksOfTensor);
   constexpr std::uint64_t kMostRowBytes = kFrameRowBytes + std::uint64_t{16} * 255;
@@ -376,7 +374,7 @@ Result<VersionSource::Claim*> VersionSource::claim(const std::string& name,
   const TensorSpec& spec = (*layout_)[tensor];
   if (first) {
     payload->second.change = changes_.size();
-    changes_.push_back({tensor, 0, {}});
+    changes_.push_back({tensor, {}});
   }
   const TensorBox box = block != nullptr ? block->box : TensorBox();
   cut_ = cut_ || block != nullptr;
@@ -403,8 +401,6 @@ Status VersionSource::add_bucket(const std::string& name, const std::string& ran
     DRIFTLESS_RETURN_IF_ERROR(claim(name, rank, entry.tensor, entry.block).status());
     Payload& payload = payloads_[entry.tensor];
     payload.pieces.push_back({bucket, entry});
-    changes_[payload.change].payload_bytes +=
-        entry.position_end - entry.position_begin + entry.count() * unit_bytes(bucket.dtype);
   }
   return {};
 }
@@ -424,7 +420,6 @@ Status VersionSource::add_compact(const std::string& name, const std::string& ra
                    " is in another frame already; fetch the version again");
     }
     payload.compact.push_back({block, &frame.compact_tables()[block.table]});
-    changes_[payload.change].payload_bytes += block.index.size() + block.tiles.size();
   }
   return {};
 }
@@ -442,7 +437,6 @@ Status VersionSource::add_runs(const std::string& name, const std::string& rank,
     } else {
       payload.dense.push_back({0, run.bytes, memory, &run.block->place, run.first_unit});
     }
-    changes_[payload.change].payload_bytes += run.bytes.size();
   }
   return {};
 }

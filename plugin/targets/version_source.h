@@ -12,9 +12,8 @@
 namespace driftless {
 
 struct TensorChange {
-  std::uint32_t tensor = 0;         // index in the layout
-  std::uint64_t payload_bytes = 0;  // of its encoded delta
-  std::string checksum;             // of its new bytes, hexadecimal; empty if the version has none
+  std::uint32_t tensor = 0;  // index in the layout
+  std::string checksum;      // of its new bytes, hexadecimal; empty if the version has none
   std::optional<Digest> digest = std::nullopt;  // of all of it afterwards, if the manifest says
 };
 
@@ -114,7 +113,8 @@ class VersionSource {
   // Of a change that has no compact() blocks: those need the old units of all of a block
   // (version_fold.h).
   [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> patcher(const TensorChange& change) const;
-  [[nodiscard]] std::uint64_t payload_bytes() const;
+  // Of all parts, as they lie on the road (payload_of() of its manifest).
+  [[nodiscard]] std::uint64_t payload_bytes() const { return payload_bytes_; }
 
   // True: every change is pieces(); what lies between them stays.
   [[nodiscard]] bool positional() const { return info(version_.encoding).positional; }
@@ -178,6 +178,7 @@ class VersionSource {
   std::vector<std::shared_ptr<Frame>> frames_;
   std::map<std::uint32_t, Payload> payloads_;
   std::vector<TensorChange> changes_;
+  std::uint64_t payload_bytes_ = 0;
   bool complete_ = true;
   bool cut_ = false;
 };

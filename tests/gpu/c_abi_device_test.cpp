@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // driftless.h with tensors on the GPU: libdriftless.so loads what it needs, waits for the caller's
 // streams, and leaves the caller's device alone.
-#include <driftless.h>
+#include <driftless/driftless.h>
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
-#include "collectives/shared_fs/shared_fs_road.h"
-#include "plugin/publish/publisher.h"
-#include "plugin/receive/receiver.h"
+#include <driftless/collectives/shared_fs/shared_fs_road.h>
+#include <driftless/plugin/publish/publisher.h>
+#include <driftless/plugin/receive/receiver.h>
 
 namespace {
 

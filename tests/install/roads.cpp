@@ -4,12 +4,12 @@
 #include <cstdio>
 #include <string_view>
 
-#include "plugin/job/roads.h"
+#include <driftless/plugin/job/roads.h>
 #ifdef HAS_MPI_RMA
-#include "collectives/mpi_rma/mpi_rma_road.h"
+#include <driftless/collectives/mpi_rma/mpi_rma_road.h>
 #endif
 #ifdef HAS_HDF5
-#include "collectives/shared_fs/hdf5_container.h"
+#include <driftless/collectives/shared_fs/hdf5_container.h>
 #endif
 
 namespace {

@@ -27,7 +27,7 @@ SLOW_FILES = (
     "test_training.py", "test_object_store_links.py",
     "test_sharded.py", "test_faults.py",
     "test_training_faults.py", "test_damage.py",
-    "test_launchers.py",
+    "test_launchers.py", "test_one_call.py", "test_quick_pages.py",
 )  # fmt: skip
 
 

@@ -82,14 +82,15 @@ class MadeRun:
         return {**self._begin("agent", when, number // 8, host),
                 "engine": f"http://{host}:{30000 + number % 8}",
                 "kind": "sglang" if number % 2 else "vllm", "version": version, "goal": version,
-                "digest": self.digest(version), "proven": "workers", "status": "ok", "attempts": 1,
+                "digest": self.digest(version), "proven": "workers", "status": "ok",
+                "reachable": True, "reload": False, "attempts": 1,
                 "stage_ms": 900 + 700 * pick.random(), "pause_ms": 6 + 25 * pick.random() ** 3,
                 "apply_ms": 70 + 40 * pick.random(),
                 "resume_ms": 3 + 6 * pick.random()}  # fmt: skip
 
     def _rollout(self, number):
         return {"id": f"rollout-{number:02d}", "run": RUN, "version": self.newest(),
-                "digest": self.digest(self.newest()), "proven": True, "unproven": 0, "left": False,
+                "digest": self.digest(self.newest()), "proven": True, "unproven": 0, "left": False, "idle": False,
                 "stage_ms": 1200.5 + number, "commit_ms": 95.25 + number}  # fmt: skip
 
     def step(self, when=None):

@@ -265,17 +265,23 @@ class Engine(http.server.ThreadingHTTPServer):
     """Speaks as much of vLLM or SGLang as an engine does that reads files. `loaded` is what it read,
     taken at the moment of the call; `broken`: calls that fail so many times."""
 
-    def __init__(self, model_path):
+    def __init__(self, model_path, port=0):
         self.model_path, self.version, self.loaded = str(model_path), "default", []
+        self.answering = threading.Event()  # cleared: calls come in and are not answered
+        self.answering.set()
         self.started = str(model_path)  # SGLang tells it apart from what it was given since
         self.paused, self.calls, self.broken = False, [], {}
         self.late, self.loading = [], []  # of a second rank, which SGLang does not wait for
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", port), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def die(self):
+        self.shutdown()
+        self.server_close()
 
     def load_late(self, path):
         def load():
@@ -309,6 +315,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         engine = self.server
         path = self.path.split("?")[0]
         engine.calls.append(path)
+        engine.answering.wait(60)
         took = {"scheduler_e2e": engine.server_address[1] + 0.25}  # of this process's start
         content = {"model_path": engine.model_path, "weight_version": engine.version}
         if path == "/server_info":
@@ -321,6 +328,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = json.loads(data) if data else {}
         engine.calls.append(path)
+        engine.answering.wait(60)
         if engine.broken.get(path, 0) > 0:
             engine.broken[path] -= 1
             return self.reply({"message": "broken"}, 500)

@@ -68,7 +68,8 @@ def hide(library, part, folder):
 def test_without_nccl_mpi_works_and_nccl_is_refused(tmp_path):
     jobs.need("mpi_rma")
     jobs.need("nccl")
-    names = hide("libdriftless_nccl_roads.so", "libnccl", tmp_path)
+    library = tmp_path / "libnccl.so.2"
+    library.write_text("not a library")
     code = """
 import driftless
 from driftless import Config, Job
@@ -82,7 +83,25 @@ except driftless.errors.UnsupportedError as refused:
     assert result.returncode == 0, result.stderr
     backends, refused = result.stdout.splitlines()
     assert "'mpi_rma': True" in backends and "'nccl': 'NCCL is needed and cannot be" in backends
-    assert refused.startswith("road.kind: nccl: NCCL is needed") and names[0] in refused
+    assert refused.startswith("road.kind: nccl: NCCL is needed") and str(library) in refused
+    assert "pip install nvidia-nccl-cu13" in refused
+
+
+def test_without_hdf5_mpi_works_and_the_package_is_named(tmp_path):
+    jobs.need("shared_fs/hdf5")
+    names = hide("libdriftless_hdf5_roads.so", "libhdf5", tmp_path)
+    code = """
+import driftless
+for backend in driftless.backends():
+    if backend.name in ("mpi_rma", "shared_fs/hdf5"):
+        print(backend.built or backend.why_not)
+"""
+    result = run_python(code, LD_LIBRARY_PATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    mpi, hdf5 = result.stdout.splitlines()
+    assert mpi == "True" and names[0] in hdf5
+    assert hdf5.startswith("HDF5 with MPI is needed and cannot be loaded: ")
+    assert hdf5.endswith("libhdf5-openmpi-103)")
 
 
 def test_without_mpi_files_work_and_mpi_is_refused(tmp_path):
@@ -108,6 +127,20 @@ print([(b.built, b.why_not) for b in driftless.backends() if b.name == "mpi_rma"
     assert first.startswith("road.kind: mpi_rma: MPI is needed and cannot be loaded: ")
     assert second.startswith("this process was started by an MPI launcher: MPI is needed")
     assert names[0] in first and backend.startswith("[(False, 'MPI is needed")
+    assert "libopenmpi3" in first and "libopenmpi3" in second
+    # A road that needs no MPI is in a library without it: a launched process says what it lacks.
+    code = """
+import driftless
+try:
+    driftless.Job(driftless.Config.parse("road: {kind: object_store, object_store: {url: 's3://b/p'}}"),
+                  "rollout", launched=True)
+except driftless.errors.UnsupportedError as refused:
+    print(refused)
+"""
+    if any(backend.name == "object_store" and backend.built for backend in driftless.backends()):
+        result = run_python(code, LD_LIBRARY_PATH=str(tmp_path))
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.startswith("this process was started by an MPI launcher: MPI is needed")
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -78,8 +78,32 @@ def test_wrong_usage(line, work):
 ))  # fmt: skip
 def test_wrong_options_of_diff(pair, options):
     result = run("diff", pair.old_path, pair.new_path, "--out", pair.published, *options)
-    assert_refusal(result, 2, "invalid_argument")
+    assert_refusal(result, 2, options[1])
     assert not pair.published.exists() or list(pair.published.glob("*weight_v*")) == []
+
+
+def test_one_is_singular_and_a_weight_is_a_weight(work, rng):
+    """The words of people's output: docs/develop/glossary.md."""
+    old = {"t.weight": random_tensor(rng, "BF16", (64,))}
+    a, b = (write_checkpoint(work / n, t) for n, t in (("a", old), ("b", {"t.weight": changed(rng, old["t.weight"], positions=[3])})))
+    texts = [
+        run(*line).stdout
+        for line in (
+            ("diff", a, b, "--out", work / "v"),
+            ("apply", work / "v", "--to", copy_checkpoint(a, work / "c")),
+            ("verify", work / "c", "--like", a),
+            ("verify", work / "c", "--like", b),
+            ("compare", a, b),
+            ("report", work / "v", "--base", a, "--out", work / "r.html"),
+            ("status", work / "v"),
+            ("doctor", "--only", "road", "--set", "road.kind=shared_fs", "--set", f"road.shared_fs.dir={work}/v"),
+        )
+    ]
+    texts.append((work / "r.html").read_text())
+    assert "1 weight in 1 tensor," in texts[1] and "(1 weight in 1 tensor different)" in texts[2]
+    for text in texts:
+        assert text and not re.search(r"(?<![\d.])1 (version|tensor|weight|unit|step|call|rollout|warning)s\b", text), text
+        assert not re.search(r"\b(units?|elements?|steps?) (in|of|changed)\b", text), text
 
 
 # --- synth ---------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Page(HTMLParser):
             assert not name.startswith("on") and name not in ("src", "href"), (name, value)
 
 
-def steps(old, new):
+def ulps(old, new):
     """Distances on the line of the bits, of the changed elements of a float type."""
     bits = FLOATS[old.dtype]
     a, b = old.words().astype(np.int64), new.words().astype(np.int64)
@@ -64,7 +64,7 @@ def expected_rows(old, new):
     for name, tensor in old.items():
         count = int((tensor.words() != new[name].words()).sum())
         if count:
-            rows[name] = (count, len(tensor.words()), steps(tensor, new[name]))
+            rows[name] = (count, len(tensor.words()), ulps(tensor, new[name]))
     return rows
 
 
@@ -76,16 +76,16 @@ def test_the_figures_are_those_of_numpy(pair):
         count, total, distance = rows[row["tensor"]]
         assert (row["changed_units"], row["total_units"]) == (count, total)
         assert row["density"] == pytest.approx(count / total)
-        assert row["largest_step"] == distance.max()
-        assert row["one_step_share"] == pytest.approx((distance == 1).mean())
+        assert row["largest_ulp"] == distance.max()
+        assert row["one_ulp_share"] == pytest.approx((distance == 1).mean())
     counts = [row["changed_units"] for row in found["changed"]]
     assert counts == sorted(counts, reverse=True)
     every = np.concatenate([distance for _, _, distance in rows.values()])
     total = sum(len(t.words()) for t in pair.old.values())
     assert found["changed_units"] == sum(counts) and found["total_units"] == total
     assert found["density"] == pytest.approx(sum(counts) / total)
-    assert found["largest_step"] == every.max()
-    assert found["one_step_share"] == pytest.approx((every == 1).mean())
+    assert found["largest_ulp"] == every.max()
+    assert found["one_ulp_share"] == pytest.approx((every == 1).mean())
     assert found["bytes"] == sum(len(t.data) for t in pair.old.values())
 
 
@@ -149,7 +149,7 @@ def test_the_text_shows_twenty_tensors_unless_asked_for_all(work, rng):
     paths = write_checkpoint(work / "a", old), write_checkpoint(work / "b", new)
     short, every = ok("compare", *paths), ok("compare", *paths, "--all")
     assert sum(f"BF16  {name}\n" in short for name in old) == 20
-    assert "and 5 more tensors" in short
+    assert "and 5 more tensors: --all" in short
     assert all(f"BF16  {name}\n" in every for name in old)
 
 
@@ -159,14 +159,14 @@ def test_identical_checkpoints(pair):
     assert ok("compare", pair.old_path, pair.old_path).startswith("identical: 5 tensors")
 
 
-def test_steps_over_zero(work, rng):
+def test_ulps_over_zero(work, rng):
     """-0 is one place from +0 in bits alone: no step; the smallest numbers are one step from it."""
     tensor = random_tensor(rng, "BF16", (4,))
     old = {"t": with_bits(tensor, 0x8000, 0x0001, 0x8001, 0x3F80)}
     new = {"t": with_bits(tensor, 0x0000, 0x8001, 0x0000, 0x3F81)}
     found = ok_json("compare", write_checkpoint(work / "a", old), write_checkpoint(work / "b", new))
-    assert found["changed_units"] == 4 and found["largest_step"] == 2
-    assert found["one_step_share"] == pytest.approx(0.5)
+    assert found["changed_units"] == 4 and found["largest_ulp"] == 2
+    assert found["one_ulp_share"] == pytest.approx(0.5)
 
 
 def test_different_layouts_are_listed(pair):

@@ -19,6 +19,7 @@ EXPECTED = {
     "nccl_cluster.yaml",
     "object_store.yaml",
     "parallel_hdf5.yaml",
+    "peer.yaml",
     "shared_fs_flush.yaml",
     "shared_fs_sglang.yaml",
     "single_node.yaml",
@@ -158,14 +159,16 @@ def test_check_shows_what_was_changed_first(work):
     assert "keep_versions" not in json.loads(nothing)["changed"]
 
 
+ROADS = ["mpi_rma", "nccl", "shared_fs", "object_store", "host_shm"]
 REQUIRED = {"shared_fs": ("dir:", "dir: /d"), "object_store": ("url:", "url: s3://bucket/prefix")}
 
 
 @pytest.mark.parametrize("role", [None, "trainer", "rollout", "agent"])
-@pytest.mark.parametrize("road", ["mpi_rma", "nccl", "shared_fs", "object_store", "host_shm"])
+@pytest.mark.parametrize("road", ROADS)
 def test_init_writes_a_file_that_passes_the_check(work, road, role):
     path = work / "job.yaml"
-    ok("config", "init", "--road", road, "--out", path, *(["--role", role] if role else []))
+    wrote = ok("config", "init", "--road", road, "--out", path, *(["--role", role] if role else []))
+    assert wrote.count("\nfill in: road.") == (1 if road in REQUIRED else 0)
     text = path.read_text()
     assert f"kind: {road}\n" in text and all(len(line) <= 100 for line in text.splitlines())
     if road in REQUIRED:
@@ -183,6 +186,40 @@ def test_init_writes_a_file_that_passes_the_check(work, road, role):
     assert check(path).stdout.replace(" ", "") == changed.stdout.replace(" ", "")
 
 
+def keys_in(text):
+    """Those of a file that init wrote, set or commented: "road.shared_fs.dir"."""
+    keys, groups = set(), []
+    for line in text.splitlines():
+        match = re.match(r"#?( *)([a-z_0-9]+):( |$)", line)
+        if not match:
+            continue
+        indent = len(match[1])
+        groups = [group for group in groups if group[0] < indent] + [(indent, match[2])]
+        keys.add(".".join(name for _, name in groups))
+    return keys
+
+
+# What the keys of several roads are read by; others of road.X.* are of road X.
+SHARED_KEYS = {
+    "road.ring_size": {"mpi_rma", "nccl"},
+    "road.ring_versions": {"mpi_rma", "nccl"},
+    "hub.address": {"nccl"},
+    "hub.token_file": {"nccl"},
+}
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_init_has_every_key_that_applies(road):
+    """With the agent's: it hands versions of any road over by host_shm."""
+    found = keys_in(ok("config", "init", "--road", road))
+    for row in ok_json("info")["keys"]:
+        key = row["key"]
+        own = re.match(r"road\.([a-z_]+)\.", key)
+        readers = {own[1]} if own else SHARED_KEYS.get(key, {road})
+        applies = bool(readers & {road, "host_shm"})
+        assert (key.replace("[]", "") in found) == applies, key
+
+
 def test_init_refuses_to_overwrite_and_roads_that_are_none(work):
     path = work / "job.yaml"
     path.write_text("mine")
@@ -194,5 +231,6 @@ def test_init_refuses_to_overwrite_and_roads_that_are_none(work):
 def test_init_for_a_role_leaves_out_the_others_keys():
     trainer = ok("config", "init", "--road", "shared_fs", "--role", "trainer")
     assert "#anchors:" in trainer and "receiver:" not in trainer and "agent:" not in trainer
+    assert "host_shm:" not in trainer
     rollout = ok("config", "init", "--road", "shared_fs", "--role", "rollout")
     assert "#receiver:" in rollout and "anchors:" not in rollout and "mpi_rma:" not in rollout

@@ -3,9 +3,13 @@
 hangs costs its deadline. The answers are those of vLLM 0.32 and SGLang 0.5.23."""
 
 import contextlib
+import itertools
+import re
 import socket
 
+import jobs
 from doctor_rows import assert_row, closed_port, config, doctor, served
+from support import REPOSITORY, run
 
 MPI = "road: { kind: mpi_rma }\n"
 RANK = {
@@ -36,6 +40,72 @@ def sglang(loader=("driftless.engines.sglang.load",), **more):
         } | more,
         ("POST", "/update_weights_from_disk"): {"success": True},
     }  # fmt: skip
+
+
+# --- the samples of the page ---------------------------------------------------------------------
+
+
+def table(text):
+    """{group: [(check, state, finding)]} of the table that doctor prints, without next actions."""
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if re.match(r"group +check +state +finding", line))
+    at = [lines[first].index(word) for word in ("group", "check", "state", "finding")] + [None]
+    rows, group = {}, ""
+    for line in itertools.takewhile(str.strip, lines[first + 1 :]):
+        name, check, state, finding = (line[a:b].strip() for a, b in itertools.pairwise(at))
+        group = name.split(" ")[0] or group
+        if check:
+            rows.setdefault(group, []).append((check, state, finding))
+    return rows
+
+
+def plain(finding):
+    """Without what differs from host to host: numbers with units, digests, paths."""
+    finding = re.sub(r"\b[0-9a-f]{32}\b", "HEX", re.sub(r"(?<![\w.])/[\w./-]+", "PATH", finding))
+    return re.sub(r"\d+(\.\d+)*(\+\w+)?( ?([kMGT]?i?B|ms|s)\b)?", "N", finding)
+
+
+# Their rows, or what these find, depend on the host and on the build.
+ROWS_OF_A_HOST = {"configuration": {"built"}, "mpi": {"environment"}, "road": {"file system"}}
+
+
+def assert_fresh(sample, real, groups):
+    assert list(sample) == [group for group in real if group in sample]
+    for group in groups:
+        left_out = ROWS_OF_A_HOST.get(group, ())
+        shown, found = ([row for row in rows[group] if row[0] not in left_out] for rows in (sample, real))
+        if group == "configuration":  # further rows are of what was not built
+            found = [row for row in found if row[1] != "skip"]
+        assert [row[0] for row in shown] == [row[0] for row in found], group
+        for ours, theirs in zip(shown, found, strict=True):
+            if ours[1] == theirs[1] == "ok" and group in ("configuration", "road", "engine"):
+                assert plain(ours[2]) == plain(theirs[2]), ours
+
+
+def test_the_samples_of_the_page_are_as_the_command_prints_them(work):
+    jobs.need("mpi_rma")
+    page = (REPOSITORY / "docs/operate/doctor.md").read_text()
+    samples = [block for block in page.split("```") if re.search(r"^group +check", block, flags=re.M)]
+    text = re.search(r"^\$ cat job.yaml\n(.*?)^\$ ", samples[0], flags=re.M | re.S)[1]
+    idle = RANK | {"state": "closed"}
+    answers = vllm() | {("POST", "/collective_rpc"): {"results": [idle]}}
+    key = work / "key"
+    key.write_text("k3y\n")
+    key.chmod(0o600)
+    with served(answers) as ready, served(vllm(extension="", told=False), "k3y", ["/version"]) as lacking:
+        job = text.replace("/var/tmp/weights", str(work)).replace("http://127.0.0.1:8000", ready)
+        real = table(run("doctor", *config(work, job)).stdout)
+        groups = ("configuration", "mpi", "road", "host", "python", "engine")
+        assert_fresh(table(samples[0]), real, groups)
+        real = table(run("doctor", "--engine", lacking, "--token-file", key, "--only", "engine").stdout)
+        assert_fresh(table(samples[1]), real, ("engine",))
+    for sample in samples:
+        states = [state for rows in table(sample).values() for _, state, _ in rows]
+        counts = re.search(r"^(\d+) failed, (\d+) warnings?, (\d+) ok, (\d+) skipped; [\d.]+ s$", sample, re.M)
+        assert [int(n) for n in counts.groups()] == [states.count(s) for s in ("fail", "warn", "ok", "skip")]
+
+
+# --- engines -------------------------------------------------------------------------------------
 
 
 def test_engines_that_are_ready():

@@ -6,7 +6,9 @@ import json
 import pytest
 
 import foreign
+from jobs import Files, make_run
 from support import (
+    DELTAS,
     assert_refusal,
     ok,
     ok_json,
@@ -84,6 +86,59 @@ def test_the_bytes_of_a_file_are_those_on_disk(seen):
     assert int(plain["bytes"]) == seen["flush"].stat().st_size and "decoded_bytes" not in plain
     for row in ok_json("inspect", seen["version theirs"])["rows"]:
         assert int(row["bytes"]) == (seen["version theirs"] / row["file"]).stat().st_size
+
+
+def payload_on_disk(version):
+    """The files that hold changes: not the index, the manifest and DONE."""
+    return sum(f.stat().st_size for f in version.iterdir() if f.suffix in (".safetensors", ".frame"))
+
+
+@pytest.mark.parametrize(("layout", "encoding"), DELTAS)
+def test_the_payload_is_one_number(pair, layout, encoding):
+    made = publish(pair.published, pair.old_path, pair.new_path, layout, encoding)
+    expected = payload_on_disk(pair.published / "weight_v000001")
+    bits = 8 * expected / made["changed_units"]
+    costs = ok_json("compare", pair.old_path, pair.new_path)["encodings"]
+    (cost,) = (row for row in costs if row["encoding"] == encoding)
+    target = pair.checkpoint()
+    (applied,) = ok_json("apply", pair.published, "--to", target)["applied"]
+    (seen,) = ok_json("status", pair.published)["versions"]
+    found = {
+        "diff": made["payload_bytes"],
+        "compare": cost["bytes"],
+        "inspect": ok_json("inspect", pair.published / "weight_v000001")["payload_bytes"],
+        "inspect, all versions": ok_json("inspect", pair.published)["rows"][0]["bytes"],
+        "apply": applied["payload_bytes"],
+        "status": seen["delta_bytes"],
+    }
+    assert found == dict.fromkeys(found, expected)
+    assert made["bits_per_changed"] == cost["bits_per_changed"] == pytest.approx(bits)
+    # As text, of another directory: the version's figures are the same.
+    again = pair.work / "again"
+    line = ("diff", pair.old_path, pair.new_path, "--out", again, "--layout", layout, "--encoding", encoding)
+    assert f"{bits:.2f} bits per change" in ok(*line)
+    assert f" {bits:.2f} " in ok("status", again) and f" {bits:.2f} " in ok("compare", pair.old_path, pair.new_path)
+
+
+@pytest.mark.parametrize(("layout", "encoding"), [("frames", "deltas_zstd"), ("flush", "deltas_zstd"),
+                                                  ("frames", "compact"), ("hf_delta", "xor")])  # fmt: skip
+def test_the_payload_of_a_trainers_versions(work, rng, layout, encoding):
+    make_run(work / "run", rng, 1)
+    road = "hf_delta" if layout == "hf_delta" else "flush"
+    metrics = {"metrics.file": work / "metrics.jsonl", "road.layout": layout, "encoding": encoding}
+    job = Files(work, road, **metrics)
+    ok(*job.trainer("--replay", work / "run"))
+    version = job.version_dir(1)
+    expected = payload_on_disk(version)
+    record = json.loads((work / "metrics.jsonl").read_text().splitlines()[0])
+    (seen,) = (v for v in ok_json("status", job.dir)["versions"] if v["version"] == 1)
+    found = {
+        "manifest": json.loads((version / "manifest.json").read_text())["payload_bytes"],
+        "inspect": ok_json("inspect", version)["payload_bytes"],
+        "record": record["delta_bytes"],
+        "status": seen["delta_bytes"],
+    }
+    assert found == dict.fromkeys(found, expected)
 
 
 def test_damage_among_versions_is_shown_in_its_row(seen):

@@ -15,6 +15,8 @@ import pytest
 
 import binding
 import jobs
+import support
+import test_launch_files
 import test_samples
 import test_sharded
 from ports import free_port
@@ -91,6 +93,40 @@ def test_every_version_of_tasks_of_srun_is_the_full_tensors(work, slurm, mpi):
             str(HERE / "sharded/fsdp_trainer.py"), "fsdp", str(path), str(work)]  # fmt: skip
     run(line, megatron_jobs.environment(**slurm.env), work)
     assert len(test_sharded.check_followed(work, path)) == 5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
+def test_megatron_of_the_example_to_a_rollout_over_files(work, launcher, request):
+    """TP 2 x PP 2 of real megatron-core: train.py of the launch files for Slurm."""
+    example = REPOSITORY / "examples/slurm_megatron_sglang"
+    shutil.copytree(example, work / "job")
+    python, port = megatron_jobs.venv_python(), str(free_port())
+    model = test_launch_files.make_model(python, work / "model")
+    train = [HERE / "megatron/on_cpu.py", "train.py", "--tp", "2", "--pp", "2", "--steps", "3",
+             "--update-weight-mode", "delta", "--update-weight-transport", "disk",
+             "--update-weight-config", "driftless.yaml",
+             "--update-weight-hf-checkpoint", model]  # fmt: skip
+    env, one_run = {}, ["-m", "torch.distributed.run", "--master-port", port]
+    if launcher == "torchrun":
+        line = [python, *one_run, "--nproc-per-node", "4", *train]
+    elif launcher == "mpirun":
+        jobs.need_mpirun()
+        line = megatron_jobs.mpirun((4, python, *train))
+    else:
+        env = request.getfixturevalue("slurm").env
+        line = ["srun", "--mpi=none", "-n", "4", python, *train]
+    follow = [COMMAND, "rollout", "--config", "driftless.yaml", "--base", model, "--save", "saved"]
+    rollout = jobs.start([*map(str, follow)], cwd=work / "job")
+    try:
+        run([*map(str, line)], megatron_jobs.environment(**env), work / "job", 300)
+        ended = jobs.finish(rollout, 120)
+    finally:
+        jobs.stop_started()
+    assert ended.returncode == 0 and "ended at version 3" in ended.stdout, ended.stderr
+    (saved,) = (work / "job/saved").iterdir()
+    manifest = work / "job/weights/weight_v000003/manifest.json"
+    support.ok("verify", saved, "--manifest", manifest)
 
 
 def test_tasks_of_srun_without_pmi_are_no_trainers_of_one_run(work, slurm):

@@ -111,6 +111,31 @@ def test_bash_completes_options_and_values(bash):
     assert bash.complete("config", "init", "--role", "t") == {"trainer"}
 
 
+def listed_options(text):
+    """{option: the words that it takes}, as help prints them: --layout TEXT:{flush,frames}=flush."""
+    found = re.findall(r"^ +(--[a-z-]+) TEXT:\{([^}]*)\}", text, flags=re.M)
+    return {name: set(words.split(",")) for name, words in found}
+
+
+def test_bash_completes_the_words_that_an_option_takes(bash):
+    (bash.directory / "file").touch()
+    for command in commands():
+        for option, words in listed_options(ok(*command, "--help")).items():
+            assert bash.complete(*command, option, "") == words, (command, option)
+    roads = {"mpi_rma", "nccl", "shared_fs", "object_store", "host_shm"}
+    assert bash.complete("config", "init", "--road", "") == roads
+    assert bash.complete("config", "init", "--road", "n") == {"nccl"}
+    assert bash.complete("diff", "--layout", "f") == {"flush", "frames"}
+    encodings = {"indices", "deltas", "deltas_zstd", "xor", "overwrite", "compact", "full"}
+    for command in ("diff", "plan"):
+        assert bash.complete(command, "--encoding", "") == encodings
+    assert bash.complete("diff", "--checksum", "b") == {"blake3"}
+    assert bash.complete("plan", "--road", "s") == {"shared_fs"}
+    assert bash.complete("doctor", "--only", "m") == {"mpi"}
+    assert bash.complete("completion", "") >= {"bash", "zsh", "fish"}
+    assert "file" not in bash.complete("completion", "") | bash.complete("info", "")
+
+
 def test_bash_completes_file_names(bash):
     for name in ("job.yaml", "with blank.yaml", "other"):
         (bash.directory / name).touch()
@@ -124,6 +149,7 @@ def test_bash_completes_file_names(bash):
 def test_each_shell_takes_its_script(work, shell):
     script = work / shell
     script.write_text(ok("completion", shell))
+    assert all(word in script.read_text() for word in ("object_store", "deltas_zstd", "hf_delta"))
     for command in commands():
         assert command[-1] in script.read_text()
     if shutil.which(shell) is None:
@@ -134,4 +160,4 @@ def test_each_shell_takes_its_script(work, shell):
 
 def test_another_shell_is_refused():
     result = subprocess.run([COMMAND, "completion", "tcsh"], capture_output=True, text=True)
-    assert_refusal(result, 2, "bash, zsh or fish")
+    assert_refusal(result, 2, "bash,zsh,fish")

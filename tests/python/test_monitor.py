@@ -8,6 +8,7 @@ import http.client
 import json
 import signal
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +21,7 @@ import jobs
 from jobs import ended, finish, make_run, wait_for
 from ports import free_port
 from support import assert_refusal, run
-from test_agent import Engine, checkpoint_host, name, replay  # noqa: F401
+from test_agent import Engine, Host, checkpoint_host, name, replay  # noqa: F401
 
 TOKEN = "s3cret-token"
 
@@ -149,6 +150,143 @@ def test_readiness_follows_the_engines(work, name):  # noqa: F811
     assert finish(agent, 60).returncode == 0
 
 
+def engine_state(port, url):
+    return next(each for each in ask(port).json["engines"] if each["engine"] == url)
+
+
+def test_an_engine_that_dies_is_seen_and_one_that_comes_back_is_loaded(work, name):  # noqa: F811
+    """While no version comes: nothing but the agent's looks can notice it."""
+    history = make_run(work / "run", np.random.default_rng(4), 2)
+    engines = [Engine(work / "run/step_000000") for _ in range(3)]
+    host = checkpoint_host(work, name, *zip(("vllm", "sglang", "vllm"), engines, strict=True))
+    host.set(**{"agent.engine_look": "200ms", "metrics.file": work / "{role}.jsonl"})
+    port = free_port()
+    agent = host.start_agent("--set", f"monitor.address={port}")
+    replay(host, work / "run", "--interval-ms", 600_000)
+    wait_for(lambda: answers(port)() and ask(port, "/ready").status == 200, "a ready agent")
+    updated = engine_state(port, engines[2].url)["time"]
+    for number in (0, 1):
+        dying = engines[number]
+        dying.die()
+        wait_for(lambda: ask(port, "/ready").status == 503, "a dead engine to be noticed")
+        assert f"engine {dying.url} cannot be reached: " in ask(port, "/ready").json["reason"]
+        dead = engine_state(port, dying.url)
+        assert not dead["reachable"] and dead["status"] != "ok" and dead["version"] == 0
+        assert dead["proven"] == "" and "does not answer" in dead["error"]
+        seen = run("status", f"http://127.0.0.1:{port}", "--json")
+        assert seen.returncode == 1
+        assert any(f"engine {dying.url}: cannot be reached" in each for each in json.loads(seen.stdout)["wrong"])
+        lines = [json.loads(line) for line in (work / "agent.jsonl").read_text().splitlines()]
+        last = [line for line in lines if line.get("engine") == dying.url][-1]
+        assert not last["reachable"] and last["attempts"] == 0
+        metrics = ask(port, "/metrics")
+        if metrics.status == 200:
+            assert f'driftless_engine_reachable{{engine="{dying.url}"}} 0' in metrics.text
+        if number == 0:  # with vLLM's weights of the base, and another server process
+            engines[number] = Engine(work / "run/step_000000", port=dying.server_address[1])
+            back = engines[number]
+            wait_for(lambda: ask(port, "/ready").status == 200, "the engine to be loaded again")
+            assert back.version == "1" and back.loaded[-1] == history[1] and not back.paused
+            found = engine_state(port, back.url)
+            assert (found["reachable"], found["reload"], found["version"]) == (True, False, 1)
+    assert engine_state(port, engines[2].url)["time"] == updated, "nothing has changed there"
+    assert engines[2].loaded == [history[1]]
+    agent.send_signal(signal.SIGTERM)
+    stopped = finish(agent, 30)
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert f"engine {engines[1].url}: " in stopped.stderr
+
+
+def test_an_engine_that_was_started_anew_is_loaded_though_no_version_comes(work, name):  # noqa: F811
+    history = make_run(work / "run", np.random.default_rng(5), 2)
+    engine, port = Engine(work / "run/step_000000"), free_port()
+    host = checkpoint_host(work, name, ("sglang", engine), **{"agent.engine_look": "200ms"})
+    agent = host.start_agent("--set", f"monitor.address={port}")
+    replay(host, work / "run", "--interval-ms", 600_000)
+    wait_for(lambda: answers(port)() and ask(port, "/ready").status == 200, "a ready agent")
+    engine.broken = {"/update_weights_from_disk": 10_000}
+    engine.version = "default"  # between two looks
+    wait_for(lambda: ask(port, "/ready").status == 503, "the restart to be noticed")
+    reason = ask(port, "/ready").json["reason"]
+    assert f"engine {engine.url} lost its version and is to be loaded again" in reason
+    found = engine_state(port, engine.url)
+    assert found["reload"] and found["reachable"] and found["version"] == 0
+    assert "is to be loaded again" in run("status", f"http://127.0.0.1:{port}").stdout
+    engine.broken = {}
+    wait_for(lambda: ask(port, "/ready").status == 200, "the engine to be loaded again")
+    assert engine.version == "1" and engine.loaded[-1] == history[1]
+    assert not engine_state(port, engine.url)["reload"]
+    assert agent.poll() is None
+
+
+def test_an_engine_that_stands_still_holds_nobody_up(work, name):  # noqa: F811
+    history = make_run(work / "run", np.random.default_rng(6), 4)
+    stopped, good = (Engine(work / "run/step_000000") for _ in range(2))
+    host = checkpoint_host(work, name, ("vllm", stopped), ("vllm", good))
+    host.set(**{"agent.engine_look": "100ms", "engine_calls.timeout": "3s", "engine_calls.retries": "0"})
+    host.set(**{"deadlines.connect": "30s"})
+    agent = host.start_agent()
+    trainer = replay(host, work / "run", "--interval-ms", 1500)
+    wait_for(lambda: stopped.version == "1" and good.version == "1", "version 1 in both")
+    stopped.answering.clear()
+    wait_for(lambda: good.version == "4", "the last version in the other")
+    result = finish(agent, 60)
+    stopped.answering.set()
+    assert result.returncode == 1 and f"engine {stopped.url}" in result.stderr
+    assert good.loaded[-1] == history[-1]
+    finish(trainer, 60)
+
+
+def test_an_agent_knows_its_trainer_and_one_without_engines_is_not_behind(work, name):  # noqa: F811
+    make_run(work / "run", np.random.default_rng(7), 6)
+    host, port = Host(work, name), free_port()
+    agent = host.start_agent("--set", f"monitor.address={port}")
+    wait_for(answers(port), "the agent's server")
+    assert ask(port).json["trainer"] == {"state": "unknown", "seen": ""}
+    trainer = replay(host, work / "run", "--interval-ms", 1000)
+    wait_for(lambda: ask(port).json["version"] >= 4, "version 4")
+    shown = ask(port).json
+    assert shown["trainer"]["state"] == "alive" and shown["trainer"]["seen"].endswith("Z")
+    seen = run("status", host.dir, "--json")
+    assert seen.returncode == 0, seen.stdout
+    (idle,) = json.loads(seen.stdout)["rollouts"]
+    assert idle["idle"] and idle["version"] == 0 and not idle["proven"]
+    assert run("status", f"http://127.0.0.1:{port}").returncode == 0
+    assert finish(trainer).returncode in (0, 1)
+    ended(agent, 60)
+
+
+def test_no_password_of_a_url_is_shown(work, name):  # noqa: F811
+    make_run(work / "run", np.random.default_rng(8), 2)
+    engine, port = Engine(work / "run/step_000000"), free_port()
+    with_user = lambda url: url.replace("://", "://admin:s3cr3t@")  # noqa: E731
+    dead = "http://admin:s3cr@3t@127.0.0.1:9"
+    host = checkpoint_host(work, name, ("vllm", with_user(engine.url)), ("vllm", dead))
+    host.set(**{"road.layout": "hf_delta", "encoding": "xor"})
+    host.set(**{"engines[2].url": with_user("http://127.0.0.1:9"), "engines[2].action": "pull_weights"})
+    host.set(**{"engines[2].local_checkpoint_dir": work / "told", "engine_calls.retries": "0"})
+    host.set(**{"metrics.file": work / "{role}.jsonl", "monitor.spans_file": work / "{role}.spans"})
+    host.set(**{"deadlines.connect": "5s"})
+    agent = host.start_agent("--set", f"monitor.address={port}")
+    trainer = replay(host, work / "run", "--interval-ms", 1000)
+    wait_for(lambda: answers(port)() and ask(port).json["version"] == 2, "version 2")
+    texts = {path: ask(port, path).text for path in ("/", "/status.json", "/ready", "/metrics")}
+    for process in (trainer, agent):
+        result = finish(process, 60)
+        texts[f"output of {process.args[1]}"] = result.stdout + result.stderr
+    texts |= {file.name: file.read_text() for file in [*work.glob("*.jsonl"), *work.glob("*.spans")]}
+    check = run("config", "check", host.config, *host.settings)
+    texts["config check"] = check.stdout + check.stderr + run("config", "check", host.config, *host.settings, "--json").stdout
+    refused = run("config", "check", host.config, *host.settings, "--set", "engines[0].url=ftp://admin:s3cr3t@e")
+    texts["a refused url"] = refused.stdout + refused.stderr
+    assert refused.returncode == 2 and len(texts) == 12
+    shown = [what for what, text in texts.items() if "s3cr" in text]
+    assert shown == [], shown
+    assert engine.version == "2", "it was called"
+    lines = [json.loads(line) for line in (work / "agent.jsonl").read_text().splitlines()]
+    assert engine.url in {line.get("engine") for line in lines}
+
+
 def test_what_the_server_answers(trainer):
     port = trainer.port
     page = ask(port, "/")
@@ -200,6 +338,9 @@ def test_a_token_is_asked_for(host, work):
             refused = ask(port, path, Authorization=wrong)
             assert refused.status == 401 and refused.headers["WWW-Authenticate"] == 'Basic realm="driftless"'
     assert ask(port, Host="node7:1", Authorization=f"Bearer {TOKEN}").status == 200
+    for header in (b"Bearer " + TOKEN.encode() + b"\0", b"Bearer " + TOKEN.encode() + b"\0x", b"Bearer \0"):
+        answer = raw(port, b"GET /status.json HTTP/1.1\r\nHost: h\r\nAuthorization: " + header + b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400") and b"version" not in answer, header
 
 
 def test_requests_are_bounded(trainer):
@@ -250,7 +391,49 @@ def test_slow_clients_and_many_hold_nobody_up_for_long(host, work):
         with contextlib.suppress(OSError):
             refused += client.recv(100).startswith(b"HTTP/1.1 503")
         client.close()
-    assert refused > 100, "past those that wait, connections are refused at once"
+    assert refused > 20, "past those that are read, connections are refused at once"
+
+
+def test_connections_that_are_renewed_again_and_again_keep_no_probe_waiting(trainer):
+    """More than are read at a time, each of them replaced as soon as the server closes it."""
+    port, over = trainer.port, threading.Event()
+
+    def renew():
+        clients = []
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                clients.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+                clients[-1].send(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\n")
+            if len(clients) > 60:
+                clients.pop(0).close()
+            time.sleep(0.005)
+        for client in clients:
+            client.close()
+
+    attackers = [threading.Thread(target=renew) for _ in range(4)]
+    for attacker in attackers:
+        attacker.start()
+    try:
+        time.sleep(3)
+        answered = []
+        for _ in range(10):
+            began = time.monotonic()
+            with contextlib.suppress(OSError):
+                answered.append((ask(port, "/ready").status, time.monotonic() - began))
+    finally:
+        over.set()
+        for attacker in attackers:
+            attacker.join()
+    assert len(answered) == 10, answered
+    assert all(status == 200 and seconds < 3 for status, seconds in answered), answered
+
+
+def test_a_full_disk_is_named_for_every_file(host, work):
+    full = ["--set", "metrics.file=/dev/full", "--set", "monitor.spans_file=/dev/full"]
+    trainer = finish(host.start_trainer("--replay", work / "run", "--rollouts", 0, *full))
+    assert trainer.returncode == 0
+    assert "metrics.file: /dev/full: lines are lost" in trainer.stderr + trainer.stdout
+    assert "monitor.spans_file: /dev/full: lines are lost" in trainer.stderr + trainer.stdout
 
 
 def test_a_stopped_process_answers_when_it_goes_on(trainer):
@@ -307,6 +490,17 @@ def test_addresses_that_are_refused(work, settings, words):
     lines = "".join(f'  {key}: "{value}"\n' for key, value in settings.items())
     config.write_text(f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work} }} }}\nmonitor:\n{lines}")
     assert_refusal(run("config", "check", config), 2, *words)
+
+
+@pytest.mark.parametrize("token", [TOKEN + "\0", TOKEN + "\0\n", "\0", "two words", "t\u00f6ken"])
+def test_a_token_that_no_header_can_hold_is_refused(host, work, token):
+    file = work / "token"
+    file.write_text(token)
+    file.chmod(0o600)
+    settings = ["--set", "monitor.address=0", "--set", f"monitor.token_file={file}"]
+    assert_refusal(finish(host.start_agent(*settings), 30), 2, str(file), "no header can hold")
+    asked = run("status", "http://127.0.0.1:1", "--token-file", file)
+    assert_refusal(asked, 2, str(file), "no header can hold")
 
 
 def test_a_token_that_others_can_read_is_refused(host, work):

@@ -172,11 +172,30 @@ def test_it_shows_the_status(driver, made, server):
         " [...li.querySelectorAll('span')].map((s) => s.textContent))")  # fmt: skip
     share = [t["changed_units"] / t["total_units"] for t in newest["most_changed"]]
     assert [t[0] for t in tensors] == [t["tensor"] for t in newest["most_changed"]]
-    assert [t[1] for t in tensors] == [percent(x) for x in share]
+    assert [t[2] for t in tensors] == [percent(x) for x in share]
     failures = text(driver, "failures")
     assert all(f"{code}{count}" in failures for code, count in made.refusals.items())
     assert "(!) 11 / 12 at version 700" in driver.title
     assert driver.get_log("browser") == [], "no error, and nothing against the policy"
+
+
+def test_the_tensors_that_change_most_are_sorted_and_keep_their_places(driver, made, server):
+    def shown():
+        return driver.execute_script(
+            "return [...document.getElementById('tensors').children].map((li) => [li.children[0]"
+            ".textContent, li.children[2].textContent, parseFloat(li.lastElementChild.style.width)])"
+        )
+
+    tensors = [{"tensor": kind, "changed_units": n, "total_units": n * times}
+               for kind, n, times in [("c", 50, 2), ("b", 80, 100), ("a", 50, 4), ("d", 100, 10)]]  # fmt: skip
+    made.versions[-1]["most_changed"] = tensors
+    opened(driver, server, 700)
+    assert shown() == [["d", percent(0.1), 100], ["b", percent(0.01), 80], ["a", percent(0.25), 50],
+                       ["c", percent(0.5), 50]]  # fmt: skip
+    made.step()
+    made.versions[-1]["most_changed"] = tensors[::-1]
+    ask(driver, lambda: text(driver, "f-version") == "701", "version 701")
+    assert [row[0] for row in shown()] == ["d", "b", "a", "c"]
 
 
 def test_it_asks_only_for_what_is_new_and_only_its_own_server(driver, made, server):

@@ -2,7 +2,9 @@
 """`driftless report` replays a run and writes one page about it: its figures are those of the
 versions themselves, what it cannot read it names, and what it recommends is a configuration."""
 
+import itertools
 import json
+import re
 import shutil
 import statistics
 
@@ -10,7 +12,7 @@ import foreign
 import jobs
 import pytest
 from jobs import Files
-from support import DELTAS, assert_refusal, changed, files_of, ok, ok_json, publish, run
+from support import DELTAS, assert_refusal, changed, files_of, ok, ok_json, publish, read_checkpoint, run
 from support import write_checkpoint
 from test_compare import Page
 
@@ -61,6 +63,24 @@ def test_every_layout_costs_the_same_as_diff(work, steps):
             assert row["bits_per_changed"] == pytest.approx(8 * row["bytes"] / units)
             assert str(row["bytes"]) in page.text
         assert f"model.layers.0, version {STEPS}: " in page.text
+
+
+def test_the_tensors_that_change_most(work, steps):
+    """Sorted, with the share of each that changes in a version."""
+    published(work / "v", steps, "flush", "deltas")
+    report(work, work / "v", "--base", steps[0])
+    rows = re.findall(
+        r'<tr><td class="num">(\d+)</td><td class="num">([\d.]+)</td><td class="num">\d+</td>'
+        r'<td class="num">(\d+)</td><td>([^<]+)</td>', (work / "r.html").read_text())  # fmt: skip
+    changed = {}
+    for a, b in itertools.pairwise(read_checkpoint(step) for step in steps):
+        for name, tensor in a.items():
+            count = int((tensor.words() != b[name].words()).sum())
+            changed[name] = changed.get(name, 0) + count
+    expected = sorted((-count, name) for name, count in changed.items() if count)[:30]
+    assert [(-int(count), name) for count, _, _, name in rows] == expected
+    for count, share, weights, _ in rows:
+        assert share == f"{100 * int(count) / (int(weights) * STEPS):.3f}"
 
 
 @pytest.mark.parametrize("encoding", ["deltas", "compact"])
@@ -178,7 +198,7 @@ def engine_line(version, goal, status="ok", pause=5.0, **more):
 
 def test_metrics_alone(work):
     trainer = {"role": "trainer", "rank": 0, "run": RUN, "encoding": "deltas", "density": 0.01}
-    trainer |= {"changed_units": 100, "full_bytes": 20000, "wire_bytes": 400}
+    trainer |= {"changed_units": 100, "full_bytes": 20000, "wire_bytes": 400, "delta_bytes": 390}
     lines = [trainer | {"version": v, "process_ms": 10.0 * v, "total_ms": 9.0} for v in (1, 2, 3)]
     lines += [engine_line(1, 1), engine_line(1, 3, "io", error="x"), engine_line(3, 3, pause=50.0)]
     lines += [trainer | {"version": 9, "run": "cd" * 16}]
@@ -187,9 +207,9 @@ def test_metrics_alone(work):
     path.write_text(text + "\nnot json\n" + "[" * 5000 + '\n{"role": 1}\n')
     found, page = report(work, "--metrics", path, noted=True)
     assert found["run"] == RUN and found["versions"] == 0
-    assert any("3 of 10 lines are no records" in note for note in found["notes"])
+    assert any("3 of 10 lines without a record" in note for note in found["notes"])
     assert any("line 8" in note for note in found["notes"])
-    assert "1 metrics records are of other runs" in found["notes"]
+    assert "1 metrics record of other runs" in found["notes"]
     assert "http://<b>e</b>:1" in page.text and "b" not in page.tags
     assert all(text in page.text for text in ("1 io", "50.00", "20.00"))
 

@@ -66,7 +66,7 @@ def test_a_directory_whose_run_has_ended(work, rng, road):
     assert newest["delta_bytes"] == manifest["payload_bytes"] and newest["base_version"] == 2
     assert seen["wrong"] == [] and seen["damaged"] == []
     text = ok("status", job.dir)
-    assert "trainer: ended" in text and newest["encoding"] in text and "bits/change" in text
+    assert "trainer: ended" in text and newest["encoding"] in text and "bits per change" in text
 
 
 def test_the_last_versions_or_all(work, rng):
@@ -120,6 +120,31 @@ def test_damaged_manifests_are_named(work, rng):
     assert f"wrong: damaged: {manifest}" in text
 
 
+@pytest.mark.parametrize("road", ["flush", "hf_delta", "frames"])
+def test_a_version_that_is_missing_and_parts_that_were_removed_are_named(work, rng, road):
+    frames = {"road.layout": "frames"} if road == "frames" else {}
+    job = ended_run(work, rng, "flush" if frames else road, versions=4, **frames)
+    directory = job.version_dir(2)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    part = directory / max(manifest["files"], key=lambda each: each["size_bytes"])["name"]
+    content = part.read_bytes()
+    for lost in (None, content[: len(content) // 2]):
+        part.unlink()
+        if lost is not None:
+            part.write_bytes(lost)
+        seen = status(job.dir, code=1)
+        assert len(seen["damaged"]) == 1 and part.name in seen["damaged"][0], seen["damaged"]
+        assert "version 2" in seen["damaged"][0] or "weight_v000002" in seen["damaged"][0]
+        part.write_bytes(content)
+    assert status(job.dir)["damaged"] == []
+    directory.rename(work / "away")
+    seen = status(job.dir, code=1)
+    assert seen["damaged"] == ["version 2 is missing, and version 3 is a change to it"]
+    for number in (1, 3):  # the oldest ones may be removed
+        job.version_dir(number).rename(work / f"away{number}")
+    assert status(job.dir)["damaged"] == []
+
+
 def report_of(job, name, version, proof, beat=1):
     receivers = job.dir / ".receivers"
     receivers.mkdir(exist_ok=True)
@@ -151,8 +176,13 @@ def test_rollouts_that_are_behind_or_wrong(work, rng):
     assert "rollout behind: 2 versions behind" in seen["wrong"]
     assert "rollout wrong: its digest is not that of version 3" in seen["wrong"]
     assert any("torn" in each for each in seen["damaged"])
+    report_of(job, "gpj.\u202eexe", 3, good)
+    report_of(job, "zero\u200bwidth", 3, good.replace(seen["digest"], "00" * 16))
     text = run("status", job.dir)
-    assert text.returncode == 1 and "\x1b" not in text.stdout and "\u009b" not in text.stdout
+    assert text.returncode == 1
+    assert not set("\x1b\u009b\u202e\u200b") & set(text.stdout), text.stdout
+    for shown in ("report of esc\\u009b2J", "report of gpj.\\u202eexe", "report of zero\\u200bwidth"):
+        assert shown in text.stdout
 
 
 def test_nothing_there(work):
@@ -211,6 +241,35 @@ def test_metrics_files(work, rng):
         file.write('{"role": "trainer", "version": "x"}\nno JSON\n{"torn": ')
     damaged = status(*paths, code=1)["damaged"]
     assert len(damaged) == 1 and f"{work}/trainer.jsonl:" in damaged[0] and "1 more line" in damaged[0]
+
+
+def version_line(run, version, second, **fields):
+    line = {
+        "role": "trainer", "rank": 0, "host": "h", "time": f"2026-01-01T00:{second // 60:02d}:{second % 60:02d}.000Z",
+        "run": run * 16, "version": version, "base_version": version - 1, "versions": 1, "anchor": False,
+        "digest": "0c" * 16, "changed_units": 5, "full_bytes": 9, "delta_bytes": 3, "wire_bytes": 4,
+        "encoding": "deltas", "density": 0.1, "process_ms": 1.0, "manifest_publish_ms": 1.0, "total_ms": 2.0,
+    }  # fmt: skip
+    return json.dumps(line | fields) + "\n"
+
+
+def test_metrics_of_two_runs_are_both_named(work):
+    work.mkdir(exist_ok=True)
+    file = work / "trainer.jsonl"
+    older = [version_line("ab", number, 10 * number) for number in range(1, 8)]
+    newer = [version_line("ef", number, 300 + 10 * number) for number in range(1, 4)]
+    file.write_text("".join(older + newer))
+    seen = status(file, code=1)  # years old: the trainer of the newer run is silent
+    assert seen["run"] == "ef" * 16 and seen["damaged"] == [] and seen["version"] == 3
+    (note,) = seen["notes"]
+    assert "run " + "ab" * 16 in note and "version 7" in note and "2026-01-01T00:01:10.000Z" in note
+    (work / "other.jsonl").write_text(version_line("ab", 8, 340) + version_line("ef", 4, 500))
+    seen = status(file, work / "other.jsonl", code=1)
+    assert seen["damaged"] == [] and "version 8" in seen["notes"][0], "its last lines come late"
+    (work / "other.jsonl").write_text(version_line("ab", 8, 400) + version_line("ef", 4, 500))
+    seen = status(file, work / "other.jsonl", code=1)
+    (mixed,) = seen["damaged"]
+    assert "two runs are mixed" in mixed and "ab" * 16 in mixed and "ef" * 16 in mixed
 
 
 def engine_line(**fields):
@@ -282,6 +341,8 @@ def test_an_endpoint(work, endpoint):
         ({"version": 1}, "3 versions behind"),
         ({"proven": ""}, "nothing proves that it holds version 4"),
         ({"status": "io", "error": "gone\x1b[2J"}, "its last update failed: io: gone"),
+        ({"status": "io", "error": "does not answer", "reachable": False, "version": 0}, "cannot be reached"),
+        ({"status": "mismatch", "error": "anew", "reload": True, "version": 0}, "is to be loaded again"),
     ],
 )
 def test_engines_that_are_wrong(endpoint, engine, words):
@@ -338,6 +399,53 @@ def test_a_watch_outlives_an_endpoint_that_fails_for_a_while(endpoint):
     warnings = watch.stderr.read().splitlines()
     assert warnings[0].split()[1] == "driftless:" and "corrupt" in warnings[0]
     assert len(warnings) <= 2, "a repeated line is counted"
+
+
+WATCH = ["--watch", "--interval", "0.1"]
+
+
+def test_a_watch_ends_with_the_run(work, rng, endpoint):
+    ended = {"trainer": {"state": "ended", "seen": ""}}
+    watch = start([COMMAND, "status", endpoint.url, *WATCH])
+    assert "version 4" in watch.stdout.readline()
+    endpoint.answer(version=5, **ended)
+    assert watch.wait(30) == 0
+    assert "trainer: ended" in watch.stdout.read()
+    # Over already: one look.
+    assert run("status", ended_run(work, rng).dir, "--watch").returncode == 0
+
+
+def test_a_watch_waits_at_the_end_for_what_is_wrong(endpoint):
+    ended = {"trainer": {"state": "ended", "seen": ""}}
+    endpoint.answer(engines=[engine_line(version=3)], **ended)
+    assert run("status", endpoint.url, *WATCH, "--patience", 0.3).returncode == 1
+    watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "600", "--json"])
+    assert json.loads(watch.stdout.readline())["wrong"]
+    endpoint.answer(engines=[engine_line()], **ended)
+    assert watch.wait(30) == 0
+    assert json.loads(watch.stdout.read())["wrong"] == []
+
+
+def test_a_watch_gives_up_on_a_source_that_stays_away(endpoint):
+    watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "0.5"])
+    assert "version 4" in watch.stdout.readline()
+    endpoint.body = b"[]"
+    assert watch.wait(30) == 4
+    assert watch.stderr.read().splitlines()[-1].startswith("driftless: corrupt: ")
+
+
+@pytest.mark.long
+def test_the_wait_for_a_source_begins_anew_after_each_answer(endpoint):
+    """Fails for a while, again and again, in sum longer than the patience."""
+    watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "8"])
+    assert "version 4" in watch.stdout.readline()
+    for version in (5, 6, 7):
+        endpoint.body = b"[]"
+        time.sleep(3.5)
+        endpoint.answer(version=version)
+        wait_for(lambda: f"version {version}" in watch.stdout.readline(), "the next version")  # noqa: B023
+    watch.send_signal(signal.SIGINT)
+    assert watch.wait(10) == 0
 
 
 def test_looking_does_not_hold_up_a_publisher(work, rng):

@@ -3,7 +3,7 @@
 // library itself, over files.
 #pragma once
 
-#include <driftless.h>
+#include <driftless/driftless.h>
 #include <gtest/gtest.h>
 
 #include <array>

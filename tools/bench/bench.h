@@ -56,7 +56,7 @@ inline constexpr std::pair<DirectoryLayout, Encoding> kFileEncodings[] = {
 // The encodings on a recorded RL run. `directory` holds base.safetensors (the policy at version 0)
 // and trace.safetensors: for step S and tensor T `sSSS/T.indices` (I32, flat, ascending) and
 // `sSSS/T.values` (of T's dtype). Every step is published in every encoding into a temporary
-// directory; the figures are bits per changed element, of the payload files alone (bits_xor) and of
+// directory; the figures are bits per change, of the payload files alone (bits_xor) and of
 // the whole version directory (bits_xor_directory).
 [[nodiscard]] Result<BenchReport> measure_trace(const std::string& directory, unsigned threads);
 

@@ -3,6 +3,7 @@
 #include <map>
 #include <vector>
 
+#include "core/counted.h"
 #include "formats/checkpoint.h"
 #include "formats/safetensors.h"
 #include "plugin/checkpoint/delta_writer.h"
@@ -144,10 +145,10 @@ Result<BenchReport> measure_trace(const std::string& directory, unsigned threads
       return 8.0 * static_cast<double>(bytes) / static_cast<double>(sum.changed_units);
     };
     const std::string name = concat("bits_", info(encoding).name);
-    report.figures.push_back({name, bits(sum.payload_bytes), "bits per changed element",
-                              concat("payload files over ", steps, " steps of the trace")});
-    report.figures.push_back({name + "_directory", bits(sum.directory_bytes),
-                              "bits per changed element", "index, manifest and DONE included"});
+    report.figures.push_back({name, bits(sum.payload_bytes), "bits per change",
+                              concat("payload over ", counted(steps, "step"), " of the trace")});
+    report.figures.push_back({name + "_directory", bits(sum.directory_bytes), "bits per change",
+                              "index, manifest and DONE included"});
   }
   return report;
 }

@@ -51,6 +51,16 @@ CLI::Option* add_number(CLI::App& command, const char* name, Number& number, con
       ->check(CLI::Range(least, most))
       ->capture_default_str();
 }
+// One of these words: help, man page and completion list them.
+template <typename List, typename Name>
+CLI::IsMember one_of(const List& list, const Name& name) {
+  std::vector<std::string> words;
+  for (const auto& each : list) words.emplace_back(name(each));
+  return CLI::IsMember(std::move(words));
+}
+inline CLI::IsMember one_of_the_encodings() {
+  return one_of(all_encodings(), [](const EncodingInfo& each) { return each.name; });
+}
 inline void add_version(CLI::App& command, const char* name, std::optional<std::uint64_t>& version,
                         const char* help, std::uint64_t most = kMaxVersion) {
   command.add_option(name, version, help)

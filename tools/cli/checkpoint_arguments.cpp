@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Subcommands on checkpoints and files.
+#include <array>
+
 #include "tools/cli/arguments.h"
 
 namespace driftless::cli {
@@ -34,12 +36,21 @@ void add_diff(CLI::App& app, Arguments& all) {
       ->required();
   command->add_option("--out", options.delta.directory, "Directory that gets weight_v{N:06d}/")
       ->required();
-  command->add_option("--layout", options.layout, "hf_delta, flush or frames")
+  command
+      ->add_option("--layout", options.layout, "Files of the version; each has its own encodings")
+      ->check(one_of(
+          std::array{DirectoryLayout::kHfDelta, DirectoryLayout::kFlush, DirectoryLayout::kFrames},
+          [](DirectoryLayout each) { return to_string(each); }))
       ->capture_default_str();
-  command->add_option("--encoding", options.encoding,
-                      "hf_delta: xor (default), overwrite, full; flush: deltas_zstd (default), "
-                      "deltas, indices; frames: compact (default), deltas_zstd, deltas, indices");
-  command->add_option("--checksum", options.checksum, "xxh3-128, blake3 or adler32")
+  command
+      ->add_option("--encoding", options.encoding,
+                   "hf_delta: xor (default), overwrite, full; flush: deltas_zstd (default), "
+                   "deltas, indices; frames: compact (default), deltas_zstd, deltas, indices")
+      ->check(one_of_the_encodings());
+  command->add_option("--checksum", options.checksum, "Checksum of every changed tensor")
+      ->check(
+          one_of(std::array{ChecksumKind::kXxh3_128, ChecksumKind::kBlake3, ChecksumKind::kAdler32},
+                 [](ChecksumKind each) { return to_string(each); }))
       ->capture_default_str();
   add_version(*command, "--version", options.delta.version,
               "Number of the version (default: one past the newest in --out)");

@@ -55,10 +55,13 @@ void print_report(const Common& common, const DeltaReport& report) {
   std::cout << report.path << ": version " << manifest.id.version << " on " << manifest.base_version
             << " of run " << to_hex(manifest.id.run) << "\n"
             << manifest.changed_units << " of " << manifest.total_units << " weights changed ("
-            << fixed(100 * density, 3) << " %) in " << manifest.changed_tensors << " tensors\n"
-            << human_bytes(report.total_bytes) << " as " << info(manifest.encoding).name << ", "
-            << fixed(ratio(manifest.full_bytes, report.total_bytes), 1)
-            << " times smaller than all weights, " << fixed(bits, 1) << " bits per changed weight, "
+            << fixed(100 * density, 3) << " %) in " << counted(manifest.changed_tensors, "tensor")
+            << "\n"
+            << human_bytes(manifest.payload_bytes) << " of payload as "
+            << info(manifest.encoding).name << ", "
+            << fixed(ratio(manifest.full_bytes, manifest.payload_bytes), 1)
+            << " times smaller than all weights, " << fixed(bits, 2)
+            << " bits per change; the whole directory: " << human_bytes(report.total_bytes) << ", "
             << fixed(report.seconds, 2) << " s\ndigest " << to_hex(manifest.digest) << "\n";
 }
 
@@ -91,10 +94,10 @@ void print_report(const Common& common, const ApplyArguments& options, const App
               << done.from_version << "\n";
   }
   for (const AppliedVersion& version : done.applied) {
-    std::cout << "version " << version.version << ": " << version.changed_units << " units in "
-              << version.changed_tensors << " tensors, " << human_bytes(version.payload_bytes)
-              << ", checked in " << fixed(version.stage_ms, 0) << " ms, written in "
-              << fixed(version.commit_ms, 0) << " ms\n";
+    std::cout << "version " << version.version << ": " << counted(version.changed_units, "weight")
+              << " in " << counted(version.changed_tensors, "tensor") << ", "
+              << human_bytes(version.payload_bytes) << ", checked in " << fixed(version.stage_ms, 0)
+              << " ms, written in " << fixed(version.commit_ms, 0) << " ms\n";
   }
   std::cout << options.checkpoint << (done.applied.empty() ? " is already" : " is now")
             << " at version " << done.to_version << "\n";
@@ -168,24 +171,24 @@ Result<int> verify_like(const Common& common, const VerifyArguments& options,
   if (!result.ok()) return result.status();
   if (!*result) {
     return answer(common, true,
-                  concat("identical: ", checkpoint.layout().size(), " tensors, ",
+                  concat("identical: ", counted(checkpoint.layout().size(), "tensor"), ", ",
                          human_bytes(checkpoint.layout().total_bytes())),
                   {{"tensors", checkpoint.layout().size()},
                    {"bytes", checkpoint.layout().total_bytes()},
                    {"other_files", compare_files(fs, options)}});
   }
   const Difference& first = **result;
-  return answer(
-      common, false,
-      concat("different: tensor '", first.tensor, "' at position ", first.position, ": ",
-             first.value, " in ", options.checkpoint, ", ", first.other_value, " in ", options.like,
-             " (", first.units, " units in ", first.tensors, " tensors differ)"),
-      {{"tensor", first.tensor},
-       {"position", first.position},
-       {"value", first.value},
-       {"other_value", first.other_value},
-       {"different_units", first.units},
-       {"different_tensors", first.tensors}});
+  return answer(common, false,
+                concat("different: tensor '", first.tensor, "' at position ", first.position, ": ",
+                       first.value, " in ", options.checkpoint, ", ", first.other_value, " in ",
+                       options.like, " (", counted(first.units, "weight"), " in ",
+                       counted(first.tensors, "tensor"), " different)"),
+                {{"tensor", first.tensor},
+                 {"position", first.position},
+                 {"value", first.value},
+                 {"other_value", first.other_value},
+                 {"different_units", first.units},
+                 {"different_tensors", first.tensors}});
 }
 
 struct Expected {

@@ -126,7 +126,7 @@ struct StatusArguments {
   StatusOptions options;
   bool all = false;
   bool watch = false;
-  double interval_seconds = 2;
+  double interval_seconds = 2, patience_seconds = 60;
 };
 
 struct ConfigInitArguments {

@@ -17,20 +17,20 @@ constexpr std::size_t kPageTensors = 500;  // without --all
 constexpr std::string_view kLinksNote =
     "Seconds on a link are computed from the bytes alone; encode times were measured here.";
 
-std::string one_step_share(const StepCounts& steps) {
-  return steps.changed == 0 ? "-" : fixed(100 * ratio(steps.one_step, steps.changed), 2);
+std::string one_ulp_share(const UlpCounts& ulps) {
+  return ulps.changed == 0 ? "-" : fixed(100 * ratio(ulps.one, ulps.changed), 2);
 }
 
 TextTable tensor_table(const CheckpointComparison& found, std::size_t most) {
-  TextTable table{{"changed", "of", "%", "one step %", "largest step", "type", "tensor"}, {}};
+  TextTable table{{"changed", "of", "%", "1 ULP %", "largest ULP", "type", "tensor"}, {}};
   std::vector<std::size_t> order = found.most_changed();
   if (order.size() > most) order.resize(most);
   for (const std::size_t i : order) {
     const ComparedTensor& tensor = found.tensors[i];
     table.rows.push_back({std::to_string(tensor.changed_units), std::to_string(tensor.spec.units()),
                           percent(tensor.changed_units, tensor.spec.units()),
-                          one_step_share(tensor.steps),
-                          tensor.steps.changed == 0 ? "-" : std::to_string(tensor.steps.largest),
+                          one_ulp_share(tensor.ulps),
+                          tensor.ulps.changed == 0 ? "-" : std::to_string(tensor.ulps.largest),
                           std::string(info(tensor.spec.dtype).name), tensor.spec.name});
   }
   return table;
@@ -58,23 +58,23 @@ TextTable difference_table(const CheckpointComparison& found) {
 
 std::string verdict(const CheckpointComparison& found) {
   const std::string common =
-      concat(found.tensors.size(), " tensors, ", human_bytes(found.total_bytes));
+      concat(counted(found.tensors.size(), "tensor"), ", ", human_bytes(found.total_bytes));
   if (found.identical()) return concat("identical: ", common);
-  std::string text = found.layout_differences.empty()
-                         ? std::string()
-                         : concat("different layouts: ", found.layout_differences.size(),
-                                  " tensors are not the same in the two; of the others, ");
+  std::string text =
+      found.layout_differences.empty()
+          ? std::string()
+          : concat("different layouts: ", counted(found.layout_differences.size(), "tensor"),
+                   " not the same in the two; of the others, ");
   return text + concat(found.changed_units, " of ", found.total_units, " weights changed (",
                        percent(found.changed_units, found.total_units), " %) in ",
                        found.changed_tensors, " of ", common);
 }
 
-// Empty if no type that changed has steps.
-std::string step_text(const StepCounts& steps) {
-  if (steps.changed == 0) return {};
-  return concat(one_step_share(steps),
-                " % of the changes of floats are one unit in the last place; the largest is ",
-                steps.largest, " units");
+// Empty if no type that changed has ULPs.
+std::string ulp_text(const UlpCounts& ulps) {
+  if (ulps.changed == 0) return {};
+  return concat(one_ulp_share(ulps), " % of the changes of floats are 1 ULP; the largest is ",
+                ulps.largest, " ULP");
 }
 
 std::vector<std::string> file_lines(const CompanionDifferences& files) {
@@ -101,10 +101,10 @@ nlohmann::ordered_json to_json(const std::vector<DensityGroup>& groups) {
   return json;
 }
 
-void add_steps(nlohmann::ordered_json& json, const StepCounts& steps) {
-  if (steps.changed == 0) return;
-  json["one_step_share"] = ratio(steps.one_step, steps.changed);
-  json["largest_step"] = steps.largest;
+void add_ulps(nlohmann::ordered_json& json, const UlpCounts& ulps) {
+  if (ulps.changed == 0) return;
+  json["one_ulp_share"] = ratio(ulps.one, ulps.changed);
+  json["largest_ulp"] = ulps.largest;
 }
 
 nlohmann::ordered_json to_json(const CheckpointComparison& found) {
@@ -117,7 +117,7 @@ nlohmann::ordered_json to_json(const CheckpointComparison& found) {
                               {"changed_units", found.changed_units},
                               {"total_units", found.total_units},
                               {"density", ratio(found.changed_units, found.total_units)}};
-  add_steps(json, found.steps);
+  add_ulps(json, found.ulps);
   json["changed"] = nlohmann::ordered_json::array();
   for (const std::size_t i : found.most_changed()) {
     const ComparedTensor& tensor = found.tensors[i];
@@ -126,7 +126,7 @@ nlohmann::ordered_json to_json(const CheckpointComparison& found) {
                                {"changed_units", tensor.changed_units},
                                {"total_units", tensor.spec.units()},
                                {"density", ratio(tensor.changed_units, tensor.spec.units())}};
-    add_steps(row, tensor.steps);
+    add_ulps(row, tensor.ulps);
     json["changed"].push_back(std::move(row));
   }
   json["layers"] = to_json(found.layers);
@@ -155,11 +155,12 @@ void print_text(const CheckpointComparison& found, bool all) {
   std::cout << verdict(found) << "\n";
   if (!found.layout_differences.empty()) print(difference_table(found));
   if (found.changed_units > 0) {
-    std::cout << step_text(found.steps) << "\n";
+    std::cout << ulp_text(found.ulps) << "\n";
     const std::size_t most = all ? found.tensors.size() : kShownTensors;
     print(tensor_table(found, most));
     if (found.changed_tensors > most) {
-      std::cout << "and " << found.changed_tensors - most << " more tensors; --all shows them\n";
+      std::cout << "and " << counted(found.changed_tensors - most, "more tensor")
+                << ": --all shows all\n";
     }
     print(group_table("layer", found.layers));
     print(group_table("kind", found.kinds));
@@ -212,9 +213,9 @@ std::string page_of(const CheckpointComparison& found, bool all) {
       {"density", percent(found.changed_units, found.total_units) + " %"},
       {"changed tensors", concat(found.changed_tensors, " of ", found.tensors.size())},
       {"all weights", human_bytes(found.total_bytes)}};
-  if (found.steps.changed > 0) {
-    facts.emplace_back("changes by one step", one_step_share(found.steps) + " %");
-    facts.emplace_back("largest step", std::to_string(found.steps.largest));
+  if (found.ulps.changed > 0) {
+    facts.emplace_back("changes of 1 ULP", one_ulp_share(found.ulps) + " %");
+    facts.emplace_back("largest change", concat(found.ulps.largest, " ULP"));
   }
   page.facts(facts);
   if (!found.layout_differences.empty()) {

@@ -7,7 +7,7 @@
 #include "core/setting_values.h"
 #include "kernels/host_kernels.h"
 #include "plugin/job/config.h"
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 #include "tools/cli/commands.h"
 
 namespace driftless::cli {
@@ -91,7 +91,7 @@ Result<int> run_config_check(const Common& common, const JobArguments& arguments
   nlohmann::ordered_json json = {{"ok", true}, {"changed", nlohmann::ordered_json::array()}};
   for (const auto& [key, value] : settings) {
     const std::string meant = meaning(config, key, value);
-    json["settings"][key] = typed(expected_of(key), value);
+    json["settings"][key] = typed(expected_of(key), without_users(value));
     if (meant != value) json["meaning"][key] = meant;
     const std::string& unset = defaults.at(row_name(key));
     if (value == unset) {
@@ -124,9 +124,8 @@ Result<int> run_presign(const Common& common, const PresignArguments& arguments)
     return error(StatusCode::kInvalidArgument, "--for ", arguments.valid,
                  ": a store signs for 1s to 168h (7 days)");
   }
-  const auto roads = road_table().roads;
-  const auto road = std::ranges::find(roads, config.road, &Road::name);
-  if (road == roads.end() || road->opener == nullptr || road->opener->share == nullptr) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, find_road(road_table(), config));
+  if (road->opener->share == nullptr) {
     return error(StatusCode::kUnsupported, "road.kind: ", config.road,
                  " is not opened by a URL; object_store is");
   }

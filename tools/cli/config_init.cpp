@@ -18,8 +18,10 @@ constexpr std::pair<std::string_view, std::string_view> kOfRole[] = {{"anchors."
                                                                      {"quantize.", "trainer"},
                                                                      {"agent.", "agent"}};
 
+// A road's row without help is of a key that the job has for everybody: gpu.device.
 bool is_roads(const RoadKind& kind, std::string_view name) {
-  return std::ranges::any_of(kind.keys, [&](const RoadKey& key) { return key.name == name; });
+  return std::ranges::any_of(
+      kind.keys, [&](const RoadKey& key) { return key.name == name && !key.help.empty(); });
 }
 
 // Whether a process of the role on this road has a use for the key.
@@ -31,7 +33,7 @@ bool matters(const ConfigKey& key, const RoadKind& road, std::string_view role) 
   bool others = false;
   for (const RoadKind* const kind : config_table().kinds()) {
     if (!is_roads(*kind, key.name)) continue;
-    if (kind == &road || (kind->one_host && role == "agent")) return true;
+    if (kind == &road || (kind->one_host && (role.empty() || role == "agent"))) return true;
     others = true;
   }
   return !others;
@@ -79,6 +81,7 @@ class ConfigFile {
   ConfigFile(const RoadKind& road, std::string_view role)
       : road_(road), role_(role), required_(required_keys(road)) {}
 
+  [[nodiscard]] const std::set<std::string_view>& required() const { return required_; }
   [[nodiscard]] std::string text() {
     std::vector<const ConfigKey*> keys;
     for (const ConfigKey& key : config_table().keys()) {
@@ -145,14 +148,10 @@ class ConfigFile {
 }  // namespace
 
 Result<int> run_config_init(const Common& common, const ConfigInitArguments& arguments) {
-  const auto kinds = config_table().kinds();
-  const auto road = std::ranges::find(kinds, arguments.road, &RoadKind::name);
-  if (road == kinds.end()) {
-    std::string names;
-    for (const RoadKind* const kind : kinds) names += concat(" ", kind->name);
-    return error(StatusCode::kInvalidArgument, "--road ", arguments.road, ": those are:", names);
-  }
-  const std::string text = ConfigFile(**road, arguments.role).text();
+  // The command line names one of them.
+  const auto road = std::ranges::find(config_table().kinds(), arguments.road, &RoadKind::name);
+  ConfigFile file(**road, arguments.role);
+  const std::string text = file.text();
   if (arguments.out.empty()) {
     if (common.json) {
       print_json({{"text", text}});
@@ -163,9 +162,10 @@ Result<int> run_config_init(const Common& common, const ConfigInitArguments& arg
   }
   DRIFTLESS_RETURN_IF_ERROR(write_text(posix_file_system(), arguments.out, text));
   if (common.json) {
-    print_json({{"file", arguments.out}});
+    print_json({{"file", arguments.out}, {"required", file.required()}});
   } else {
     std::cout << "wrote " << arguments.out << "\n";
+    for (const std::string_view key : file.required()) std::cout << "fill in: " << key << "\n";
   }
   return int{kExitOk};
 }

@@ -51,7 +51,8 @@ int report(const Common& common, const Status& status) {
   report_line(status);
   if (common.json) {
     nlohmann::ordered_json json;
-    json["error"] = {{"code", to_string(status.code())}, {"message", status.message()}};
+    json["error"] = {{"code", to_string(status.code())},
+                     {"message", without_users(status.message())}};
     print_json(json);
   }
   return exit_code(status.code());
@@ -71,7 +72,10 @@ void print_json(const nlohmann::ordered_json& json) {
 }
 
 std::vector<std::string> table_lines(const std::vector<std::string>& header,
-                                     const std::vector<std::vector<std::string>>& rows) {
+                                     std::vector<std::vector<std::string>> rows) {
+  for (auto& row : rows) {
+    for (std::string& cell : row) cell = one_line(cell);
+  }
   std::vector<std::size_t> widths(header.size());
   std::vector<bool> right(header.size(), true);
   for (std::size_t column = 0; column < header.size(); ++column) {
@@ -93,7 +97,7 @@ std::vector<std::string> table_lines(const std::vector<std::string>& header,
       line += right[column] ? padding + row[column] : row[column] + padding;
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    lines.push_back(one_line(line));
+    lines.push_back(line);
   };
   add(header);
   for (const auto& row : rows) add(row);

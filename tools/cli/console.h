@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/counted.h"
 #include "core/status.h"
 #include "plugin/targets/version_stager.h"
 
@@ -46,8 +47,8 @@ int report(const Common& common, const Status& status);
 void print_json(const nlohmann::ordered_json& json);
 
 // As print_table() prints them; cells from outside have no control characters there.
-[[nodiscard]] std::vector<std::string> table_lines(
-    const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows);
+[[nodiscard]] std::vector<std::string> table_lines(const std::vector<std::string>& header,
+                                                   std::vector<std::vector<std::string>> rows);
 // Columns aligned: those of numbers (every cell begins with a digit, or is "-") to the right.
 void print_table(const std::vector<std::string>& header,
                  const std::vector<std::vector<std::string>>& rows);

@@ -25,7 +25,7 @@ std::string percent(std::uint64_t part, std::uint64_t whole) {
 }
 
 TextTable cost_table(std::span<const EncodingCost> costs, std::uint64_t changed_units) {
-  TextTable table{{"encoding", "files", "bytes", "size", "bits per change", "encode ms"}, {}};
+  TextTable table{{"encoding", "layout", "payload", "size", "bits per change", "encode ms"}, {}};
   for (const Link& link : kLinks) table.header.push_back(concat("s on ", link.name));
   for (const EncodingCost& cost : costs) {
     auto& row = table.rows.emplace_back();

@@ -13,7 +13,7 @@ struct TextTable {
   std::vector<std::vector<std::string>> rows;
 };
 
-// Bytes, bits per changed weight, encode time, and seconds on each link. `full` has no bits.
+// Bytes, bits per change, encode time, and seconds on each link. `full` has no bits.
 [[nodiscard]] TextTable cost_table(std::span<const EncodingCost> costs,
                                    std::uint64_t changed_units);
 // "compact on 100 Mbit/s, deltas on 1 Gbit/s to 100 Gbit/s": where each is fastest.

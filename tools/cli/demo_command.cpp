@@ -19,7 +19,7 @@ namespace stdfs = std::filesystem;
 struct Row {
   DirectoryLayout layout;
   Encoding encoding;
-  std::uint64_t bytes = 0;  // of all versions, container included
+  std::uint64_t bytes = 0;  // payload of all versions
   std::uint64_t full_bytes = 0;
   std::uint64_t changed_units = 0;
   double publish_seconds = 0;
@@ -38,7 +38,7 @@ Status publish(const Common& common, const SynthReport& run, const std::string& 
     delta.encoding = row.encoding;
     delta.threads = common.thread_count();
     DRIFTLESS_ASSIGN_OR_RETURN(const DeltaReport done, write_delta(posix_file_system(), delta));
-    row.bytes += done.total_bytes;
+    row.bytes += done.manifest.payload_bytes;
     row.full_bytes += done.manifest.full_bytes;
     row.changed_units += done.manifest.changed_units;
     row.publish_seconds += done.seconds;
@@ -91,8 +91,8 @@ void print_rows(const Common& common, const std::vector<Row>& rows) {
     print_json({{"rows", std::move(json)}});
     return;
   }
-  print_table({"encoding", "layout", "bytes", "of full", "smaller", "bits/changed", "publish s",
-               "apply s", "result"},
+  print_table({"encoding", "layout", "payload", "of full", "smaller", "bits per change",
+               "publish s", "apply s", "result"},
               cells);
 }
 
@@ -105,10 +105,10 @@ Result<std::vector<Row>> play(const Common& common, const DemoArguments& options
   DRIFTLESS_ASSIGN_OR_RETURN(const SynthReport run, synthesize(posix_file_system(), synth));
   if (!common.json) {
     std::cout << "A checkpoint of " << human_bytes(run.bytes_per_step) << " (" << run.params
-              << " parameters) and " << synth.steps << " RL steps, changing";
+              << " parameters) and " << counted(synth.steps, "RL step") << ", changing";
     for (const double density : run.density) std::cout << " " << fixed(100 * density, 2) << " %";
-    std::cout << " of its weights.\nEach encoding: publish " << synth.steps
-              << " versions, apply them to a copy of the base, compare every bit.\n\n"
+    std::cout << " of its weights.\nEach encoding: publish " << counted(synth.steps, "version")
+              << ", apply them to a copy of the base, compare every bit.\n\n"
               << std::flush;
   }
   std::vector<Row> rows;

@@ -68,9 +68,10 @@ void print(const std::vector<doctor::Row>& rows, double seconds) {
   }
   print_table({"group", "check", "state", "finding, and -> the next action"}, cells);
   std::cout << "\n"
-            << count(rows, FindingState::kFail) << " failed, " << count(rows, FindingState::kWarn)
-            << " warnings, " << count(rows, FindingState::kOk) << " ok, "
-            << count(rows, FindingState::kSkip) << " skipped; " << fixed(seconds, 1) << " s\n";
+            << count(rows, FindingState::kFail) << " failed, "
+            << counted(count(rows, FindingState::kWarn), "warning") << ", "
+            << count(rows, FindingState::kOk) << " ok, " << count(rows, FindingState::kSkip)
+            << " skipped; " << fixed(seconds, 1) << " s\n";
 }
 
 void print_rows_json(const std::vector<doctor::Row>& rows, double seconds) {

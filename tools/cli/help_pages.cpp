@@ -146,10 +146,23 @@ void add_command(const Leaf& leaf, std::string& out) {
 
 // --- completion ---
 
+// The words that the positionals of a command take; empty: any, or it has none.
+std::vector<std::string> positional_choices(const CLI::App& app) {
+  std::vector<std::string> choices;
+  for (const CLI::Option* const each : options_of(app, true)) {
+    std::ranges::move(choices_of(*each), std::back_inserter(choices));
+  }
+  return choices;
+}
+// Whether file names may follow the words of a command.
+bool takes_files(const CLI::App& app) {
+  return !options_of(app, true).empty() && positional_choices(app).empty();
+}
+
 // The words after which `names` may follow: the tree's inner nodes and leaves.
 void add_bash_cases(const CLI::App& app, const std::string& words, std::string& steps,
                     std::string& names, std::string& values) {
-  std::vector<std::string> next;
+  std::vector<std::string> next = positional_choices(app);
   for (const CLI::App* const each : below(app)) {
     next.push_back(each->get_name());
     const std::string path = words + (words.empty() ? "" : " ") + each->get_name();
@@ -167,9 +180,8 @@ void add_bash_cases(const CLI::App& app, const std::string& words, std::string& 
       }
     }
   }
-  const bool leaf = below(app).empty();
-  names += concat("    \"", words, "\") names=\"", joined(next, " "), "\"", leaf ? " files=1" : "",
-                  " ;;\n");
+  names += concat("    \"", words, "\") names=\"", joined(next, " "), "\"",
+                  takes_files(app) ? " files=1" : "", " ;;\n");
 }
 
 std::string bash_completion(const CLI::App& app) {
@@ -214,27 +226,33 @@ std::string zsh_entry(std::string_view name, std::string_view help) {
 }
 
 void add_zsh_cases(const CLI::App& app, const std::string& words, std::string& steps,
-                   std::string& cases) {
+                   std::string& cases, std::string& values) {
   std::string commands, options;
   for (const CLI::App* const each : below(app)) {
     const std::string path = words + (words.empty() ? "" : " ") + each->get_name();
     commands += zsh_entry(each->get_name(), each->get_description());
     steps += concat("      ", single_quoted(concat(words, "/", each->get_name())),
                     ") command=", single_quoted(path), " ;;\n");
-    add_zsh_cases(*each, path, steps, cases);
+    add_zsh_cases(*each, path, steps, cases, values);
   }
   for (const CLI::Option* const each : options_of(app, false)) {
     for (const std::string& name : names_of(*each)) {
       options += zsh_entry(name, each->get_description());
+      if (!takes_value(*each)) continue;
+      const auto choices = choices_of(*each);
+      values += concat("    ", single_quoted(concat(words, " ", name)), ") ",
+                       choices.empty() ? "_files" : concat("compadd ", joined(choices, " ")),
+                       "; return ;;\n");
     }
   }
+  for (const std::string& word : positional_choices(app)) commands += zsh_entry(word, "");
   cases += concat("    ", single_quoted(words), ") commands=(", commands, " ) options=(", options,
                   " ) ;;\n");
 }
 
 std::string zsh_completion(const CLI::App& app) {
-  std::string steps, cases;
-  add_zsh_cases(app, "", steps, cases);
+  std::string steps, cases, values;
+  add_zsh_cases(app, "", steps, cases, values);
   return concat(R"(#compdef driftless
 # Completion of driftless for zsh; made by: driftless completion zsh
 _driftless() {
@@ -248,6 +266,9 @@ _driftless() {
   case "$command" in
 )",
                 cases, R"(  esac
+  case "$command ${words[CURRENT-1]}" in
+)",
+                values, R"(  esac
   (( $#commands )) && _describe -t commands command commands
   [[ $PREFIX == -* ]] && _describe -t options option options
   (( $#commands )) || _files
@@ -272,6 +293,9 @@ void add_fish_lines(const CLI::App& app, const std::string& words, std::string& 
     out += concat(begin, "-f -a ", each->get_name(), " -d ", single_quoted(each->get_description()),
                   "\n");
     add_fish_lines(*each, words + (words.empty() ? "" : " ") + each->get_name(), out);
+  }
+  if (const auto choices = positional_choices(app); !choices.empty()) {
+    out += concat(begin, "-f -a ", single_quoted(joined(choices, " ")), "\n");
   }
   for (const CLI::Option* const each : options_of(app, false)) {
     out += begin;

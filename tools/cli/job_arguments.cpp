@@ -16,8 +16,9 @@ void add_config(CLI::App& app, Arguments& all) {
   runs(*check, all, [&all] { return run_config_check(all.common, all.check, all.check_all); });
   CLI::App* init = config->add_subcommand(
       "init", "Write a commented configuration for a road: every key, its help and its default");
-  init->add_option("--road", all.init.road, "road.kind: shared_fs, object_store, mpi_rma, ...")
-      ->required();
+  init->add_option("--road", all.init.road, "road.kind")
+      ->required()
+      ->check(one_of(config_table().kinds(), [](const RoadKind* each) { return each->name; }));
   init->add_option("--role", all.init.role, "Only the keys that this role reads")
       ->check(CLI::IsMember({"trainer", "rollout", "agent"}));
   init->add_option("--out", all.init.out, "A new file (default: standard output)");

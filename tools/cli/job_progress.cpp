@@ -150,7 +150,7 @@ bool JobProgress::holds_last(const Rollout& rollout) const {
 std::string JobProgress::unproven(const Rollout& rollout) {
   if (rollout.parts) return "holds parts, unproven here";
   const std::uint64_t tensors = parse_proof(rollout.last_proof).unproven;
-  return tensors == 0 ? std::string() : concat(tensors, " tensors unproven");
+  return tensors == 0 ? std::string() : concat(counted(tensors, "tensor"), " unproven");
 }
 
 bool JobProgress::present() const { return rollouts_.size() >= least_; }
@@ -182,8 +182,8 @@ std::string JobProgress::missing(std::string_view absent) const {
     }
   }
   if (rollouts_.size() < least_) {
-    text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ", least_, " rollouts",
-                   absent);
+    text += concat(text.empty() ? "" : "; ", least_ - rollouts_.size(), " of ",
+                   counted(least_, "rollout"), absent);
   }
   return text;
 }
@@ -257,8 +257,8 @@ void JobProgress::print_summary(std::span<const EngineTally> engines) const {
   const Totals sums = totals();
   if (json_) return print_summary_json(engines, sums);
   std::cout << "\n"
-            << versions_.size() << " versions, " << human_bytes(sums.wire_bytes) << " instead of "
-            << human_bytes(sums.full_bytes) << " ("
+            << counted(versions_.size(), "version") << ", " << human_bytes(sums.wire_bytes)
+            << " instead of " << human_bytes(sums.full_bytes) << " ("
             << fixed(ratio(sums.full_bytes, sums.wire_bytes), 1)
             << " times less); median ms: publish " << fixed(sums.publish_ms, 1) << ", stage "
             << fixed(sums.stage_ms, 1) << ", commit " << fixed(sums.commit_ms, 1) << "\n\n";
@@ -272,7 +272,7 @@ void JobProgress::print_summary(std::span<const EngineTally> engines) const {
     rows.push_back({id, rollout.there ? std::to_string(rollout.version) : "-", digest});
   }
   for (const EngineTally& tally : engines) {
-    rows.push_back({tally.url, concat(tally.versions, " calls"),
+    rows.push_back({tally.url, counted(tally.versions, "call"),
                     tally.failures == 0 ? "ok" : concat(tally.failures, " failed")});
   }
   if (!rows.empty()) print_table({"rollout", "version", "digest"}, rows);

@@ -2,6 +2,7 @@
 // Subcommands that show what a run does, what a host can do, and what to expect.
 #include "tools/cli/arguments.h"
 
+#include <functional>
 #include <iostream>
 #include <tuple>
 
@@ -26,7 +27,9 @@ void add_help_pages(CLI::App& app, Arguments& all) {
   CLI::App* man = app.add_subcommand("man", "Print the man page: driftless man > driftless.1");
   runs(*man, all, [&] { return print_text(all.common, man_page(app, DRIFTLESS_VERSION)); });
   CLI::App* shell = app.add_subcommand("completion", "Print a shell's completion of this command");
-  shell->add_option("SHELL", all.shell, "bash, zsh or fish")->required();
+  shell->add_option("SHELL", all.shell, "The shell")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   runs(*shell, all, [&] { return print_text(all.common, completion(app, all.shell)); });
 }
 
@@ -39,9 +42,16 @@ void add_status(CLI::App& app, Arguments& all) {
                    "A road's directory, a bucket's URL, metrics files, or http://host:port of a "
                    "publisher or an agent")
       ->required();
-  command->add_flag("--watch", status.watch, "Look again and again, until Ctrl-C");
+  CLI::Option* watch = command->add_flag("--watch", status.watch,
+                                         "Look again and again, until the run's end or Ctrl-C");
   add_number(*command, "--interval", status.interval_seconds, "Seconds between two looks", 0.1,
-             86'400.0);
+             86'400.0)
+      ->needs(watch);
+  add_number(*command, "--patience", status.patience_seconds,
+             "Seconds that a watch goes on while something is wrong at the run's end, or while the "
+             "source cannot be read",
+             0.0, 86'400.0)
+      ->needs(watch);
   command->add_flag("--all", status.all, "Show all versions, not only the last 10");
   command->add_option("--token-file", status.options.token_file,
                       "File with the token of an endpoint");
@@ -81,13 +91,9 @@ void add_doctor(CLI::App& app, Arguments& all) {
       ->needs(engine);
   command->add_option("--python", options.python,
                       "The Python of trainer or engine (default: python3)");
-  const auto groups = doctor::all_groups();
-  command
-      ->add_option("--only", options.only,
-                   "Only these groups: configuration, mpi, cuda, nccl, nixl, road, host, python, "
-                   "engine")
+  command->add_option("--only", options.only, "Only these groups, with commas between them")
       ->delimiter(',')
-      ->check(CLI::IsMember(std::vector<std::string>(groups.begin(), groups.end())));
+      ->check(one_of(doctor::all_groups(), std::identity()));
   command->add_flag("--mpi-probe", options.mpi_probe)->group("");  // what doctor itself starts
   runs(*command, all, [&all] { return run_doctor(all.common, all.doctor); });
 }
@@ -145,7 +151,7 @@ void add_plan(CLI::App& app, Arguments& all) {
   options.input.snapshot.clear();
   command
       ->add_option("--snapshot", options.input.snapshot,
-                   "none, device or pinned (default: none); of a CPU: host")
+                   "Where the trainer keeps it (default: none; of a CPU: host)")
       ->check(CLI::IsMember({"none", "device", "pinned", "host"}));
   command
       ->add_option("--hand-over", options.hand_over,
@@ -153,9 +159,9 @@ void add_plan(CLI::App& app, Arguments& all) {
       ->check(CLI::IsMember({"host_shm", "none"}))
       ->capture_default_str();
   command->add_option("--road", options.road, "One road (default: all)")
-      ->check(
-          CLI::IsMember(std::vector<std::string>(std::begin(kPlanRoads), std::end(kPlanRoads))));
-  command->add_option("--encoding", options.encoding, "One encoding, or full (default: all)");
+      ->check(one_of(kPlanRoads, std::identity()));
+  command->add_option("--encoding", options.encoding, "One encoding, or full (default: all)")
+      ->check(one_of_the_encodings());
   command->add_option("--figures", options.figures, "File of figures, as --measure prints it");
   command->add_option("--figure", options.set_figures, "NAME=VALUE: replaces one figure")
       ->allow_extra_args(false);

@@ -5,7 +5,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "plugin/job/roads.h"
+#include "plugin/job/job_process.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/cost_table.h"
 #include "tools/cli/report_page.h"
@@ -33,12 +33,10 @@ std::string shown_source(const std::string& run) {
 Result<std::unique_ptr<ReceiveRoad>> open_history(const std::vector<std::string>& settings) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Config config,
                              parse_config("mode: delta\n", "report", settings));
-  const auto roads = road_table().roads;
-  const auto row = std::ranges::find(roads, config.road_row(), &Road::name);
-  if (row == roads.end() || row->opener == nullptr || row->opener->history == nullptr) {
-    return error(
-        StatusCode::kUnsupported, "RUN: the road ", config.road_row(), " cannot be read here: ",
-        row == roads.end() || row->at.why_not.empty() ? "it keeps no versions" : row->at.why_not);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Road* const row, find_road(road_table(), config));
+  if (row->opener->history == nullptr) {
+    return error(StatusCode::kUnsupported, "RUN: the road ", config.road_row(),
+                 " cannot be read: it keeps no versions");
   }
   return row->opener->history(config.road_options());
 }
@@ -96,7 +94,8 @@ nlohmann::ordered_json to_json(const RunReport& report) {
 
 void print_text(const RunReport& report, const std::string& out) {
   const RunHistory& history = report.history;
-  std::cout << out << ": run " << report.run_id() << ", " << history.versions.size() << " versions";
+  std::cout << out << ": run " << report.run_id() << ", "
+            << counted(history.versions.size(), "version");
   if (!history.left_out.empty()) {
     std::cout << ", " << history.left_out.size() << " not decoded";
   }

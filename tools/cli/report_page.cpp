@@ -41,7 +41,7 @@ void add_density(HtmlPage& page, const RunHistory& history) {
 
 // Bits of each encoding, by version.
 LineChart bits_chart(const RunHistory& history) {
-  LineChart chart{{}, {}, "version", "bits per changed weight"};
+  LineChart chart{{}, {}, "version", "bits per change"};
   for (const HistoryVersion& version : history.versions) {
     if (!version.costs.empty() && chart.series.empty()) {
       for (const EncodingCost& cost : version.costs) {
@@ -79,8 +79,8 @@ void add_encodings(HtmlPage& page, const RunHistory& history) {
     changed += version.changed_units;
     ++versions;
   }
-  page.paragraph(concat("All of ", versions,
-                        " versions together, as `driftless diff` writes "
+  page.paragraph(concat(counted(versions, "version"),
+                        ", together, as `driftless diff` writes "
                         "them. Encode times were measured here; seconds on a link are computed "
                         "from the bytes. Fastest, encode and link together: ",
                         fastest_text(costs), "."));
@@ -110,10 +110,16 @@ void add_tensors(HtmlPage& page, const RunHistory& history) {
         {kind.name, static_cast<double>(kind.changed_units), std::to_string(kind.changed_units)});
   }
   page.bars({"kind of tensor", "changed weights, all versions", ""}, bars);
-  TextTable table{{"changed", "in versions", "weights", "tensor"}, {}};
+  const auto counted_versions = static_cast<std::uint64_t>(std::ranges::count_if(
+      history.versions, [](const HistoryVersion& each) { return !each.by_layer.empty(); }));
+  page.paragraph(concat("Changed weights of the ", counted(counted_versions, "version"),
+                        " that could be taken apart, most first; % is their share of the tensor "
+                        "in a version, on average."));
+  TextTable table{{"changed", "% a version", "in versions", "weights", "tensor"}, {}};
   for (const DensityGroup& tensor : history.tensors_changed) {
     if (table.rows.size() == kMostTensors) break;
     table.rows.push_back({std::to_string(tensor.changed_units),
+                          percent(tensor.changed_units, tensor.total_units * counted_versions),
                           std::to_string(tensor.changed_tensors),
                           std::to_string(tensor.total_units), tensor.name});
   }
@@ -215,17 +221,17 @@ void add_versions(HtmlPage& page, const RunHistory& history) {
 void add_trained(HtmlPage& page, const MetricsSummary& metrics) {
   if (metrics.versions.empty()) return;
   LineChart density{{}, {{"density", {}}}, "version", "% of the weights"};
-  LineChart bits{{}, {{"sent", {}}}, "version", "bits per changed weight"};
+  LineChart bits{{}, {{"payload", {}}}, "version", "bits per change"};
   for (const auto& [version, each] : metrics.versions) {
     for (LineChart* chart : {&density, &bits}) chart->x.push_back(std::to_string(version));
     density.series[0].values.emplace_back(100 * each.density);
     bits.series[0].values.push_back(
         each.changed_units == 0 ? std::nullopt
-                                : std::optional(8 * ratio(each.wire_bytes, each.changed_units)));
+                                : std::optional(8 * ratio(each.payload_bytes, each.changed_units)));
   }
   page.panel("Density by version, in % of the weights");
   page.lines(density);
-  page.panel("Bits per changed weight, as sent");
+  page.panel("Bits per change, as published");
   page.lines(bits);
 }
 
@@ -276,7 +282,7 @@ std::vector<std::string> RunReport::notes() const {
   if (!metrics) return notes;
   notes.insert(notes.end(), metrics->problems.begin(), metrics->problems.end());
   if (metrics->other_runs > 0) {
-    notes.push_back(concat(metrics->other_runs, " metrics records are of other runs"));
+    notes.push_back(concat(counted(metrics->other_runs, "metrics record"), " of other runs"));
   }
   return notes;
 }

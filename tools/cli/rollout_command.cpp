@@ -4,7 +4,6 @@
 
 #include "core/line_log.h"
 #include "core/setting_values.h"
-#include "core/stopwatch.h"
 #include "plugin/job/joined_road.h"
 #include "plugin/job/metrics.h"
 #include "tools/cli/commands.h"
@@ -71,7 +70,7 @@ class Rollout {
   void tell_left_alone() const {
     const std::vector<std::string> names = weights_.target->left_alone();
     if (names.empty()) return;
-    std::string text = concat(names.size(), names.size() == 1 ? " tensor" : " tensors",
+    std::string text = concat(counted(names.size(), "tensor"),
                               " of the base that the run does not publish: left alone: ");
     for (std::size_t i = 0; i < names.size() && i < 8; ++i) text += concat(i ? ", " : "", names[i]);
     if (names.size() > 8) text += concat(" and ", names.size() - 8, " more");
@@ -113,15 +112,14 @@ class Rollout {
   }
 
   [[nodiscard]] Status commit() {
-    Stopwatch watch;
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport report, receiver_->commit());
-    const double commit_ms = watch.lap_ms();
     for (const std::string& note : report.notes) tell(Status(StatusCode::kIo, note));
     if (!arguments_.verbose) return {};
     if (common_.json) {
       print_json(to_json(record_of(report, process_->rank())));
       return {};
     }
+    const double commit_ms = report.pause_ms + report.apply_ms + report.resume_ms;
     process_log().event(concat("version ", report.version, report.anchor ? " (anchor)" : "",
                                ", fetch_ms ", fixed(report.fetch_ms, 1), ", stage_ms ",
                                fixed(report.stage_ms, 1), ", commit_ms ", fixed(commit_ms, 1)));

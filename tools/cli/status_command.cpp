@@ -42,16 +42,16 @@ void add_versions(const RunStatus& status, std::size_t most, bool absolute, Line
                     std::to_string(version.changed_units),
                     published ? concat(fixed(100 * times.density, 3), " %") : "-",
                     human_bytes(version.wire_bytes),
-                    version.changed_units == 0
+                    version.changed_units == 0 || times.encoding == Encoding::kFull
                         ? "-"
-                        : fixed(8 * ratio(version.wire_bytes, version.changed_units), 1),
+                        : fixed(8 * ratio(version.delta_bytes, version.changed_units), 2),
                     published ? std::string(info(times.encoding).name) : "-",
                     version.captured ? ms(version.captured->step_ms) : "-", ms(times.process_ms),
                     ms(times.manifest_publish_ms), ms(times.total_ms)});
   }
   lines.emplace_back();
   std::ranges::move(table_lines({"version", "base", "anchor", absolute ? "time" : "age", "changed",
-                                 "density", "wire", "bits/change", "encoding", "step ms",
+                                 "density", "wire", "bits per change", "encoding", "step ms",
                                  "process ms", "seal ms", "total ms"},
                                 rows),
                     std::back_inserter(lines));
@@ -81,7 +81,8 @@ void add_rollouts(const RunStatus& status, Lines& lines) {
   for (const RolloutRecord& rollout : status.rollouts) {
     std::string state = rollout.left ? "signed off" : "ok";
     if (!rollout.left && rollout.digest.empty()) state = "holds no version that it reports";
-    if (rollout.unproven > 0) state = concat(rollout.unproven, " tensors unproven");
+    if (rollout.idle) state = "idle: nobody on its host takes versions";
+    if (rollout.unproven > 0) state = concat(counted(rollout.unproven, "tensor"), " unproven");
     rows.push_back({rollout.id, std::to_string(rollout.version),
                     std::to_string(lag(status, rollout.version)), rollout.proven ? "yes" : "no",
                     state, ms(rollout.stage_ms), ms(rollout.commit_ms)});
@@ -161,25 +162,42 @@ class Watch {
   std::string last_json_;
 };
 
+int answer(const Sighting& sighting) {
+  return problems(sighting).empty() ? kExitOk : kExitDifferent;
+}
+
+// Until a signal: kExitOk. Until the run has ended, and nothing is wrong or --patience is over: as
+// one look. Until the source could not be read for --patience: its failure.
 Result<int> watch(const Common& common, const StatusArguments& arguments, StatusReader& reader,
-                  std::size_t most, const Sighting& first) {
+                  std::size_t most, Result<Sighting> sighting) {
   const StopSignals signals;
   Watch watch(common.json);
-  watch.show(first, most);
-  const std::chrono::milliseconds interval(static_cast<long>(1000 * arguments.interval_seconds));
+  const auto milliseconds = [](double seconds) {
+    return std::chrono::milliseconds(static_cast<long>(1000 * seconds));
+  };
+  const auto interval = milliseconds(arguments.interval_seconds);
+  const auto patience = milliseconds(arguments.patience_seconds);
   const auto stopped = [] { return StopSignals::received() != 0; };
+  Deadline over = Deadline::after(patience);  // since the run ended, or the source cannot be read
+  bool read = true;                           // which of the two
   for (;;) {
-    const Deadline until = Deadline::after(interval).unless(stopped);
-    while (Backoff(interval, interval).sleep(until)) {
-    }
-    if (stopped()) return int{kExitOk};
-    const Result<Sighting> sighting = reader.look(Deadline::after(kLookWait).unless(stopped));
-    if (stopped()) return int{kExitOk};
     if (!sighting.ok()) {
       Watch::show(sighting.status());
     } else {
       watch.show(*sighting, most);
     }
+    const bool ended = sighting.ok() && sighting->status.trainer == TrainerState::kEnded;
+    if (ended && answer(*sighting) == kExitOk) return int{kExitOk};
+    if (sighting.ok() != read || (read && !ended)) over = Deadline::after(patience);
+    read = sighting.ok();
+    if (ended && over.expired()) return answer(*sighting);
+    if (!read && over.expired()) return sighting.status();
+    const Deadline until = Deadline::after(interval).unless(stopped);
+    while (Backoff(interval, interval).sleep(until)) {
+    }
+    if (stopped()) return int{kExitOk};
+    sighting = reader.look(Deadline::after(kLookWait).unless(stopped));
+    if (stopped()) return int{kExitOk};
   }
 }
 
@@ -197,7 +215,7 @@ Result<int> run_status(const Common& common, StatusArguments arguments) {
   } else {
     for (const std::string& line : to_lines(sighting, most, false)) std::cout << line << "\n";
   }
-  return problems(sighting).empty() ? int{kExitOk} : int{kExitDifferent};
+  return answer(sighting);
 }
 
 }  // namespace driftless::cli

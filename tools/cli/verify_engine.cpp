@@ -44,9 +44,10 @@ void print(const EngineProof& proof, const std::vector<RankShares>& ranks, bool 
   }
   std::cout << "\n";
   if (!rows.empty()) print_table({"tensor", "verdict", "sum", "manifest", "why"}, rows);
-  std::cout << to_string(proof.verdict) << ": " << to_string(proof.holds) << ": " << proof.proven
-            << " tensors proven, " << proof.differing << " differ, " << proof.untold
-            << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why << "\n";
+  std::cout << to_string(proof.verdict) << ": " << to_string(proof.holds) << ": "
+            << counted(proof.proven, "tensor") << " proven, " << proof.differing << " differ, "
+            << proof.untold << " cannot be told" << (proof.why.empty() ? "" : "; ") << proof.why
+            << "\n";
 }
 
 // Elements that are shown: enough to see whether a bit, a row or everything is wrong.
@@ -64,7 +65,7 @@ void print(const DifferentPlaces& found) {
     print_table({"tensor", "element", "rank", "parameter", "holds", "checkpoint"}, rows);
     std::cout << (found.more ? "and more elements" : "no other element");
   }
-  std::cout << "; " << found.not_compared.size() << " tensors could not be compared\n";
+  std::cout << "; " << counted(found.not_compared.size(), "tensor") << " could not be compared\n";
 }
 
 }  // namespace

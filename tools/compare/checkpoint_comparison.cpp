@@ -23,8 +23,8 @@ std::int64_t place_on_line(const CompactFields& fields, std::uint32_t bits) {
   return ((bits >> fields.magnitude_bits()) & 1) != 0 ? -magnitude : magnitude;
 }
 
-StepCounts count_steps(const CompactFields& fields, const DiffPiece& piece) {
-  StepCounts counts;
+UlpCounts count_ulps(const CompactFields& fields, const DiffPiece& piece) {
+  UlpCounts counts;
   const unsigned width = fields.unit_bytes;
   counts.changed = piece.delta.count();
   for (std::size_t k = 0; k < piece.delta.count(); ++k) {
@@ -33,7 +33,7 @@ StepCounts count_steps(const CompactFields& fields, const DiffPiece& piece) {
     std::memcpy(&after, piece.delta.values + k * width, width);
     const std::int64_t step = place_on_line(fields, after) - place_on_line(fields, before);
     const auto size = static_cast<std::uint64_t>(step < 0 ? -step : step);
-    counts.one_step += size == 1 ? 1 : 0;
+    counts.one += size == 1 ? 1 : 0;
     counts.largest = std::max(counts.largest, size);
   }
   return counts;
@@ -92,10 +92,10 @@ class Comparer {
     if (piece.delta.offsets.empty()) return {};
     ComparedTensor& tensor = found_.tensors[piece.pair->tensor];
     const std::optional<CompactFields> fields = compact_fields(tensor.spec.dtype);
-    const StepCounts steps = fields ? count_steps(*fields, piece) : StepCounts();
+    const UlpCounts ulps = fields ? count_ulps(*fields, piece) : UlpCounts();
     const std::scoped_lock lock(mutex_);
     tensor.changed_units += piece.delta.count();
-    tensor.steps.add(steps);
+    tensor.ulps.add(ulps);
     return {};
   }
 
@@ -106,7 +106,7 @@ class Comparer {
       found_.changed_units += tensor.changed_units;
       found_.total_units += tensor.spec.units();
       found_.total_bytes += tensor.spec.size_bytes;
-      found_.steps.add(tensor.steps);
+      found_.ulps.add(tensor.ulps);
       const TensorPlace place = place_of_tensor(tensor.spec.name);
       for (DensityGroup* group :
            {&group_named(found_.layers, place.layer), &group_named(found_.kinds, place.kind)}) {
@@ -172,9 +172,9 @@ class Comparer {
 
 }  // namespace
 
-void StepCounts::add(const StepCounts& other) {
+void UlpCounts::add(const UlpCounts& other) {
   changed += other.changed;
-  one_step += other.one_step;
+  one += other.one;
   largest = std::max(largest, other.largest);
 }
 

@@ -10,18 +10,18 @@
 namespace driftless {
 
 // How far changed weights went, in units of the last place. Of types that `compact` codes.
-struct StepCounts {
-  std::uint64_t changed = 0;   // of those types
-  std::uint64_t one_step = 0;  // by one unit
+struct UlpCounts {
+  std::uint64_t changed = 0;  // of those types
+  std::uint64_t one = 0;      // by one unit
   std::uint64_t largest = 0;
 
-  void add(const StepCounts& other);
+  void add(const UlpCounts& other);
 };
 
 struct ComparedTensor {
   TensorSpec spec;
   std::uint64_t changed_units = 0;
-  StepCounts steps = {};
+  UlpCounts ulps = {};
 };
 
 // A tensor that only one checkpoint has, or that is of another type or shape there.
@@ -37,7 +37,7 @@ struct CheckpointComparison {
   std::vector<std::string> notes;  // copies of tied tensors that were left out
   CompanionDifferences files;
   std::uint64_t changed_tensors = 0, changed_units = 0, total_units = 0, total_bytes = 0;
-  StepCounts steps;
+  UlpCounts ulps;
   std::vector<DensityGroup> layers, kinds;  // layers in natural order, kinds by changed weights
   std::vector<EncodingCost> costs;          // `full` last; empty: nothing changed
   unsigned threads = 1;

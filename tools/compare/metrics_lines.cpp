@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/counted.h"
+
 namespace driftless {
 namespace {
 
@@ -47,7 +49,7 @@ std::optional<Json> parse_line(std::string_view text) {
 
 // Null if there are too many already.
 StageSamples* stage_named(std::vector<StageSamples>& all, const std::string& role,
-                        const std::string& stage) {
+                          const std::string& stage) {
   const auto at = std::ranges::find_if(
       all, [&](const StageSamples& each) { return each.role == role && each.stage == stage; });
   if (at != all.end()) return &*at;
@@ -75,8 +77,8 @@ class MetricsReader {
       }
     }
     if (bad == 0 || found_.problems.size() >= kMostProblems) return;
-    found_.problems.push_back(concat(path, ": ", bad, " of ", number,
-                                     " lines are no records of metrics.file, the first is line ",
+    found_.problems.push_back(concat(path, ": ", bad, " of ", counted(number, "line"),
+                                     " without a record of metrics.file, the first is line ",
                                      first_bad));
   }
   MetricsSummary finish() { return std::move(found_); }
@@ -103,7 +105,7 @@ class MetricsReader {
     const std::string role = text_in(line, "role");
     add_stages(line, role, version);
     if (role == "trainer") {
-      found_.versions[version] = {count_in(line, "changed_units"), count_in(line, "wire_bytes"),
+      found_.versions[version] = {count_in(line, "changed_units"), count_in(line, "delta_bytes"),
                                   number_in(line, "density")};
       return;
     }

@@ -29,7 +29,7 @@ struct EngineSummary {
 
 // A trainer's line: figures of a version without its payload.
 struct TrainedVersion {
-  std::uint64_t changed_units = 0, wire_bytes = 0;
+  std::uint64_t changed_units = 0, payload_bytes = 0;
   double density = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdio>
 
+#include "core/counted.h"
 #include "formats/strict_json.h"
 #include "plugin/interchange/layouts.h"
 
@@ -77,7 +78,8 @@ class Recommender {
          concat("the least encode and link time of those that the layout carries: ",
                 short_number(best->encode_ms / costed.versions), " ms and ", megabytes(bytes_),
                 " a version at ", short_number(rate / 1e6), " Mbit/s (",
-                measured ? concat("the median of ", metrics_->link_bits_per_s.size(), " fetches")
+                measured ? concat("the median of ",
+                                  counted(metrics_->link_bits_per_s.size(), "fetch", "fetches"))
                          : std::string("assumed: no fetch times were given"),
                 ")")});
   }
@@ -114,8 +116,8 @@ class Recommender {
     const std::uint64_t kept = std::max(kLeastKept, 2 * lag);
     settings_.push_back({"keep_versions", std::to_string(kept),
                          lag == 0 ? concat("no lag was given: the default, ", kLeastKept)
-                                  : concat("twice the largest lag, ", lag,
-                                           " versions, and at least ", kLeastKept)});
+                                  : concat("twice the largest lag, ", counted(lag, "version"),
+                                           ", and at least ", kLeastKept)});
   }
 
   void full_above_density() {

@@ -244,7 +244,7 @@ class HistoryReader {
     version.found = std::move(found);
     if (const auto& manifest = version.found.manifest) {
       version.changed_units = manifest->changed_units;
-      version.payload_bytes = manifest->payload_bytes;
+      version.payload_bytes = payload_of(*manifest);
       if (history_.total_units == 0) history_.total_units = manifest->total_units;
       if (history_.total_bytes == 0) history_.total_bytes = manifest->full_bytes;
     }

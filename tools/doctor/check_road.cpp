@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The directory, store or memory of the configuration's roads: each road examines its own.
+#include "plugin/job/job_process.h"
 #include "tools/doctor/doctor.h"
 
 namespace driftless::doctor {
@@ -21,10 +22,6 @@ std::uint64_t space_needed(const Context& context) {
 
 void examine(const Context& context, const Road& row, const RoadOptions& options,
              const Report& report) {
-  if (row.opener == nullptr) {
-    return report({std::string(row.name), kFail, concat("not in this build: ", row.at.why_not),
-                   "install what is missing and build again, or choose another road"});
-  }
   if (row.opener->examine == nullptr) {
     return report({std::string(row.name), kSkip, "it keeps nothing outside of its processes"});
   }
@@ -47,14 +44,20 @@ void check_road(const Context& context, const Report& report) {
   if (chosen == nullptr) {
     return report({"road", kSkip, "no configuration names one", "name one by --config FILE"});
   }
-  examine(context, *chosen, context.config.road_options(), report);
+  const Result<const Road*> opened = find_road(*context.roads, context.config);
+  if (opened.ok()) {
+    examine(context, **opened, context.config.road_options(), report);
+  } else {
+    report({std::string(chosen->name), kFail, std::string(opened.status().message()),
+            "install what is missing, or choose another road"});
+  }
   const auto kinds = context.config.table->kinds();
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     if (!kinds[i]->one_host || kinds[i]->name == context.config.road || !hands_over(context)) {
       continue;
     }
     const auto row = std::ranges::find(context.roads->roads, kinds[i]->name, &Road::name);
-    if (row != context.roads->roads.end()) {
+    if (row != context.roads->roads.end() && row->opener != nullptr) {
       examine(context, *row, context.config.roads[i], report);
     }
   }

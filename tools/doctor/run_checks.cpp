@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/descriptor.h"
+#include "core/line_log.h"
 #include "tools/doctor/doctor.h"
 
 namespace driftless::doctor {
@@ -20,18 +21,15 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMaxTextBytes = 600;
 constexpr milliseconds kLastWait(300);  // for killed processes to be gone
 
-// One line of printable characters: findings hold words of engines and of other programs.
-std::string one_line(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  }
-  if (text.size() > kMaxTextBytes) text = text.substr(0, kMaxTextBytes) + "...";
-  return text;
+// Findings hold words of engines and of other programs.
+std::string some_words(std::string_view words) {
+  const std::string text = one_line(words);
+  return text.size() > kMaxTextBytes ? text.substr(0, kMaxTextBytes) + "..." : text;
 }
 
 void send(int pipe, const Finding& finding) {
-  const nlohmann::json json = {one_line(finding.check), static_cast<int>(finding.state),
-                               one_line(finding.finding), one_line(finding.next)};
+  const nlohmann::json json = {some_words(finding.check), static_cast<int>(finding.state),
+                               some_words(finding.finding), some_words(finding.next)};
   const std::string line =
       json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   for (std::size_t done = 0; done < line.size();) {

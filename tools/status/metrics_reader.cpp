@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "core/counted.h"
 #include "core/utc_time.h"
 #include "formats/record_reader.h"
 #include "tools/status/status_reader.h"
@@ -16,10 +17,12 @@ namespace {
 constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // of a file that are read: its end
 constexpr std::size_t kMostLine = std::size_t{1} << 20;
 constexpr std::size_t kMostHolders = 100'000;
+constexpr std::size_t kMostNamed = 8;         // runs beside the newest
+constexpr std::chrono::minutes kTakeOver{1};  // processes of a run may end when the next has begun
 
 // One run's records of all files.
 struct RunRecords {
-  std::string time;  // of the newest
+  std::string first, time;  // of the oldest and of the newest
   std::map<std::uint64_t, VersionRecord> published, received;
   std::map<std::string, EngineRecord> engines;
   std::map<std::string, VersionRecord> rollouts;
@@ -88,6 +91,7 @@ class MetricsReader final : public StatusReader {
                    shown(origin.time));
     }
     records.time = std::max(records.time, origin.time);
+    if (records.first.empty() || origin.time < records.first) records.first = origin.time;
     const bool trainer = origin.role == "trainer";
     if (trainer) records.trainer_seen = std::max(records.trainer_seen, origin.time);
     if (json.contains("event")) {
@@ -132,14 +136,34 @@ class MetricsReader final : public StatusReader {
     }
     judge(records, sighting);
     if (damaged_ > 0) {
-      sighting.damaged.push_back(
-          concat(first_damage_, damaged_ > 1 ? concat(" and ", damaged_ - 1, " more lines") : ""));
+      sighting.damaged.push_back(concat(
+          first_damage_, damaged_ > 1 ? concat(" and ", counted(damaged_ - 1, "more line")) : ""));
     }
-    if (runs_.size() > 1) {
-      sighting.notes.push_back(
-          concat("records of ", runs_.size() - 1, " other runs are passed over"));
-    }
+    add_others(run, records, sighting);
     return sighting;
+  }
+
+  // Runs that are not judged. That one run follows the other is usual; that both go on is not.
+  void add_others(const Hash128& run, const RunRecords& records, Sighting& sighting) const {
+    std::size_t named = 0;
+    for (const auto& [other, its] : runs_) {
+      if (other == run || ++named > kMostNamed) continue;
+      const std::uint64_t version =
+          std::max(its.published.empty() ? 0 : its.published.rbegin()->first,
+                   its.received.empty() ? 0 : its.received.rbegin()->first);
+      const std::string text =
+          concat("run ", to_hex(other), " has records here, too: up to version ", version,
+                 ", the last of ", its.time.empty() ? "no known time" : its.time,
+                 its.end ? ", and has ended" : "");
+      const auto began = parse_utc(records.first), last = parse_utc(its.time);
+      const bool both = began && last && *last - *began > kTakeOver;
+      (both ? sighting.damaged : sighting.notes)
+          .push_back(
+              both ? concat("two runs are mixed: ", text, "; only run ", to_hex(run), " is judged")
+                   : text);
+    }
+    if (named <= kMostNamed) return;
+    sighting.notes.push_back(concat(named - kMostNamed, " more runs have records here"));
   }
 
   static RolloutRecord rollout_of(const std::string& who, const VersionRecord& held,
@@ -154,6 +178,7 @@ class MetricsReader final : public StatusReader {
             known ? to_hex(held.digest) : "",
             known && original->second.digest == held.digest,
             0,
+            false,
             false,
             times.stage_ms,
             times.pause_ms + times.apply_ms + times.resume_ms};

@@ -6,9 +6,10 @@
 #include "core/utc_time.h"
 #include "formats/manifest.h"
 #include "formats/run_info.h"
+#include "plugin/job/job_process.h"
 #include "plugin/job/publisher_session.h"
-#include "plugin/job/roads.h"
 #include "plugin/receive/run_end.h"
+#include "plugin/receive/version_fetcher.h"
 #include "tools/status/status_reader.h"
 
 namespace driftless {
@@ -23,7 +24,7 @@ VersionRecord record_of(const Manifest& manifest) {
   record.digest = manifest.digest;
   record.changed_units = manifest.changed_units;
   record.full_bytes = manifest.full_bytes;
-  record.delta_bytes = manifest.payload_bytes;
+  record.delta_bytes = payload_of(manifest);
   for (const ManifestFile& file : manifest.files) record.wire_bytes += file.size_bytes;
   const auto time = [&](const char* phase) {
     const auto found = manifest.timings_ms.find(phase);
@@ -48,6 +49,15 @@ class RoadReader final : public StatusReader {
         most_versions_(most_versions) {}
 
   Result<Sighting> look(const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(Sighting sighting, look_once(deadline));
+    // A run may make versions and end after the list was read. A second list is newer than the end.
+    if (!end_is_ahead_) return sighting;
+    return look_once(deadline);
+  }
+
+ private:
+  [[nodiscard]] Result<Sighting> look_once(const Deadline& deadline) {
+    end_is_ahead_ = false;
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids, road_->list(deadline));
     Sighting sighting;
     sighting.status.origin = record_origin("status", 0);
@@ -64,7 +74,6 @@ class RoadReader final : public StatusReader {
     return sighting;
   }
 
- private:
   // Publications never change: what was read once is kept.
   [[nodiscard]] Result<VersionRecord> read(const PublicationId& id, const Deadline& deadline) {
     if (const auto known = known_.find(id); known != known_.end()) return known->second;
@@ -76,6 +85,8 @@ class RoadReader final : public StatusReader {
     }
     VersionRecord record = record_of(manifest);
     record.anchor = !is_version(id);
+    std::vector<PartReceipt>& parts = parts_[id];
+    for (const ManifestFile& file : manifest.files) parts.push_back(receipt_of(file));
     return known_.emplace(id, std::move(record)).first->second;
   }
 
@@ -102,6 +113,8 @@ class RoadReader final : public StatusReader {
       if (is_version(*id)) same->second = *record;
       same->second.anchor = anchor;
     }
+    add_missing(ids, found, sighting);
+    DRIFTLESS_RETURN_IF_ERROR(check_parts(ids, deadline, sighting));
     for (auto& [number, record] : found) status.versions.push_back(std::move(record));
     if (!ids.empty()) status.version = ids.back().version;
     if (status.versions.empty()) return {};
@@ -115,6 +128,56 @@ class RoadReader final : public StatusReader {
     }
     if (newest.version == status.version) status.digest = to_hex(newest.digest);
     return {};
+  }
+
+  // Versions go from the oldest on: one that is not there, and that a later one changes, was lost.
+  static void add_missing(const std::vector<PublicationId>& ids,
+                          const std::map<std::uint64_t, VersionRecord>& found, Sighting& sighting) {
+    const auto oldest = std::ranges::find_if(ids, is_version);
+    for (const auto& [number, record] : found) {
+      const std::uint64_t base = record.base_version;
+      const bool full = record.published && record.published->encoding == Encoding::kFull;
+      const bool listed = std::ranges::find(ids, base, &PublicationId::version) != ids.end();
+      if (full || listed || oldest == ids.end() || base < oldest->version) continue;
+      sighting.damaged.push_back(
+          concat("version ", base, " is missing, and version ", number, " is a change to it"));
+    }
+  }
+
+  using Lost = std::vector<std::pair<PublicationId, std::string>>;
+  // Whether the parts of the newest publications are there, by their last bytes. A store is asked
+  // once, as each part is a request; a directory at every look.
+  [[nodiscard]] Status check_parts(const std::vector<PublicationId>& ids, const Deadline& deadline,
+                                   Sighting& sighting) {
+    std::size_t looked = 0;
+    Lost lost;
+    for (auto at = parts_.rbegin(); at != parts_.rend(); ++at) {
+      auto& [id, parts] = *at;
+      if (!std::ranges::binary_search(ids, id)) parts.clear();
+      for (const PartReceipt& part : parts) {
+        if (part.size_bytes == 0 || ++looked > kMostParts) continue;
+        const ByteRange last[] = {{part.size_bytes - 1, 1}};
+        const Status there = road_->fetch_ranges(id, part, last, deadline).status();
+        const StatusCode code = there.code();
+        if (code == StatusCode::kDeadlineExceeded) return there;
+        const bool gone = code == StatusCode::kNotFound || code == StatusCode::kIncomplete ||
+                          code == StatusCode::kCorrupt;
+        if (!gone) continue;  // or this build, or this user, cannot read it
+        lost.emplace_back(id, concat(to_string(id), ": part ", part.name, ": ", there.message()));
+        break;
+      }
+      if (looked > kMostParts || (!keeps_looking_ && !is_lost(lost, id))) parts.clear();
+    }
+    std::erase_if(parts_, [](const auto& each) { return each.second.empty(); });
+    if (lost.empty()) return {};
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> still, road_->list(deadline));
+    for (const auto& [id, text] : lost) {  // but for what was removed meanwhile
+      if (std::ranges::binary_search(still, id)) sighting.damaged.push_back(text);
+    }
+    return {};
+  }
+  [[nodiscard]] static bool is_lost(const Lost& lost, const PublicationId& id) {
+    return !lost.empty() && lost.back().first == id;
   }
 
   // A run without versions, or without one that can be read.
@@ -186,14 +249,15 @@ class RoadReader final : public StatusReader {
       // A digest that cannot be compared proves nothing, and is no fault: it is left out.
       const bool known = !expected.empty();
       const bool proven = known && proof.unproven == 0 && expected == proof.digest;
-      sighting.status.rollouts.push_back({report.id, of, report.version,
-                                          known ? proof.digest : std::string(), proven,
-                                          proof.unproven, false, proof.stage_ms, proof.commit_ms});
+      sighting.status.rollouts.push_back(
+          {report.id, of, report.version, known ? proof.digest : std::string(), proven,
+           proof.unproven, false, proof.digest.empty() && reports_idle(report.needs),
+           proof.stage_ms, proof.commit_ms});
     }
   }
 
   // Whether the trainer's last word is there.
-  [[nodiscard]] bool read_end(Sighting& sighting) const {
+  [[nodiscard]] bool read_end(Sighting& sighting) {
     if (opener_.hear_end == nullptr) return false;
     const auto heard = opener_.hear_end(config_.road_options());
     if (!heard.ok() || !heard->has_value()) return false;
@@ -205,6 +269,7 @@ class RoadReader final : public StatusReader {
     }
     if (end->run != status.run || end->version < status.version) return false;
     if (end->version > status.version) {
+      end_is_ahead_ = true;
       sighting.damaged.push_back(concat("closed.json names version ", end->version,
                                         " as the last, and the newest one here is ",
                                         status.version));
@@ -232,6 +297,7 @@ class RoadReader final : public StatusReader {
     }
   }
 
+  static constexpr std::size_t kMostParts = 512;  // at a look
   // As long as a publisher remembers a receiver.
   static constexpr std::chrono::minutes kPatience{10};
 
@@ -241,8 +307,11 @@ class RoadReader final : public StatusReader {
   const std::unique_ptr<ReceiveRoad> road_;
   const std::size_t most_versions_;
   std::map<PublicationId, VersionRecord> known_;
+  std::map<PublicationId, std::vector<PartReceipt>> parts_;  // to be looked at
+  const bool keeps_looking_ = config_.road == "shared_fs";
   Hash128 run_;
   std::string base_digest_;
+  bool end_is_ahead_ = false;
 };
 
 }  // namespace
@@ -257,10 +326,9 @@ Result<std::unique_ptr<StatusReader>> make_road_reader(std::string_view kind,
   DRIFTLESS_ASSIGN_OR_RETURN(
       Config config, parse_config(concat("road: { kind: ", kind, " }"), "status", settings));
   DRIFTLESS_RETURN_IF_ERROR(check_available(road_table(), config, {}));
-  const auto roads = road_table().roads;
-  const auto road = std::ranges::find(roads, kind, &Road::name);
-  if (road == roads.end() || road->opener == nullptr || road->opener->signs == nullptr) {
-    return error(StatusCode::kUnsupported, "the road ", kind, " was not built");
+  DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, find_road(road_table(), config));
+  if (road->opener->signs == nullptr) {
+    return error(StatusCode::kUnsupported, "the road ", kind, " shows no status");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> opened,
                              road->opener->history(config.road_options()));

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/counted.h"
 #include "core/utc_time.h"
 
 namespace driftless {
@@ -12,7 +13,6 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using namespace std::chrono_literals;
 
-constexpr std::size_t kMostIntervals = 10;
 constexpr std::uint64_t kUsualLag = 1;  // the version under way
 
 Milliseconds between(Moment from, Moment to) {
@@ -22,23 +22,11 @@ Milliseconds between(Moment from, Moment to) {
 std::vector<Moment> last_moments(const RunStatus& status) {
   std::vector<Moment> moments;
   for (auto at = status.versions.rbegin();
-       at != status.versions.rend() && moments.size() <= kMostIntervals; ++at) {
+       at != status.versions.rend() && moments.size() < kMostMoments; ++at) {
     if (const auto when = parse_utc(at->origin.time); when) moments.push_back(*when);
   }
   std::ranges::sort(moments);
   return moments;
-}
-
-// The median of the last ones; nothing if there are fewer than three versions.
-std::optional<Milliseconds> usual_interval(const std::vector<Moment>& moments) {
-  if (moments.size() < 3) return std::nullopt;
-  std::vector<Milliseconds> intervals;
-  for (std::size_t i = 1; i < moments.size(); ++i) {
-    intervals.push_back(between(moments[i - 1], moments[i]));
-  }
-  const auto middle = intervals.begin() + static_cast<std::ptrdiff_t>(intervals.size() / 2);
-  std::ranges::nth_element(intervals, middle);
-  return *middle;
 }
 
 void add_engine_problems(const RunStatus& status, std::uint64_t most,
@@ -46,10 +34,16 @@ void add_engine_problems(const RunStatus& status, std::uint64_t most,
   for (const EngineRecord& engine : status.engines) {
     const std::string name = concat("engine ", engine.engine, ": ");
     const std::uint64_t behind = lag(status, engine.version);
-    if (!engine.status.ok()) {
+    if (!engine.reachable) {
+      found.push_back(concat(name, "cannot be reached: ", engine.status.to_string()));
+    } else if (engine.reload) {
+      found.push_back(concat(name, "lost its version and is to be loaded again",
+                             engine.status.ok() ? "" : ": ",
+                             engine.status.ok() ? "" : engine.status.to_string()));
+    } else if (!engine.status.ok()) {
       found.push_back(concat(name, "its last update failed: ", engine.status.to_string()));
     } else if (behind > most) {
-      found.push_back(concat(name, behind, " versions behind"));
+      found.push_back(concat(name, counted(behind, "version"), " behind"));
     } else if (!engine.kind.empty() && engine.proven.empty() && engine.version > 0) {
       found.push_back(concat(name, "nothing proves that it holds version ", engine.version));
     }
@@ -59,7 +53,7 @@ void add_engine_problems(const RunStatus& status, std::uint64_t most,
 void add_rollout_problems(const RunStatus& status, std::uint64_t most,
                           std::vector<std::string>& found) {
   for (const RolloutRecord& rollout : status.rollouts) {
-    if (rollout.left) continue;
+    if (rollout.left || rollout.idle) continue;
     const std::string name = concat("rollout ", rollout.id, ": ");
     const std::uint64_t behind = lag(status, rollout.version);
     if (rollout.version > status.version) {
@@ -69,7 +63,7 @@ void add_rollout_problems(const RunStatus& status, std::uint64_t most,
                rollout.unproven == 0) {
       found.push_back(concat(name, "its digest is not that of version ", rollout.version));
     } else if (behind > most) {
-      found.push_back(concat(name, behind, behind == 1 ? " version" : " versions", " behind"));
+      found.push_back(concat(name, counted(behind, "version"), " behind"));
     }
   }
 }
@@ -82,7 +76,7 @@ std::string human_time(Milliseconds time) {
   if (seconds < 120) return concat(seconds, " s");
   if (seconds < 120 * 60) return concat(seconds / 60, " min");
   if (seconds < 48 * 3600) return concat(seconds / 3600, " h");
-  return concat(seconds / 86'400, " days");
+  return counted(seconds / 86'400, "day");
 }
 
 std::uint64_t lag(const RunStatus& status, std::uint64_t version) {
@@ -111,8 +105,7 @@ void judge_by_age(Sighting& sighting, Moment now, bool gone) {
         concat(", usually one every ", *usual < 1s ? "second or less" : human_time(*usual));
   }
   const Milliseconds patience =
-      gone ? std::max(2 * usual.value_or(30s), Milliseconds(5s))
-           : std::max(10 * usual.value_or(Milliseconds::max() / 10), Milliseconds(60s));
+      gone ? std::max(2 * usual.value_or(30s), Milliseconds(5s)) : longest_silence(usual);
   if (age > patience) status.trainer = TrainerState::kSilent;
 }
 

@@ -19,8 +19,6 @@ struct Sighting {
   bool stalled = false;  // the trainer's process is there, and has made no version for too long
 };
 
-using Moment = std::chrono::system_clock::time_point;
-
 // Ages of versions never prove that a trainer lives. They prove a silence: the newest version is
 // ten times as old as the time that usually passes between two, and a minute old at least. `gone`:
 // the publisher's process is known to have ended, so twice that time, and five seconds, is enough.

@@ -35,7 +35,7 @@ Result<std::unique_ptr<StatusReader>> open_url(const std::string& source,
   DRIFTLESS_RETURN_IF_ERROR(check_http());
   std::string token;
   if (!options.token_file.empty()) {
-    DRIFTLESS_ASSIGN_OR_RETURN(token, read_secret_file(options.token_file));
+    DRIFTLESS_ASSIGN_OR_RETURN(token, read_token_file(options.token_file));
   }
   return make_endpoint_reader(endpoint, token, http_session());
 }

@@ -105,6 +105,17 @@ Result<Socket> connect_to(const std::string& address, const Deadline& deadline) 
   return errno_status(failure, concat("hub: connecting to ", address)).with_context("no leader");
 }
 
+Result<std::string> own_host_towards(const std::string& address) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Addresses found, look_up(address, false));
+  // No packet is sent: the system only chooses the interface.
+  const Socket socket(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (socket.get() < 0 || ::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0) {
+    return errno_status(errno, concat("hub: no way to ", address));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, name_of(socket));
+  return name.substr(0, name.rfind(':'));
+}
+
 Socket accept_one(const Socket& listener) {
   Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket.get() >= 0) send_at_once(socket);
@@ -157,6 +168,24 @@ Result<std::string> read_all(const Socket& socket, std::size_t size, const Deadl
     bytes += more;
   }
   return bytes;
+}
+
+Status read_into(const Socket& socket, std::span<std::byte> into, const Deadline& deadline,
+                 std::chrono::milliseconds stall) {
+  while (!into.empty()) {
+    const ssize_t got = ::recv(socket.get(), into.data(), into.size(), 0);
+    if (got == 0) return gone("it closed the connection");
+    if (got > 0) {
+      into = into.subspan(static_cast<std::size_t>(got));
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return gone(errno_status(errno, "recv").message());
+    if (wait_for(socket, POLLIN, deadline.sooner(stall))) continue;
+    DRIFTLESS_RETURN_IF_ERROR(deadline.check("hub: reading"));
+    return gone(concat("no byte came for ", stall.count(), " ms"));
+  }
+  return {};
 }
 
 Status write_all(const Socket& socket, std::string_view bytes, const Deadline& deadline) {

@@ -12,6 +12,9 @@ using Socket = Descriptor;
 // "host:port", "[::1]:port". The name is looked up without a deadline of ours.
 [[nodiscard]] Result<Socket> listen_on(const std::string& address, std::string* bound);
 [[nodiscard]] Result<Socket> connect_to(const std::string& address, const Deadline& deadline);
+// The numeric host part of the address by which this process reaches `address`: "10.0.0.2",
+// "[::1]".
+[[nodiscard]] Result<std::string> own_host_towards(const std::string& address);
 // The next one that came; an empty Socket (-1) if none has.
 [[nodiscard]] Socket accept_one(const Socket& listener);
 
@@ -28,6 +31,9 @@ void wait_until_delivered(const Socket& socket, const Deadline& deadline);
 // Exactly so many.
 [[nodiscard]] Result<std::string> read_all(const Socket& socket, std::size_t size,
                                            const Deadline& deadline);
+// Fills `into`; each piece has to come within `stall`.
+[[nodiscard]] Status read_into(const Socket& socket, std::span<std::byte> into,
+                               const Deadline& deadline, std::chrono::milliseconds stall);
 [[nodiscard]] Status write_all(const Socket& socket, std::string_view bytes,
                                const Deadline& deadline);
 

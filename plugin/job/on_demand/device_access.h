@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights on a GPU for a library that others load: plugin/device, without linking CUDA
-// (loaded_library.h). In a build without CUDA there is no such library.
+// Weights on a GPU without linking CUDA: plugin/device, in a library that is loaded
+// (loaded_library.h); it alone has the code for the GPU. In a build without CUDA there is no such
+// library, and every call says so. device_factories.h and devices.h are served from it, too.
 #pragma once
 
 #include <memory>
 #include <span>
 
 #include "core/status.h"
+#include "kernels/device_hash.h"
+#include "plugin/device/device_factories.h"
 #include "plugin/device/tensor_kernels.h"
 #include "plugin/targets/weight_memory.h"
 
@@ -33,6 +36,10 @@ struct DeviceTable {
   decltype(&masked_overwrite_on_device) masked_overwrite = nullptr;
   decltype(&diff_on_device) diff = nullptr;
   decltype(&digest_on_device) digest = nullptr;
+  // plugin/device/device_factories.h, kernels/device_hash.h.
+  decltype(&make_publisher_device) make_publisher = nullptr;
+  decltype(&make_masked_device) make_masked = nullptr;
+  decltype(&device_xxh3_128) hash = nullptr;
 };
 
 // Loads the library. kUnsupported, with the reason.

@@ -31,6 +31,7 @@ driftless_device_table() {
       build_text(),         &check_device,      &make_device_memory,
       &check_device_memory, &wait_for_streams,  &allocate_on_device,
       &gather_on_device,    &scatter_on_device, &masked_overwrite_on_device,
-      &diff_on_device,      &digest_on_device};
+      &diff_on_device,      &digest_on_device,  &make_publisher_device,
+      &make_masked_device,  &device_xxh3_128};
   return &table;
 }

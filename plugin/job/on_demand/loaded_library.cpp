@@ -2,8 +2,11 @@
 #include "plugin/job/on_demand/loaded_library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <unistd.h>
 
+#include <array>
+#include <climits>
 #include <cstring>
 
 namespace driftless {
@@ -11,16 +14,55 @@ namespace {
 
 using TableFunction = const void* (*)();
 
-// Beside the file that this code was linked into, wherever that was installed.
-Result<std::string> library_path(const std::string& name) {
+// The file that this code was linked into. The loader does not know the path of a program.
+Result<std::string> own_file() {
   Dl_info found{};
-  if (dladdr(reinterpret_cast<void*>(&load_table), &found) == 0 || found.dli_fname == nullptr) {
+  link_map* map = nullptr;
+  if (dladdr1(reinterpret_cast<void*>(&load_table), &found, reinterpret_cast<void**>(&map),
+              RTLD_DL_LINKMAP) == 0) {
     return error(StatusCode::kInternal, "the file of this library is not known");
   }
-  const std::string file = found.dli_fname;
+  if (map->l_name[0] != '\0') return std::string(map->l_name);
+  std::array<char, PATH_MAX> path{};
+  const ssize_t size = ::readlink("/proc/self/exe", path.data(), path.size());
+  if (size > 0) return std::string(path.data(), static_cast<std::size_t>(size));
+  return error(StatusCode::kInternal, "the file of this program is not known: /proc is needed");
+}
+
+// Beside that file (a package of Python, and its bin/), or in the folder driftless/ of the
+// libraries'.
+Result<std::string> library_path(const std::string& name) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string file, own_file());
   const std::string folder = file.substr(0, file.rfind('/') + 1);
-  if (::access((folder + name).c_str(), F_OK) == 0) return folder + name;
+  for (const char* const near : {"", "driftless/", "../", DRIFTLESS_LOADED_FROM_BIN}) {
+    std::string path = concat(folder, near, name);
+    if (::access(path.c_str(), F_OK) == 0) return path;
+  }
   return concat(folder, "driftless/", name);
+}
+
+// What to install, by the name of a library that the loader did not find.
+std::string_view package_with(std::string_view why) {
+  struct Package {
+    std::string_view library, advice;
+  };
+  constexpr std::array kPackages{
+      Package{"libmpi.so.40", "install Open MPI 4 or 5 (Debian and Ubuntu: libopenmpi3)"},
+      Package{"libhdf5", "install HDF5 for Open MPI (Debian and Ubuntu: libhdf5-openmpi-103)"},
+      Package{"libcuda.so.1", "install NVIDIA's driver"},
+      // Libraries of ours: Debian's packages have each in one of its own (on_demand.cmake).
+      Package{"libdriftless_roads.so: cannot open", "install the package driftless-mpi"},
+      Package{"libdriftless_hdf5_roads.so: cannot open", "install the package driftless-hdf5"},
+      Package{"libdriftless_nccl_roads.so: cannot open", "install the package driftless-nccl"},
+      Package{"libdriftless_object_store_roads.so: cannot open",
+              "install the package driftless-object-store"},
+      Package{"libdriftless_monitor.so: cannot open", "install the package driftless-monitor"},
+      Package{"libdriftless_device.so: cannot open", "install the package driftless-cuda"},
+  };
+  for (const Package& package : kPackages) {
+    if (why.find(package.library) != std::string_view::npos) return package.advice;
+  }
+  return "install the libraries that driftless was built with";
 }
 
 // Who loads us may not offer what we load to others; but plugins of Open MPI find libmpi's symbols
@@ -41,10 +83,10 @@ Result<const void*> load_table(const std::string& name, const char* symbol,
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string path, library_path(name));
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    const char* const why = dlerror();  // NOLINT(concurrency-mt-unsafe)
-    return error(StatusCode::kUnsupported, needed,
-                 " is needed and cannot be loaded: ", why == nullptr ? path.c_str() : why,
-                 "; install the libraries that driftless was built with");
+    const char* const said = dlerror();  // NOLINT(concurrency-mt-unsafe)
+    const std::string why = said == nullptr ? path : said;
+    return error(StatusCode::kUnsupported, needed, " is needed and cannot be loaded: ", why, "; ",
+                 package_with(why));
   }
   const auto table = reinterpret_cast<TableFunction>(dlsym(library, symbol));
   const char* const build = table == nullptr ? nullptr : *static_cast<const char* const*>(table());

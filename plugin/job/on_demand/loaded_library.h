@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A library of ours that is loaded when it is needed.
 //
-// What others load into their processes (the Python module, libdriftless.so) links neither MPI nor
-// HDF5, NCCL or CUDA, so that it loads where they are missing. What needs them is in libraries that
-// lie beside it, or in `driftless/` beside it.
+// The command, the Python module and libdriftless.so link neither MPI nor HDF5 or CUDA, so that
+// they start where these are missing. What needs them is in libraries that lie beside them, or in
+// `driftless/` beside libdriftless.so. (NCCL is loaded by the road: collectives/nccl/nccl_calls.h.)
 #pragma once
 
 #include <string>

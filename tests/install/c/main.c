@@ -2,7 +2,7 @@
 /* Uses the installed C library as a stranger would: it is the one of its header, finds what it
  * loads on demand where that was installed (the argument says whether MPI was built), and says why
  * a file is no configuration. */
-#include <driftless.h>
+#include <driftless/driftless.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -32,10 +32,32 @@ TEST_F(LineLogTest, ALineHasATimeAndAName) {
   add("a\nb\x1b[2J\xc2\x9b"
       "c\x7f",
       2ms);
-  EXPECT_EQ(lines_, (std::vector<std::string>{
-                        "2026-11-18T20:01:02.123Z driftless: one\n",
-                        "2026-11-18T20:01:02.124Z driftless trainer.0: two\n",
-                        "2026-11-18T20:01:02.125Z driftless trainer.0: a b [2J c \n"}));
+  EXPECT_EQ(lines_,
+            (std::vector<std::string>{
+                "2026-11-18T20:01:02.123Z driftless: one\n",
+                "2026-11-18T20:01:02.124Z driftless trainer.0: two\n",
+                "2026-11-18T20:01:02.125Z driftless trainer.0: a b\\u001b[2J\\u009bc\\u007f\n"}));
+}
+
+TEST(OneLine, HasNothingHiddenAndNoPassword) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"", ""},
+      {"plain, \xc3\xa9 and \xf0\x9f\x98\x80", "plain, \xc3\xa9 and \xf0\x9f\x98\x80"},
+      {"a\nb\tc\r", "a b c "},
+      {std::string("nul\0.", 5), "nul\\u0000."},
+      {"gpj.\xe2\x80\xae"
+       "exe",
+       "gpj.\\u202eexe"},
+      {"zero\xe2\x80\x8bwidth\xef\xbb\xbf", "zero\\u200bwidth\\ufeff"},
+      {"tag\xf3\xa0\x81\x81", "tag\\ue0041"},
+      {"latin\x9b[2J, cut \xe2\x80", "latin\\x9b[2J, cut \\xe2\\x80"},
+      {"overlong \xc0\xae, surrogate \xed\xa0\x80",
+       "overlong \\xc0\\xae, surrogate \\xed\\xa0\\x80"},
+      {"io: http://me:s3cret@e:1/x: refused", "io: http://e:1/x: refused"},
+      {"s3://k:w@b and https://a@b@c:8/d@e", "s3://b and https://c:8/d@e"},
+      {"mail@host, 3://", "mail@host, 3://"},
+  };
+  for (const auto& [text, shown] : cases) EXPECT_EQ(one_line(text), shown);
 }
 
 TEST_F(LineLogTest, ARepeatedLineIsCounted) {

@@ -143,6 +143,25 @@ TEST(ManifestTest, DigestsOfAFullVersionAddUp) {
   EXPECT_EQ(manifest_code_of(manifest_to_json(manifest)), StatusCode::kOk);
 }
 
+TEST(ManifestTest, ThePayloadIsWhatHoldsChangesOrWeights) {
+  Manifest manifest = example_manifest();
+  manifest.files = {{"model-00000-of-00002.safetensors", 5, {}},
+                    {"model-00001-of-00002.safetensors", 6, {}},
+                    {"model.safetensors.index.json", 100, {}},
+                    {"tokenizer.model", 1000, {}}};
+  for (const DirectoryLayout layout : {DirectoryLayout::kHfDelta, DirectoryLayout::kFlush}) {
+    manifest.directory_layout = layout;
+    EXPECT_EQ(payload_of(manifest), 11U);
+  }
+  manifest.files = {{"rank0000_000000.frame", 7, {}}, {"a dataset", 8, {}}};
+  for (const DirectoryLayout layout : {DirectoryLayout::kFrames, DirectoryLayout::kHdf5}) {
+    manifest.directory_layout = layout;
+    EXPECT_EQ(payload_of(manifest), 15U);
+  }
+  manifest.files.clear();
+  EXPECT_EQ(payload_of(manifest), 0U);
+}
+
 TEST(ManifestTest, PassesOverUnknownKeys) {
   const std::string text =
       replaced(manifest_to_json(example_manifest()), "{", "{\"later\":[1,{}],");

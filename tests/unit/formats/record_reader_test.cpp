@@ -52,8 +52,10 @@ TEST(RecordReader, ReadsWhatEachProcessWrites) {
   engine.commit = {1, 2, 3, 4};
   expect_same(engine, read_engine_record);
   engine.status = Status(StatusCode::kDeadlineExceeded, "late");
+  engine.reachable = false;
+  engine.reload = true;
   expect_same(engine, read_engine_record);
-  expect_same(RolloutRecord{"r", "run", 1, "ab", true, 2, true, 3, 4}, read_rollout_record);
+  expect_same(RolloutRecord{"r", "run", 1, "ab", true, 2, true, true, 3, 4}, read_rollout_record);
   expect_same(EndRecord{record_origin("rollout", 1), {}, "rollout", "id", 3, "cd"},
               read_end_record);
 }

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <thread>
 
-#include "plugin/engines/engine_fleet.h"
 #include "support/agent_engines_fixture.h"
 
 namespace driftless::testing {
@@ -375,104 +374,6 @@ TEST_F(AgentEnginesTest, ALoginPageIsNoSuccessfulPause) {
     EXPECT_FALSE(vllm(engine)->update(1, times_).ok());
     EXPECT_EQ(engine.count("/update_weights"), 0U);
     expect_all_at(engine, 0);
-  }
-}
-
-// A session as told.
-class ScriptedSession final : public EngineSession {
- public:
-  explicit ScriptedSession(std::function<Result<std::uint64_t>(std::uint64_t)> act)
-      : act_(std::move(act)) {}
-  Result<std::uint64_t> update(std::uint64_t goal, CommitTimes&) override { return act_(goal); }
-  Status check(std::uint64_t version) override { return still ? still(version) : Status(); }
-  Status close() override {
-    ++closed;
-    return {};
-  }
-  std::function<Status(std::uint64_t)> still;
-  static inline std::atomic<int> closed = 0;
-
- private:
-  std::function<Result<std::uint64_t>(std::uint64_t)> act_;
-};
-
-TEST(EngineFleetTest, OneThatHangsOrFailsHoldsUpNobody) {
-  ScriptedSession::closed = 0;
-  std::atomic<bool> hang{true};
-  std::atomic<int> tries{0};
-  EngineFleet fleet({.retries = 2, .retry_wait = 1ms}, {"good", "failing", "hanging"});
-  std::vector<std::unique_ptr<EngineSession>> sessions;
-  sessions.push_back(std::make_unique<ScriptedSession>([](std::uint64_t goal) { return goal; }));
-  sessions.push_back(std::make_unique<ScriptedSession>([&](std::uint64_t) -> Result<std::uint64_t> {
-    ++tries;
-    return error(StatusCode::kIo, "nobody there");
-  }));
-  sessions.push_back(std::make_unique<ScriptedSession>([&](std::uint64_t goal) {
-    while (hang && !fleet.stopping()) std::this_thread::sleep_for(1ms);
-    return goal;
-  }));
-  fleet.start(std::move(sessions));
-  const Deadline deadline = Deadline::after(20s);
-  for (std::uint64_t goal = 1; goal <= 5; ++goal) {
-    fleet.set_goal(goal);
-    while (fleet.states()[0].version != goal && !deadline.expired()) {
-      std::this_thread::sleep_for(1ms);
-    }
-    EXPECT_EQ(fleet.states()[0].version, goal);
-  }
-  while (fleet.states()[1].status.ok() && !deadline.expired()) std::this_thread::sleep_for(1ms);
-  EXPECT_EQ(fleet.states()[1].status.code(), StatusCode::kIo);
-  EXPECT_FALSE(fleet.all_at(5));
-  hang = false;
-  while (fleet.states()[2].version != 5 && !deadline.expired()) std::this_thread::sleep_for(1ms);
-  EXPECT_EQ(fleet.states()[2].version, 5U) << "it catches up with the newest";
-  fleet.stop();
-  EXPECT_GE(tries, 3);
-  EXPECT_EQ(ScriptedSession::closed, 3) << "each is closed, so that what is paused is resumed";
-  bool said = false;
-  for (const EngineRecord& update : fleet.take_updates()) {
-    said = said || (update.engine == "failing" && !update.status.ok() && update.attempts <= 3);
-  }
-  EXPECT_TRUE(said);
-}
-
-// One that is started anew between two versions, or after the last, serves its base.
-TEST_F(AgentEnginesTest, AnIdleEngineThatWasStartedAnewIsUpdatedAgain) {
-  VllmStandIn engine(2);
-  EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {engine.url()}, 20ms);
-  std::vector<std::unique_ptr<EngineSession>> sessions;
-  sessions.push_back(vllm(engine));
-  fleet.start(std::move(sessions));
-  fleet.set_goal(1);
-  const auto wait_for = [&](auto done) {
-    const Deadline deadline = Deadline::after(5s);
-    while (!done() && !deadline.expired()) std::this_thread::sleep_for(1ms);
-  };
-  wait_for([&] { return fleet.all_at(1); });
-  ASSERT_TRUE(fleet.all_at(1));
-  engine.restart();
-  wait_for([&] { return engine.weight_version() == "1" && fleet.all_at(1); });
-  EXPECT_EQ(engine.weight_version(), "1");
-  EXPECT_EQ(engine.ranks()[1].version, 1);
-  EXPECT_TRUE(fleet.all_at(1));
-}
-
-TEST(EngineFleetTest, AnEngineThatServesSomethingElseInTheEndIsNotAtTheVersion) {
-  for (const StatusCode code : {StatusCode::kOk, StatusCode::kMismatch, StatusCode::kIo}) {
-    EngineFleet fleet({.retries = 0, .retry_wait = 1ms}, {"engine"});
-    auto session = std::make_unique<ScriptedSession>([](std::uint64_t goal) { return goal; });
-    session->still = [code](std::uint64_t) {
-      return code == StatusCode::kOk ? Status() : error(code, "started anew");
-    };
-    std::vector<std::unique_ptr<EngineSession>> sessions;
-    sessions.push_back(std::move(session));
-    fleet.start(std::move(sessions));
-    fleet.set_goal(3);
-    const Deadline deadline = Deadline::after(20s);
-    while (!fleet.all_at(3) && !deadline.expired()) std::this_thread::sleep_for(1ms);
-    ASSERT_TRUE(fleet.all_at(3));
-    fleet.stop(/*confirm=*/true);
-    EXPECT_EQ(fleet.all_at(3), code == StatusCode::kOk) << to_string(code);
   }
 }
 

@@ -44,6 +44,30 @@ TEST(Config, DefaultsAreThoseOfTheComponents) {
   EXPECT_EQ(config->publisher.encoding, Encoding::kDeltas);
 }
 
+// A process takes the GPU that it computes with, for itself and its road, unless one is named.
+TEST(Config, TheGpuIsThatOfTheProcess) {
+  const auto gpus = [](const Result<Config>& config) {
+    return std::pair(config->gpu.device, config->of_road<NcclSettings>().device);
+  };
+  Result<Config> config = parse("road: { kind: nccl }\n");
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(gpus(config), std::pair(0, 0));
+  config->use_gpu(3);
+  EXPECT_EQ(gpus(config), std::pair(3, 3));
+  config->use_gpu(1);  // a later target of the same process
+  EXPECT_EQ(gpus(config), std::pair(1, 1));
+
+  config = parse("road: { kind: nccl }\ngpu: { device: 2 }\n");
+  config->use_gpu(3);
+  EXPECT_EQ(gpus(config), std::pair(2, 2));
+
+  config = parse("road: { kind: nccl }\ngpu: { device: 2 }\n", {"gpu.device=auto"});
+  EXPECT_EQ(gpus(config), std::pair(0, 0));
+  config->use_gpu(5);
+  EXPECT_EQ(gpus(config), std::pair(5, 5));
+  EXPECT_SAYS(refusal("gpu: { device: 1024 }\n"), "gpu.device");
+}
+
 TEST(Config, EveryKeyOfAFileIsTaken) {
   const auto config = parse(R"(
 mode: full

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "core/utc_time.h"
 #include "plugin/observe/record_fanout.h"
 
 namespace driftless {
@@ -172,6 +173,81 @@ TEST(RunView, AnAgentIsReadyWhenItsEnginesFollow) {
   EXPECT_EQ(view.readiness(1).reason, "engine b holds no version: io: refused");
   view.add(engine("b", 5));
   EXPECT_TRUE(view.readiness(0).ready);
+}
+
+TEST(RunView, AnEngineThatCannotBeReachedOrIsToBeLoadedAgainIsNotReady) {
+  RunView view("agent", 0);
+  view.open(some_run(), 0, "");
+  view.add(version(1));
+  EngineRecord away = engine("a", 0, error(StatusCode::kIo, "does not answer"));
+  away.reachable = false;
+  view.replace({away});
+  EXPECT_EQ(view.readiness(9).reason, "engine a cannot be reached: io: does not answer");
+  EngineRecord lost = engine("a", 0, error(StatusCode::kMismatch, "says that it serves 'default'"));
+  lost.reload = true;
+  view.replace({lost});
+  EXPECT_EQ(view.readiness(9).reason,
+            "engine a lost its version and is to be loaded again: mismatch: says that it serves "
+            "'default'");
+}
+
+TEST(RunView, AnAgentKnowsItsTrainerByTheVersions) {
+  const auto ago = [](std::chrono::seconds age) { return utc_text(Moment::clock::now() - age); };
+  using std::chrono_literals::operator""s;
+  const auto state = [&](std::initializer_list<std::chrono::seconds> ages) {
+    RunView view("agent", 0);
+    view.open(some_run(), 0, "");
+    for (const std::chrono::seconds age : ages) {
+      view.made(ago(age));
+      view.add(version(1));
+    }
+    return view.status().trainer;
+  };
+  EXPECT_EQ(state({}), TrainerState::kUnknown);
+  EXPECT_EQ(state({5s}), TrainerState::kAlive);
+  EXPECT_EQ(state({100s}), TrainerState::kUnknown) << "nobody knows when the next is due";
+  EXPECT_EQ(state({106s, 103s, 100s}), TrainerState::kSilent);
+  EXPECT_EQ(state({130s, 115s, 100s}), TrainerState::kAlive) << "ten times 15 s";
+  EXPECT_EQ(state({400s, 370s, 340s}), TrainerState::kSilent);
+  EXPECT_EQ(state({9s, 6s, -3s}), TrainerState::kAlive) << "a clock that is ahead";
+  EXPECT_EQ(state({9s, 6s, 3s, 8s}), TrainerState::kAlive) << "an anchor of before";
+
+  RunView view("agent", 0);
+  view.made(ago(3s));
+  const std::string seen = view.status().trainer_seen;
+  EXPECT_EQ(seen.size(), std::string("2026-01-31T12:00:00.250Z").size());
+  view.reaches_trainer(false);
+  EXPECT_EQ(view.status().trainer, TrainerState::kSilent);
+  view.reaches_trainer(true);
+  EXPECT_EQ(view.status().trainer, TrainerState::kAlive);
+  view.end_run();
+  view.reaches_trainer(false);
+  EXPECT_EQ(view.status().trainer, TrainerState::kEnded);
+  EXPECT_EQ(view.status().trainer_seen, seen);
+}
+
+// Sinks that each lost a line.
+class Losing final : public RecordSink {
+ public:
+  explicit Losing(Status trouble) : trouble_(std::move(trouble)) {}
+  void add(const VersionRecord&) override {}
+  void add(const EngineRecord&) override {}
+  void replace(std::span<const RolloutRecord>) override {}
+  void failed(const Status&) override {}
+  void add(const EndRecord&) override {}
+  Status take_trouble() override { return std::exchange(trouble_, {}); }
+
+ private:
+  Status trouble_;
+};
+
+TEST(RecordFanout, TellsTheTroubleOfEverySink) {
+  RecordFanout records;
+  records.own(std::make_unique<Losing>(error(StatusCode::kNoSpace, "one")));
+  records.own(std::make_unique<Losing>(Status()));
+  records.own(std::make_unique<Losing>(error(StatusCode::kIo, "two")));
+  EXPECT_EQ(records.take_trouble().to_string(), "no_space: one; two");
+  EXPECT_TRUE(records.take_trouble().ok());
 }
 
 TEST(RunView, IsBoundedAndMayBeAskedMeanwhile) {

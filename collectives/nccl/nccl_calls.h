@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL's calls, from libnccl.so.2, which is loaded when a process first needs it: nothing links it.
+// It is found where the loader looks for libraries of the one that this is in, which includes the
+// folder that PyPI's package nvidia-nccl-cu13 has beside ours.
+#pragma once
+
+#include <nccl.h>
+
+#include "core/status.h"
+
+namespace driftless::nccl {
+
+struct NcclCalls {
+  decltype(&ncclGetVersion) get_version = nullptr;
+  decltype(&ncclGetUniqueId) get_unique_id = nullptr;
+  decltype(&ncclGetErrorString) get_error_string = nullptr;
+  decltype(&ncclGetLastError) get_last_error = nullptr;
+  decltype(&ncclCommInitRankConfig) init_rank = nullptr;
+  decltype(&ncclCommGetAsyncError) get_async_error = nullptr;
+  decltype(&ncclCommFinalize) finalize = nullptr;
+  decltype(&ncclCommAbort) abort = nullptr;
+  decltype(&ncclGroupStart) group_start = nullptr;
+  decltype(&ncclGroupEnd) group_end = nullptr;
+  decltype(&ncclBroadcast) broadcast = nullptr;
+};
+
+// kUnsupported, with the loader's reason and what to install. From any thread; stays loaded.
+[[nodiscard]] Result<const NcclCalls*> nccl_calls();
+
+}  // namespace driftless::nccl

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Board: what the leading trainer rank knows of the road, and the thread that answers everybody
+// else: the announcement, the manifests of what is published, where each rank serves its parts,
+// what receivers reported, and the end of the run. Every call may come from any thread.
+//
+// A version is published when the leader seals it. Nobody waits for a receiver, except the orderly
+// end. The last reply to everybody is that the leader closes.
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "collectives/held_publications.h"
+#include "collectives/peer/message.h"
+#include "collectives/peer/peer_options.h"
+
+namespace driftless::peer {
+
+class Board {
+ public:
+  // Throws std::system_error if no thread can be had.
+  Board(const PeerOptions& options, unsigned ranks, Endpoint own, std::unique_ptr<hub::Hub> hub);
+  ~Board();
+
+  [[nodiscard]] Status announce(std::string_view run_info);
+  [[nodiscard]] Status begin(const PublicationId& id);
+  // kIncomplete, naming a rank, if one has not flushed.
+  [[nodiscard]] Status seal(std::string_view manifest);
+  void abort();
+  // Of a rank's parts. Again: the former number is replaced.
+  [[nodiscard]] Status flushed(unsigned rank, const PublicationId& id, std::uint64_t bytes);
+  [[nodiscard]] std::optional<Hash128> published(const PublicationId& id) const;
+  // Published, and not dropped by the ring.
+  [[nodiscard]] std::vector<PublicationId> kept() const;
+  [[nodiscard]] std::vector<ReceiverReport> receivers();
+  [[nodiscard]] std::vector<std::string> left() const;
+  void set_end(std::string_view text);
+  // Until no receiver that has reported is connected.
+  [[nodiscard]] Status wait_for_receivers_to_leave(const Deadline& deadline);
+
+ private:
+  using Clock = Deadline::Clock;
+  struct Peer {
+    std::optional<std::uint32_t> rank;  // of a trainer; a receiver has none
+    bool greeted = false;
+    std::set<std::string> reported;  // receiver ids that came by this link
+  };
+  struct Known {
+    ReceiverReport report;
+    Clock::time_point at;
+  };
+  struct Pending {
+    PublicationId id;
+    std::map<unsigned, std::uint64_t> bytes;  // by rank that has flushed
+  };
+
+  void run();
+  void handle(const hub::HubEvent& event);
+  // With the mutex held.
+  [[nodiscard]] bool greet(Peer& peer, const Request& request);
+  [[nodiscard]] Result<Reply> answer(Peer& peer, const Request& request);
+  [[nodiscard]] Result<Reply> answer_rank(unsigned rank, const Request& request);
+  [[nodiscard]] Result<Reply> endpoints(const PublicationId& id) const;
+  [[nodiscard]] Status take_flushed(unsigned rank, const PublicationId& id, std::uint64_t bytes);
+  [[nodiscard]] Status take_report(Peer& peer, const Request& request);
+  void leave(Peer& peer, const std::string& id);
+  [[nodiscard]] std::string connected() const;  // names of receivers that are
+  void remove_silent();
+  void send(std::uint64_t peer, const Reply& reply) { hub_->send(peer, to_bytes(reply)); }
+
+  const PeerOptions options_;
+  const unsigned ranks_;
+  const std::unique_ptr<hub::Hub> hub_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::uint64_t, Peer> peers_;
+  std::map<unsigned, Endpoint> endpoints_;  // by rank
+  std::optional<std::string> run_info_;
+  std::optional<Pending> pending_;
+  RetentionRing ring_;
+  std::map<PublicationId, std::string> manifests_;  // of what the ring holds
+  std::map<std::string, Known> receivers_;          // by id
+  std::set<std::string> left_;
+  std::string end_;
+  bool stop_ = false;
+  std::thread thread_;  // started last
+};
+
+}  // namespace driftless::peer

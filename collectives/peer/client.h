@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Client: asks the leading trainer rank over the hub. It connects when it is first used, and again
+// if the link was lost. Any thread; one question at a time.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+
+#include "collectives/peer/message.h"
+
+namespace driftless::peer {
+
+class Client {
+ public:
+  // `hello` goes first over every link. `leader` is named in messages.
+  Client(hub::Connector connector, Request hello, std::string leader)
+      : connector_(std::move(connector)), hello_(std::move(hello)), leader_(std::move(leader)) {}
+
+  // The reply; or the status that the leader replied. Asks again over another link if one is lost.
+  // kIo, and at once, if the leader has closed and no other one listens. kDeadlineExceeded names
+  // the leader.
+  [[nodiscard]] Result<Reply> ask(Request request, const Deadline& deadline);
+  // The leader has closed, and no other one was found since.
+  [[nodiscard]] bool closed() const { return closed_; }
+
+ private:
+  [[nodiscard]] Status connect(const Deadline& deadline);
+  [[nodiscard]] Result<Reply> ask_once(const Request& request, const Deadline& deadline);
+
+  const hub::Connector connector_;
+  const Request hello_;
+  const std::string leader_;
+  std::mutex mutex_;
+  std::unique_ptr<hub::Link> link_;
+  std::uint64_t asked_ = 0;
+  std::atomic<bool> closed_ = false;
+};
+
+}  // namespace driftless::peer

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+
+#include "collectives/peer/peer_options.h"
+
+namespace driftless {
+namespace peer {
+namespace {
+
+using namespace road_key;
+#define DRIFTLESS_FIELD(field) DRIFTLESS_ROAD_FIELD(PeerOptions, field)
+
+constexpr setting::Choice<PeerCarrier> kCarriers[] = {
+    {"auto", PeerCarrier::kAuto}, {"shm", PeerCarrier::kShm}, {"tcp", PeerCarrier::kTcp}};
+
+constexpr std::array kKeys = {
+    poll_first<DRIFTLESS_FIELD(poll_first)>(),
+    poll_longest<DRIFTLESS_FIELD(poll_longest)>(),
+    patience<DRIFTLESS_FIELD(patience)>(),
+    ring_size<DRIFTLESS_FIELD(ring_bytes)>(),
+    ring_versions<DRIFTLESS_FIELD(ring_versions)>(),
+    road_key::hub_address<DRIFTLESS_FIELD(hub.address)>(),
+    road_key::hub_token_file<DRIFTLESS_FIELD(hub.token_file)>(),
+    Rows::key<setting::OneOf<kCarriers>, DRIFTLESS_FIELD(carrier)>(
+        "road.peer.carrier", "auto, shm or tcp",
+        "How bytes travel. auto: by shared memory on one host, else by TCP"),
+    Rows::key<setting::Text, DRIFTLESS_FIELD(address)>(
+        "road.peer.address", "host:port",
+        "Each trainer rank serves its parts there. Empty: on the address by which it reaches the "
+        "hub, on any port"),
+    Rows::key<setting::Count<1, 4096>, DRIFTLESS_FIELD(readers)>(
+        "road.peer.readers", "Connections that one trainer rank serves at once"),
+    Rows::key<setting::Duration, DRIFTLESS_FIELD(stall)>(
+        "road.peer.stall", "A reader or server whose bytes have stopped for so long is given up"),
+    Rows::key<setting::Duration, DRIFTLESS_FIELD(farewell)>(
+        "road.peer.farewell",
+        "So long a trainer that ends still serves rollouts that are connected"),
+};
+#undef DRIFTLESS_FIELD
+
+Status check(const RoadOptions& options, const RoadUse& use) {
+  if (!use.chosen || !options_in<PeerOptions>(options).hub.token_file.empty()) return {};
+  return error(StatusCode::kInvalidArgument,
+               "hub.token_file is missing: the hub needs a file with the run's secret, readable by "
+               "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
+}
+
+}  // namespace
+}  // namespace peer
+
+constinit const RoadKind kPeerKind{.name = "peer",
+                                   .defaults = [] { return RoadOptions(PeerOptions()); },
+                                   .keys = peer::kKeys,
+                                   .check = peer::check};
+
+}  // namespace driftless

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/peer/message.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "collectives/fields.h"
+
+namespace driftless::peer {
+namespace {
+
+constexpr std::uint64_t kMaxItems = std::uint64_t{1} << 20;
+constexpr std::uint64_t kMaxNameBytes = 255;
+constexpr std::uint64_t kMaxErrorBytes = 4096;
+
+constexpr auto kWalkId = [](auto& fields, auto& id) {
+  fields.number(id.version);
+  fields.choice(id.kind, PublicationKind::kAnchor);
+};
+
+constexpr auto kWalkEndpoint = [](auto& fields, auto& endpoint) {
+  fields.number(endpoint.rank);
+  fields.text(endpoint.tcp, kMaxNameBytes);
+  fields.text(endpoint.socket, kMaxNameBytes);
+  fields.text(endpoint.host, kMaxNameBytes);
+};
+
+constexpr auto kWalkRange = [](auto& fields, auto& range) {
+  fields.number(range.offset);
+  fields.number(range.size_bytes);
+};
+
+struct Walk {
+  static void over(auto& fields, auto& message)
+    requires requires { message.ask; }
+  {
+    fields.choice(message.ask, Ask::kLast);
+    fields.number(message.number);
+    fields.number(message.ranks);
+    fields.number(message.start);
+    fields.number(message.bytes);
+    kWalkId(fields, message.id);
+    fields.text(message.name, kMaxNameBytes);
+    fields.text(message.text, kMaxErrorBytes);
+    fields.text(message.needs, kMaxNeedsBytes);
+    kWalkEndpoint(fields, message.endpoint);
+  }
+  static void over(auto& fields, auto& message)
+    requires requires { message.endpoints; }
+  {
+    fields.number(message.number);
+    fields.choice(message.code, StatusCode::kInternal);
+    fields.text(message.text, hub::kMaxMessageBytes);
+    fields.list(message.ids, kMaxItems, 9, kWalkId);
+    fields.list(message.endpoints, kMaxItems, 28, kWalkEndpoint);
+  }
+  static void over(auto& fields, auto& message)
+    requires requires { message.ranges; }
+  {
+    kWalkId(fields, message.id);
+    fields.text(message.name, kMaxNameBytes);
+    fields.number(message.size_bytes);
+    fields.number(message.descriptor);
+    fields.list(message.ranges, kMaxRanges, 16, kWalkRange);
+  }
+  static void over(auto& fields, auto& message)
+    requires(
+        requires { message.code; } && !requires { message.endpoints; })
+  {
+    fields.choice(message.code, StatusCode::kInternal);
+    fields.text(message.text, kMaxErrorBytes);
+    fields.number(message.bytes);
+  }
+};
+
+template <typename Message>
+std::string written(const Message& message) {
+  WireWriter out;
+  Walk::over(out, message);
+  return out.take();
+}
+
+template <typename Message>
+Result<Message> read(std::string_view bytes, std::string_view what) {
+  WireReader in(bytes);
+  Message message;
+  Walk::over(in, message);
+  if (in.whole()) return message;
+  return error(StatusCode::kCorrupt, "peer: ", what, " of ", bytes.size(), " bytes is malformed");
+}
+
+}  // namespace
+
+std::string to_bytes(const Request& message) { return written(message); }
+std::string to_bytes(const Reply& message) { return written(message); }
+std::string to_bytes(const Want& message) { return written(message); }
+std::string to_bytes(const Answer& message) { return written(message); }
+
+Result<Request> parse_request(std::string_view bytes) { return read<Request>(bytes, "a request"); }
+Result<Reply> parse_reply(std::string_view bytes) { return read<Reply>(bytes, "a reply"); }
+Result<Want> parse_want(std::string_view bytes) {
+  DRIFTLESS_ASSIGN_OR_RETURN(Want want, read<Want>(bytes, "a reader's request"));
+  DRIFTLESS_RETURN_IF_ERROR(check_file_name(want.name));
+  return want;
+}
+Result<Answer> parse_answer(std::string_view bytes) { return read<Answer>(bytes, "an answer"); }
+
+std::string host_identity() {
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  struct stat network{};
+  if (boot.empty() || ::stat("/proc/self/ns/net", &network) != 0) return {};
+  return concat(boot, ".", network.st_ino);
+}
+
+}  // namespace driftless::peer

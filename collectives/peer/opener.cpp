@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/hub/tcp/socket.h"
+#include "collectives/peer/peer_road.h"
+
+namespace driftless {
+namespace peer {
+namespace {
+
+Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
+  PeerOptions options = options_in<PeerOptions>(given);
+  DRIFTLESS_ASSIGN_OR_RETURN(options.hub, hub::resolve(options.hub, place.leader_host));
+  options.start = place.start;
+  const HubOptions hub = options.hub;
+  // Another rank serves on the address by which it reaches the leader, which it knows once the
+  // leader listens.
+  auto road = std::make_shared<Road>(
+      Road{.options = options,
+           .meeting = {.hub = [hub] { return hub::make_tcp_hub(hub, nullptr); },
+                       .connector = [hub] { return hub::make_tcp_connector(hub); },
+                       .leader = hub.address,
+                       .reached_by = {}},
+           .rank = place.rank,
+           .ranks = place.trainers});
+  OpenRoad open;
+  open.sender = [road]() -> Result<std::unique_ptr<SendRoad>> {
+    DRIFTLESS_ASSIGN_OR_RETURN(road->meeting.reached_by,
+                               hub::own_host_towards(road->options.hub.address));
+    return make_sender(road);
+  };
+  open.receiver = [road] { return make_receiver(road); };
+  open.tell_end = [road](std::string_view text) { return tell_end(*road, text); };
+  open.hear_end = [road] { return hear_end(*road); };
+  return open;
+}
+
+}  // namespace
+}  // namespace peer
+
+constinit const RoadOpener kPeerOpener{.open = peer::open_peer};
+
+}  // namespace driftless

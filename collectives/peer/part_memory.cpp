@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/peer/part_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+
+namespace driftless::peer {
+namespace {
+
+constexpr std::uint64_t kFirstBytes = std::uint64_t{64} << 10;
+
+}  // namespace
+
+Segment::Segment(Segment&& other) noexcept
+    : file_(std::move(other.file_)),
+      data_(std::exchange(other.data_, nullptr)),
+      capacity_(std::exchange(other.capacity_, 0)) {}
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  std::swap(file_, other.file_);
+  std::swap(data_, other.data_);
+  std::swap(capacity_, other.capacity_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (data_ != nullptr) ::munmap(data_, capacity_);
+}
+
+Status Segment::reserve(std::uint64_t bytes) {
+  if (bytes <= capacity_) return {};
+  if (!file_.valid()) {
+    Descriptor made(::memfd_create("driftless part", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!made.valid()) return errno_status(errno, "peer: memfd_create");
+    // Readers rely on it: what they have mapped stays there.
+    if (::fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+      return errno_status(errno, "peer: sealing the memory of a part");
+    }
+    file_ = std::move(made);
+  }
+  const std::uint64_t size = std::bit_ceil(std::max(bytes, kFirstBytes));
+  const auto no_memory = [&](int code) {
+    return error(StatusCode::kNoSpace, "peer: no memory for a part of ", bytes,
+                 " bytes: ", std::strerror(code));
+  };
+  if (::ftruncate(file_.get(), static_cast<off_t>(size)) != 0) return no_memory(errno);
+  void* const at = data_ == nullptr
+                       ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0)
+                       : ::mremap(data_, capacity_, size, MREMAP_MAYMOVE);
+  if (at == MAP_FAILED) return no_memory(errno);
+  data_ = static_cast<std::byte*>(at);
+  capacity_ = size;
+  return {};
+}
+
+Segment PartStore::take_memory() {
+  const std::scoped_lock lock(mutex_);
+  if (spare_.empty()) return {};
+  Segment memory = std::move(spare_.back());
+  spare_.pop_back();
+  spare_bytes_ -= memory.capacity();
+  return memory;
+}
+
+void PartStore::give_back(Segment memory) {
+  const std::scoped_lock lock(mutex_);
+  if (spare_bytes_ + memory.capacity() > most_spare_) return;
+  spare_bytes_ += memory.capacity();
+  spare_.push_back(std::move(memory));
+}
+
+void PartStore::put(const PublicationId& id, const std::string& name, Segment memory,
+                    std::uint64_t bytes) {
+  auto part = std::make_unique<StoredPart>();
+  part->memory = std::move(memory);
+  part->size_bytes = bytes;
+  // The last reader, or the store, lets go of it. The store may have gone by then.
+  std::shared_ptr<const StoredPart> shared(
+      part.release(), [store = weak_from_this()](const StoredPart* done) {
+        const std::unique_ptr<StoredPart> owned(const_cast<StoredPart*>(done));
+        const std::shared_ptr<PartStore> home = store.lock();
+        if (home != nullptr && !owned->shared) home->give_back(std::move(owned->memory));
+      });
+  const std::scoped_lock lock(mutex_);
+  parts_[id].insert_or_assign(name, std::move(shared));
+}
+
+std::shared_ptr<const StoredPart> PartStore::find(const PublicationId& id,
+                                                  const std::string& name) const {
+  const std::scoped_lock lock(mutex_);
+  const auto publication = parts_.find(id);
+  if (publication == parts_.end()) return nullptr;
+  const auto part = publication->second.find(name);
+  return part == publication->second.end() ? nullptr : part->second;
+}
+
+void PartStore::drop(const PublicationId& id) {
+  decltype(parts_)::node_type gone;  // destroyed without the lock: it may call give_back()
+  const std::scoped_lock lock(mutex_);
+  gone = parts_.extract(id);
+}
+
+void PartStore::keep_only(const std::vector<PublicationId>& ids) {
+  std::vector<decltype(parts_)::node_type> gone;
+  const std::scoped_lock lock(mutex_);
+  for (auto it = parts_.begin(); it != parts_.end();) {
+    const auto next = std::next(it);
+    if (std::ranges::find(ids, it->first) == ids.end()) gone.push_back(parts_.extract(it));
+    it = next;
+  }
+}
+
+Status SegmentPart::store(std::uint64_t offset, std::span<const std::byte> bytes) {
+  DRIFTLESS_RETURN_IF_ERROR(memory_.reserve(size_bytes()));
+  if (offset > written_) std::memset(memory_.data() + written_, 0, offset - written_);
+  if (!bytes.empty()) std::memcpy(memory_.data() + offset, bytes.data(), bytes.size());
+  written_ = std::max(written_, offset + bytes.size());
+  return {};
+}
+
+Status SegmentPart::read(std::uint64_t offset, std::span<std::byte> bytes) {
+  if (!bytes.empty()) std::memcpy(bytes.data(), memory_.data() + offset, bytes.size());
+  return {};
+}
+
+}  // namespace driftless::peer

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts that a trainer rank holds, in memory that other processes of the host can map.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "collectives/open_part.h"
+#include "core/descriptor.h"
+
+namespace driftless::peer {
+
+// Memory with a descriptor. It never shrinks, so a reader that has mapped it is never cut off.
+class Segment {
+ public:
+  Segment() = default;
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  ~Segment();
+
+  // Room for `bytes`; what is there stays. kNoSpace.
+  [[nodiscard]] Status reserve(std::uint64_t bytes);
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] std::uint64_t capacity() const { return capacity_; }
+  [[nodiscard]] const Descriptor& descriptor() const { return file_; }
+
+ private:
+  Descriptor file_;
+  std::byte* data_ = nullptr;
+  std::uint64_t capacity_ = 0;
+};
+
+// A finished part. Its bytes do not change any more.
+struct StoredPart {
+  Segment memory;
+  std::uint64_t size_bytes = 0;
+  // A reader was given the descriptor: the memory is never used for another part.
+  mutable std::atomic<bool> shared = false;
+
+  [[nodiscard]] std::span<const std::byte> bytes() const { return {memory.data(), size_bytes}; }
+};
+
+// What this rank holds, by publication and name; and memory that no reader has any more, for the
+// next parts. Any thread.
+class PartStore : public std::enable_shared_from_this<PartStore> {
+ public:
+  // Keeps at most `spare_bytes` of memory that nobody uses.
+  explicit PartStore(std::uint64_t spare_bytes) : most_spare_(spare_bytes) {}
+
+  [[nodiscard]] Segment take_memory();
+  void put(const PublicationId& id, const std::string& name, Segment memory, std::uint64_t bytes);
+  // Null: it is not there.
+  [[nodiscard]] std::shared_ptr<const StoredPart> find(const PublicationId& id,
+                                                       const std::string& name) const;
+  void drop(const PublicationId& id);
+  void keep_only(const std::vector<PublicationId>& ids);
+
+ private:
+  void give_back(Segment memory);
+
+  const std::uint64_t most_spare_;
+  mutable std::mutex mutex_;
+  std::map<PublicationId, std::map<std::string, std::shared_ptr<const StoredPart>>> parts_;
+  std::vector<Segment> spare_;
+  std::uint64_t spare_bytes_ = 0;
+};
+
+// A part while it is written.
+class SegmentPart final : public HashedPart {
+ public:
+  SegmentPart(unsigned rank, std::string name, TakeRoom room, Segment memory)
+      : HashedPart(concat("peer: rank ", rank), std::move(name), std::move(room)),
+        memory_(std::move(memory)) {}
+  // Once it is finished.
+  [[nodiscard]] Segment take() { return std::move(memory_); }
+
+ protected:
+  Status store(std::uint64_t offset, std::span<const std::byte> bytes) override;
+  Status read(std::uint64_t offset, std::span<std::byte> bytes) override;
+
+ private:
+  Segment memory_;
+  std::uint64_t written_ = 0;  // bytes; those past it may be of an earlier part
+};
+
+}  // namespace driftless::peer

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/peer/part_reader.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "collectives/part_ranges.h"
+#include "collectives/peer/part_server.h"
+
+namespace driftless::peer {
+namespace {
+
+using hub::Socket;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kConnectTime{10'000};
+constexpr std::size_t kHeadBytes = sizeof(std::uint64_t) + hub::kProofBytes;
+constexpr std::uint64_t kMaxAnswerBytes = 8192;
+
+Result<hub::Admission> prove_to(const Socket& socket, const std::string& token,
+                                const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string hello,
+                             hub::read_all(socket, hub::kServerHelloBytes, deadline));
+  std::string expected;
+  DRIFTLESS_ASSIGN_OR_RETURN(hub::Admission mine, hub::answer_hello(token, hello, &expected));
+  DRIFTLESS_RETURN_IF_ERROR(hub::write_all(socket, mine.answer, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string proof,
+                             hub::read_all(socket, hub::kProofBytes, deadline));
+  if (hub::same_proof(proof, expected)) return mine;
+  return error(StatusCode::kInvalidArgument, "peer: what serves there does not know the token");
+}
+
+Result<Descriptor> receive_descriptor(const Socket& socket, const Deadline& deadline) {
+  char byte = 0;
+  iovec data{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  for (;;) {
+    const ssize_t got = ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
+    if (got == 1) break;
+    if (got == 0) return error(StatusCode::kIo, "peer: the trainer rank closed the connection");
+    if (errno != EAGAIN && errno != EINTR) return errno_status(errno, "peer: taking a descriptor");
+    if (!hub::wait_for(socket, POLLIN, deadline)) return deadline.check("peer: a descriptor");
+  }
+  const cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS ||
+      header->cmsg_len != CMSG_LEN(sizeof(int))) {
+    return error(StatusCode::kCorrupt, "peer: an answer without the descriptor");
+  }
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
+  return Descriptor(fd);
+}
+
+// Maps the whole part for reading. The memory cannot shrink, so that no access fails later.
+Result<MappedFile> map(const Descriptor& file, const PartReceipt& part) {
+  struct stat info{};
+  const int seals = ::fcntl(file.get(), F_GET_SEALS);
+  if (::fstat(file.get(), &info) != 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
+      static_cast<std::uint64_t>(info.st_size) < part.size_bytes) {
+    return error(StatusCode::kCorrupt, "peer: the memory of part '", part.name,
+                 "' is not as a trainer rank makes it");
+  }
+  void* const at = ::mmap(nullptr, part.size_bytes, PROT_READ, MAP_SHARED, file.get(), 0);
+  if (at == MAP_FAILED) return errno_status(errno, concat("peer: mapping part '", part.name, "'"));
+  const std::shared_ptr<const void> owner(
+      at, [size = part.size_bytes](const void* data) { ::munmap(const_cast<void*>(data), size); });
+  return MappedFile(part.name, owner,
+                    {static_cast<const std::byte*>(at), static_cast<std::size_t>(part.size_bytes)});
+}
+
+}  // namespace
+
+bool PartReader::by_memory(const Endpoint& to) const {
+  return options_.carrier != PeerCarrier::kTcp && !to.socket.empty() && !host_.empty() &&
+         to.host == host_;
+}
+
+Result<PartReader::Connection*> PartReader::connect(const Endpoint& to, const Deadline& deadline) {
+  const auto found = connections_.find(to.rank);
+  if (found != connections_.end() && found->second.to == to) return &found->second;
+  connections_.erase(to.rank);
+  if (!by_memory(to) && options_.carrier == PeerCarrier::kShm) {
+    return error(StatusCode::kUnsupported, "peer: trainer rank ", to.rank,
+                 " is on another host, or serves no shared memory; set road.peer.carrier: auto");
+  }
+  const Deadline slice = deadline.sooner(kConnectTime);
+  DRIFTLESS_ASSIGN_OR_RETURN(Socket socket, by_memory(to) ? connect_to_local(to.socket, slice)
+                                                          : hub::connect_to(to.tcp, slice));
+  DRIFTLESS_ASSIGN_OR_RETURN(const hub::Admission admitted, prove_to(socket, token_, slice));
+  const auto made =
+      connections_.try_emplace(to.rank, Connection{to,
+                                                   std::move(socket),
+                                                   {admitted.key, hub::Direction::kToServer},
+                                                   {admitted.key, hub::Direction::kToClient}});
+  return &made.first->second;
+}
+
+Result<Answer> PartReader::ask(Connection& connection, const Want& want, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, connection.writer.frame(to_bytes(want)));
+  DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, frame, deadline));
+  // The head alone: what follows it is not in frames.
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string head,
+                             hub::read_all(connection.socket, kHeadBytes, deadline));
+  std::uint64_t size = 0;
+  std::memcpy(&size, head.data(), sizeof(size));
+  if (size > kMaxAnswerBytes) {
+    return error(StatusCode::kCorrupt, "peer: an answer's head of ", size, " bytes");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string rest,
+                             hub::read_all(connection.socket, size, deadline));
+  connection.reader.append(head);
+  connection.reader.append(rest);
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> content, connection.reader.next());
+  if (!content) return error(StatusCode::kCorrupt, "peer: an answer's head is malformed");
+  return parse_answer(*content);
+}
+
+Result<std::vector<MappedFile>> PartReader::read_over(Connection& connection, const Want& want,
+                                                      const PartReceipt& part,
+                                                      const Deadline& deadline) {
+  const RangePlaces places(want.ranges);
+  const Deadline soon = deadline.sooner(options_.stall);
+  DRIFTLESS_ASSIGN_OR_RETURN(const Answer answer, ask(connection, want, soon));
+  if (answer.code != StatusCode::kOk) return Status(answer.code, answer.text);
+  if (want.descriptor != 0) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Descriptor file, receive_descriptor(connection.socket, soon));
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, map(file, part));
+    return slices(whole, want.ranges);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
+                             allocate_ranges(places, concat("peer: part '", part.name, "'")));
+  for (std::size_t i = 0; i < want.ranges.size(); ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        hub::read_into(connection.socket, places.of(i, memory.get()), deadline, options_.stall));
+  }
+  return places.files(part.name, memory, memory.get());
+}
+
+Result<std::vector<MappedFile>> PartReader::read(const Endpoint& from, const PublicationId& id,
+                                                 const PartReceipt& part,
+                                                 std::span<const ByteRange> ranges,
+                                                 const Deadline& deadline) {
+  const Want want{.id = id,
+                  .name = part.name,
+                  .size_bytes = part.size_bytes,
+                  .descriptor = static_cast<std::uint8_t>(by_memory(from) && part.size_bytes > 0),
+                  .ranges = {ranges.begin(), ranges.end()}};
+  const bool had = connections_.contains(from.rank);
+  for (bool again = had;; again = false) {
+    DRIFTLESS_ASSIGN_OR_RETURN(Connection* const connection, connect(from, deadline));
+    Result<std::vector<MappedFile>> got = read_over(*connection, want, part, deadline);
+    const StatusCode code = got.status().code();
+    const bool refused = code == StatusCode::kNotFound || code == StatusCode::kIncomplete;
+    if (got.ok() || refused) return got;
+    connections_.erase(from.rank);  // what is left on it belongs to this answer
+    if (again && code == StatusCode::kIo && !deadline.expired()) continue;  // it was an old one
+    return got.status().with_context(concat("reading from trainer rank ", from.rank, " at ",
+                                            by_memory(from) ? "this host" : from.tcp));
+  }
+}
+
+}  // namespace driftless::peer

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// PartReader: reads parts from the trainer ranks that serve them (part_server.h). Keeps a
+// connection to each. One thread at a time.
+#pragma once
+
+#include <map>
+
+#include "collectives/hub/tcp/authentication.h"
+#include "collectives/hub/tcp/socket.h"
+#include "collectives/peer/message.h"
+#include "collectives/peer/peer_options.h"
+
+namespace driftless::peer {
+
+class PartReader {
+ public:
+  // `token`: data_token().
+  PartReader(const PeerOptions& options, std::string token)
+      : options_(options), token_(std::move(token)), host_(host_identity()) {}
+
+  // The bytes of `ranges`, which lie inside the part, in their order. By shared memory they are the
+  // server's own: nothing is copied. kNotFound if the part is not there (any more); kIo if the
+  // server is gone or says nothing for PeerOptions::stall.
+  [[nodiscard]] Result<std::vector<MappedFile>> read(const Endpoint& from, const PublicationId& id,
+                                                     const PartReceipt& part,
+                                                     std::span<const ByteRange> ranges,
+                                                     const Deadline& deadline);
+
+ private:
+  struct Connection {
+    Endpoint to;
+    hub::Socket socket;
+    hub::FrameWriter writer;
+    hub::FrameReader reader;
+  };
+
+  [[nodiscard]] bool by_memory(const Endpoint& to) const;
+  [[nodiscard]] Result<Connection*> connect(const Endpoint& to, const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<MappedFile>> read_over(Connection& connection, const Want& want,
+                                                          const PartReceipt& part,
+                                                          const Deadline& deadline);
+  [[nodiscard]] Result<Answer> ask(Connection& connection, const Want& want,
+                                   const Deadline& deadline);
+
+  const PeerOptions options_;
+  const std::string token_;
+  const std::string host_;
+  std::map<unsigned, Connection> connections_;  // by rank
+};
+
+}  // namespace driftless::peer

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// The settings of the peer road, without sockets: a configuration names them also where the road is
+// not built.
+#pragma once
+
+#include "collectives/hub/hub.h"
+#include "collectives/road_kind.h"
+
+namespace driftless {
+
+// How the bytes of a part reach a receiver.
+enum class PeerCarrier : unsigned char {
+  kAuto,  // shared memory if both processes are on one host, else TCP
+  kShm,
+  kTcp,
+};
+
+struct PeerOptions {
+  HubOptions hub;
+  // Where this process serves its parts over TCP: host:port. Empty: the address by which it reaches
+  // the hub, with a port that the system chooses.
+  std::string address = {};
+  PeerCarrier carrier = PeerCarrier::kAuto;
+  // Of the versions that each trainer rank holds, beside the newest anchor and what it writes.
+  std::uint64_t ring_bytes = std::uint64_t{1} << 30;
+  unsigned ring_versions = 64;
+  unsigned readers = 64;  // connections that one trainer rank serves at once
+  // A reader that takes no byte, or a trainer rank that sends none, for so long is given up.
+  std::chrono::milliseconds stall{20'000};
+  // So long a trainer that ends waits for receivers that are connected.
+  std::chrono::milliseconds farewell{30'000};
+  std::chrono::milliseconds poll_first{1};
+  std::chrono::milliseconds poll_longest{50};
+  std::chrono::milliseconds patience{600'000};  // with a receiver that does not report
+  std::uint64_t start = 0;                      // RoadPlace::start
+};
+extern const RoadKind kPeerKind;
+extern const RoadOpener kPeerOpener;  // of the library driftless_peer
+
+}  // namespace driftless

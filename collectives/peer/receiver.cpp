@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// The receiving side: asks the leading trainer rank what there is, and reads parts from the ranks
+// that have them.
+#include "collectives/part_ranges.h"
+#include "collectives/peer/client.h"
+#include "collectives/peer/part_reader.h"
+#include "collectives/peer/part_server.h"
+#include "collectives/peer/peer_road.h"
+
+namespace driftless::peer {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kEndTime{1'000};
+
+class Receiver final : public ReceiveRoad {
+ public:
+  Receiver(std::shared_ptr<const Road> road, std::string token)
+      : road_(std::move(road)),
+        client_(*road_->client),
+        reader_(road_->options, std::move(token)) {}
+
+  Result<std::string> run_info(const Deadline& deadline) override {
+    Backoff backoff = look_again();
+    Waiting waiting;
+    const auto what = [] { return "peer: waiting for the announcement of the run"; };
+    do {
+      Result<Reply> reply = client_.ask({.ask = Ask::kRunInfo}, deadline);
+      if (reply.ok()) return std::move(reply->text);
+      if (reply.status().code() != StatusCode::kNotFound) return reply.status();
+    } while (waiting.sleep(backoff, deadline, what));
+    return deadline.check(what());
+  }
+
+  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(Reply reply, client_.ask({.ask = Ask::kList}, deadline));
+    return std::move(reply.ids);
+  }
+
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    Backoff backoff = look_again();
+    do {
+      // A look has its time also if there is none to wait.
+      const bool short_of_time = deadline.remaining() < kEndTime;
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids,
+                                 list(short_of_time ? Deadline::after(kEndTime) : deadline));
+      if (has_version_past(ids, version)) return {};
+    } while (backoff.sleep(deadline));
+    return deadline.check(concat("peer: waiting for a version past ", version));
+  }
+
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(Reply reply,
+                               client_.ask({.ask = Ask::kManifest, .id = id}, deadline));
+    return std::move(reply.text);
+  }
+
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
+    DRIFTLESS_RETURN_IF_ERROR(check_ranges("peer", id, part, ranges));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Reply reply,
+                               client_.ask({.ask = Ask::kEndpoints, .id = id}, deadline));
+    const auto at = std::ranges::find(reply.endpoints, part.rank, &Endpoint::rank);
+    if (at == reply.endpoints.end()) {
+      return error(StatusCode::kIncomplete, "peer: trainer rank ", part.rank, ", which has part '",
+                   part.name, "', is not known to the leader");
+    }
+    // Many ranges go in several requests.
+    std::vector<MappedFile> files;
+    do {
+      const auto some = ranges.subspan(0, std::min<std::size_t>(ranges.size(), kMaxRanges));
+      DRIFTLESS_ASSIGN_OR_RETURN(std::vector<MappedFile> more,
+                                 reader_.read(*at, id, part, some, deadline));
+      std::ranges::move(more, std::back_inserter(files));
+      ranges = ranges.subspan(some.size());
+    } while (!ranges.empty());
+    return files;
+  }
+  [[nodiscard]] bool fetches_at_once() const override { return false; }
+
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_report(report));
+    DRIFTLESS_RETURN_IF_ERROR(client_
+                                  .ask({.ask = Ask::kReport,
+                                        .id = {.version = report.version},
+                                        .name = report.id,
+                                        .text = report.proof,
+                                        .needs = report.needs},
+                                       deadline)
+                                  .status());
+    reported_ = report.id;
+    return {};
+  }
+
+  Status leave(const Deadline& deadline) override {
+    if (reported_.empty()) return {};
+    const Status left = client_.ask({.ask = Ask::kLeave, .name = reported_}, deadline).status();
+    if (!left.ok() && !client_.closed()) return left;
+    reported_.clear();
+    return {};
+  }
+
+ private:
+  [[nodiscard]] Backoff look_again() const {
+    return {road_->options.poll_first, road_->options.poll_longest};
+  }
+
+  const std::shared_ptr<const Road> road_;
+  Client& client_;
+  PartReader reader_;
+  std::string reported_;  // the id, until it leaves
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ReceiveRoad>> make_receiver(const std::shared_ptr<Road>& road) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string token, data_token(road->options.hub.token_file));
+  DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector connector, road->meeting.connector());
+  road->client = std::make_shared<Client>(std::move(connector), Request{.ask = Ask::kHello},
+                                          road->meeting.leader);
+  return std::unique_ptr<ReceiveRoad>(std::make_unique<Receiver>(road, std::move(token)));
+}
+
+Result<std::optional<std::string>> hear_end(const Road& road) {
+  if (road.client == nullptr) return std::optional<std::string>();
+  const Result<Reply> reply = road.client->ask({.ask = Ask::kEnd}, Deadline::after(kEndTime));
+  if (!reply.ok() || reply->text.empty()) return std::optional<std::string>();
+  return std::optional(reply->text);
+}
+
+}  // namespace driftless::peer

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One call for a trainer: publish(). It composes what docs/start/sharded.md has step by step: a
+Job, a ShardedModel, a Publisher that begins with the base checkpoint, and the end of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._native import CheckpointSource, Job, Publisher, PublishReport
+from .engines.target import checkpoint_directory
+from .errors import IncompleteError, InvalidArgumentError, NotFoundError, WrongLayoutError
+from .sharded import CheckpointShards, Shard
+from .where import Where, config_of, in_mpi
+
+if TYPE_CHECKING:
+    import torch
+
+    from .torch import ShardedModel
+    from .torch_group import PublisherGroup
+
+_logger = logging.getLogger(__name__)
+
+# Types between which a cast keeps the values' meaning. Narrower ones come with scales.
+_CASTS = ("F64", "F32", "F16", "BF16")
+
+
+def publish(
+    model: torch.nn.Module,
+    where: Where,
+    base: str | os.PathLike[str] | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    dtype: torch.dtype | None = None,
+    export: Callable[[Shard], Iterable[Shard]] | None = None,
+    overrides: Sequence[str] = (),
+) -> Publishing:
+    """Publishes a module's weights:
+
+        with driftless.publish(model, "weights") as run:
+            for batch in batches:
+                ...
+                optimizer.step()
+                run.publish()
+
+    The end of the block ends the run, and receivers end with its last version. After an exception,
+    sys.exit(1) or Ctrl-C in it the run has no end: receivers wait, and the next start goes on.
+
+    `model`: any module, of DTensors (FSDP2) too, then on every rank. `where`: a directory that both
+    sides see, s3://bucket/prefix, hf://user/bucket/prefix, or a configuration's file. `base`: the
+    checkpoint that rollouts start from, a directory or a name that the model hub's cache has; what
+    is published has its names and types. None: the one that a transformers model was loaded from;
+    of any other module, its weights as they are now, as `dtype` if it is given.
+
+    `optimizer`: a version after every optimizer.step(), without calls to run.publish(). `export`:
+    other names, or nothing, for a shard (ShardedModel). `overrides`: "key=value" over the
+    configuration."""
+    return Publishing(model, where, base, optimizer, dtype, export, overrides)
+
+
+class Publishing:
+    """A run that publish() has opened. Every rank makes the same calls. `run`: its id; `version`: its
+    newest; `last`: the report of the newest version that this process published, None: none yet."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        where: Where,
+        base: str | os.PathLike[str] | None,
+        optimizer: torch.optim.Optimizer | None,
+        dtype: torch.dtype | None,
+        export: Callable[[Shard], Iterable[Shard]] | None,
+        overrides: Sequence[str],
+    ) -> None:
+        from .torch import publisher_group
+
+        config = config_of(where, overrides)
+        snapshot = config.settings()["snapshot"]
+        if snapshot == "none":
+            raise InvalidArgumentError(
+                "snapshot: none needs capture() before each write: use driftless.Publisher "
+                "(docs/start/sharded.md), or another snapshot"
+            )
+        checkpoint = _checkpoint_of(model, base)
+        source = _source_of(model, checkpoint, dtype, export, snapshot in ("pinned", "device"))
+        self.last: PublishReport | None = None
+        self._source, self._hook = source, None
+        self._job = job = Job(config, "trainer", launched=in_mpi(config))
+        self._wait_s = config.connect_s
+        try:
+            self._group = publisher_group()
+            began = source if checkpoint is None else _of_base(source, checkpoint)
+            group = None if job.launched else self._group  # MPI's own
+            self._publisher = Publisher(job, began, group=group, checkpoint=checkpoint)
+        except BaseException:
+            job.leave()
+            raise
+        self.run, self.version = str(self._publisher.run), int(self._publisher.version)
+        for note in self._publisher.notes if self._publisher.rank == 0 else ():
+            _logger.warning("driftless: %s", note)
+        self._left_open = weakref.finalize(self, _left_open, job, self.run, os.getpid())
+        if optimizer is not None:
+            self._hook = source.publish_after(optimizer, self._publisher, self._tell)
+
+    def publish(self, step: int | None = None) -> PublishReport:
+        """The weights as they are now, as the next version; on all ranks, or on none. `step`: the
+        training step, if a rank may leave out a call. What fails is raised, and the next version
+        carries its changes."""
+        report = self._publisher.publish(self._source, step=step)
+        self._tell(report)
+        return report
+
+    @property
+    def publisher(self) -> Publisher:
+        """For what has no short form: receivers(), request_anchor(), notes."""
+        return self._publisher
+
+    def close(self) -> None:
+        """Ends the run, once every rank is here. If one left after a failure, or does not come, the
+        first rank raises, and the run has no end."""
+        if not self._stop():
+            return
+        try:
+            self._agree_on_the_end()
+            self._publisher.declare_end()
+        except BaseException:
+            self._job.leave()
+            raise
+        self._job.close()
+
+    def leave(self) -> None:
+        """Goes without an end of the run: what follows it waits for the next start."""
+        if not self._stop():
+            return
+        if self._group.rank != 0:
+            with contextlib.suppress(Exception):  # the first rank need not wait for this one
+                self._said_at_the_end(b"left")
+        self._job.leave()
+
+    def __enter__(self) -> Publishing:
+        return self
+
+    def __exit__(self, kind: Any, failure: BaseException | None, trace: Any) -> None:
+        done = isinstance(failure, SystemExit) and failure.code in (None, 0)
+        if failure is None or done:
+            self.close()
+        else:
+            self.leave()
+
+    def _stop(self) -> bool:
+        """False: it was closed before."""
+        if self._hook is not None:
+            self._hook.remove()
+        return self._left_open.detach() is not None
+
+    def _agree_on_the_end(self) -> None:
+        """[collective] Raises on the leader unless every rank came here."""
+        group, words = self._said_at_the_end(b"")
+        left = [rank for rank, each in enumerate(words) if each]
+        if self._job.launched:  # MPI's leader need not be torch's first rank; nobody is gone yet
+            left = [*group.broadcast(bytes(rank % 256 for rank in left[:8]), self._wait_s)]
+        if left:
+            raise IncompleteError(
+                f"publisher ranks {left[:8]} left after a failure: the run has no end, receivers "
+                "wait; start the trainer again to go on"
+            )
+
+    def _said_at_the_end(self, word: bytes) -> tuple[PublisherGroup, list[bytes]]:
+        group = self._group.for_publisher()
+        group.begin_epoch(0)
+        return group, group.gather(word, self._wait_s)
+
+    def _tell(self, report: PublishReport) -> None:
+        self.last, self.version = report, report.version
+        for failure in self._publisher.tell_engines():
+            _logger.warning("driftless: version %s: %s", report.version, failure)
+
+
+def _left_open(job: Job, run: str, process: int) -> None:
+    """Of one that nobody closed, when it is dropped or the process ends. Whether training came to
+    its end cannot be told from here: sys.exit(1) looks the same. So the run gets none."""
+    if os.getpid() != process:
+        return
+    with contextlib.suppress(Exception):
+        job.leave()
+    print(
+        f"driftless: run {run} was left without an end, and receivers wait for its next version: "
+        "use `with driftless.publish(...)`, or close()",
+        file=sys.stderr,
+    )
+
+
+def _checkpoint_of(
+    model: Any, base: str | os.PathLike[str] | None
+) -> CheckpointSource | None:
+    """None: the module's own weights are the base."""
+    name = base_of(model, base)
+    return None if name is None else CheckpointSource(name)
+
+
+def base_of(model: Any, base: str | os.PathLike[str] | None) -> str | None:
+    """The directory of `base`, or of what a transformers model was loaded from."""
+    name, revision = base, None
+    if name is None:
+        name = getattr(model, "name_or_path", None)
+        revision = getattr(getattr(model, "config", None), "_commit_hash", None)
+        if not isinstance(name, str) or not name:
+            return None
+    try:
+        return checkpoint_directory(os.fspath(name), revision)
+    except (ImportError, OSError, ValueError) as problem:
+        raise NotFoundError(
+            f"base checkpoint '{name}': neither a directory nor in the model hub's cache "
+            f"({type(problem).__name__}); download it, or give base= its directory"
+        ) from problem
+
+
+def unwrapped(model: Any) -> Any:
+    """Without DistributedDataParallel, which puts `module.` before every name."""
+    parallel = type(model).__name__ in ("DistributedDataParallel", "DataParallel")
+    return model.module if parallel else model
+
+
+def _source_of(
+    model: Any,
+    checkpoint: CheckpointSource | None,
+    dtype: torch.dtype | None,
+    export: Callable[[Shard], Iterable[Shard]] | None,
+    on_gpu: bool,
+) -> ShardedModel:
+    from .torch import ShardedModel
+    from .torch_dtypes import TORCH_DTYPES
+
+    model = unwrapped(model)
+    if checkpoint is None:
+        return ShardedModel(model, dtype=dtype, export=export, on_gpu=on_gpu)
+    if dtype is not None:
+        raise InvalidArgumentError(
+            f"dtype= is for a module without a base checkpoint; {checkpoint.path} has the types"
+        )
+    there = {spec.name: spec for spec in checkpoint.tensors()}
+
+    def of_base(name: str) -> torch.dtype | None:
+        return TORCH_DTYPES.get(there[name].dtype) if name in there else None
+
+    source = ShardedModel(model, dtype=of_base, export=export, on_gpu=on_gpu)
+    for shard in source.exported():
+        _check(shard, there.get(shard.name), checkpoint.path)
+    return source
+
+
+def _check(shard: Shard, spec: Any, path: str) -> None:
+    from .torch_dtypes import dtype_name
+
+    has = dtype_name(shard.tensor.dtype)
+    said = f"the module's tensor '{shard.name}' is {has} {list(shard.shape)}; {path} has "
+    if spec is None:
+        raise WrongLayoutError(
+            f"{said}none of that name: give base= the checkpoint that the model was loaded from, "
+            "or export= a function that gives the tensor its name there, or leaves it out"
+        )
+    there = f"{spec.dtype} {list(spec.shape)}"
+    if list(spec.shape) != list(shard.shape):
+        raise WrongLayoutError(
+            f"{said}{there}: give base= the checkpoint that the model was loaded from"
+        )
+    if spec.dtype != has and not {spec.dtype, has} <= set(_CASTS):
+        raise WrongLayoutError(
+            f"{said}{there}, which no cast makes: give base= the checkpoint in the types that the "
+            "model trains, or export= what it shall be"
+        )
+
+
+def _of_base(source: ShardedModel, checkpoint: CheckpointSource) -> CheckpointShards:
+    """What this rank publishes, with the base's bits."""
+    specs, boxes = source.tensors(), source.boxes()
+    return CheckpointShards(checkpoint, specs, boxes, source.left_to_others())

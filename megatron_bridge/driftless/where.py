@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run is, in one word: for publish() and follow()."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+from ._native import Config
+from .errors import InvalidArgumentError
+
+Where = str | os.PathLike[str] | Config
+
+_BUCKETS = ("s3://", "hf://", "http://", "https://")
+
+
+def config_of(where: Where, overrides: Sequence[str] = ()) -> Config:
+    """`where`: a directory that both sides see, s3://bucket/prefix, hf://user/bucket/prefix (of a
+    follower also http(s)://host/path), a configuration's file, or a Config. A path is a file if it
+    is one, or ends as one. `overrides`: key=value over it."""
+    if isinstance(where, Config):
+        if overrides:
+            raise InvalidArgumentError("overrides= is for an address or a file, not for a Config")
+        return where
+    place = os.fspath(where)
+    if place.startswith(_BUCKETS):
+        return Config.parse(_text("object_store", "url", place), [*overrides])
+    scheme, found, _ = place.partition("://")
+    if not place or (found and scheme.isalnum()):
+        raise InvalidArgumentError(
+            f"'{place}' is no place for a run: give a directory, s3://bucket/prefix, "
+            "hf://user/bucket/prefix, or a configuration's file (for another store that speaks "
+            "like S3: s3:// and overrides=['road.object_store.endpoint=URL'])"
+        )
+    if os.path.isfile(place) or place.endswith((".yaml", ".yml")):
+        return Config.load(place, [*overrides])
+    return Config.parse(_text("shared_fs", "dir", place), [*overrides])
+
+
+def _text(kind: str, key: str, value: str) -> str:
+    """As YAML; a text of JSON is one of YAML, whatever is in it."""
+    return json.dumps({"road": {"kind": kind, "layout": "frames", kind: {key: value}}})
+
+
+def in_mpi(config: Config) -> bool | None:
+    """`launched` of a Job: a road that needs no MPI is not joined by MPI, whoever started the
+    process; of the others the launcher decides."""
+    return False if config.takes_groups else None

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// A full version between two processes of this host over the peer road, each carrier forced, beside
+// a bare loop of that carrier in the same run:
+//   peer_bench [MIB] [ROUNDS]
+// tcp: the bare loop sends the same memory through one socket into memory that was touched before.
+// shm: it maps the same memory and reads every byte (a sum); so does the reader of the road. Times
+// of hashing what came are apart. Prints a line of JSON for each carrier.
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+
+#include "collectives/hub/tcp/socket.h"
+#include "collectives/peer/part_reader.h"
+#include "collectives/peer/part_server.h"
+#include "core/stopwatch.h"
+
+namespace driftless::peer {
+namespace {
+
+constexpr PublicationId kVersion{1, PublicationKind::kVersion};
+constexpr std::size_t kPiece = std::size_t{4} << 20;
+
+Deadline soon() { return Deadline::after(std::chrono::minutes(2)); }
+
+[[noreturn]] void die(const Status& why) {
+  std::fprintf(stderr, "peer_bench: %s\n", why.to_string().c_str());
+  std::exit(1);
+}
+template <typename T>
+T must(Result<T> result) {
+  if (!result.ok()) die(result.status());
+  return std::move(*result);
+}
+
+std::uint64_t sum(std::span<const std::byte> bytes) {
+  const auto* words = reinterpret_cast<const std::uint64_t*>(bytes.data());
+  return std::accumulate(words, words + bytes.size() / sizeof(*words), std::uint64_t{0});
+}
+
+// What the serving process tells the reading one.
+struct Told {
+  char tcp[64], socket[64], host[128], bare[64];
+};
+
+struct Sample {
+  double bare = 0, road = 0, hash = 0;  // seconds
+};
+
+// The other process: serves the part, and the bare loop on a socket of its own.
+[[noreturn]] void serve(const PeerOptions& options, std::uint64_t size, int to_reader) {
+  auto store = std::make_shared<PartStore>(0);
+  Segment memory;
+  if (const Status there = memory.reserve(size); !there.ok()) die(there);
+  auto* words = reinterpret_cast<std::uint64_t*>(memory.data());
+  std::iota(words, words + size / sizeof(*words), 1);
+  const std::string_view bytes(reinterpret_cast<const char*>(memory.data()), size);
+  store->put(kVersion, "part", std::move(memory), size);
+  const auto server = must(make_part_server(options, 0, "127.0.0.1", store));
+  std::string bare;
+  const hub::Socket listener = must(hub::listen_on("127.0.0.1:0", &bare));
+  Told told{};
+  const Endpoint& at = server->endpoint();
+  at.tcp.copy(told.tcp, sizeof(told.tcp) - 1);
+  at.socket.copy(told.socket, sizeof(told.socket) - 1);
+  at.host.copy(told.host, sizeof(told.host) - 1);
+  bare.copy(told.bare, sizeof(told.bare) - 1);
+  if (::write(to_reader, &told, sizeof(told)) != sizeof(told)) std::exit(1);
+  for (;;) {  // until it is killed
+    if (!hub::wait_for(listener, POLLIN, soon())) std::exit(1);
+    const hub::Socket socket = hub::accept_one(listener);
+    for (std::string_view left = bytes; !left.empty();
+         left.remove_prefix(std::min(left.size(), kPiece))) {
+      if (!hub::write_all(socket, left.substr(0, kPiece), soon()).ok()) break;
+    }
+  }
+}
+
+double bare_tcp(const Told& told, std::span<std::byte> into) {
+  Stopwatch watch;
+  const hub::Socket socket = must(hub::connect_to(told.bare, soon()));
+  if (const Status got = hub::read_into(socket, into, soon(), std::chrono::seconds(60));
+      !got.ok()) {
+    die(got);
+  }
+  return watch.lap_ms() * 1e-3;
+}
+
+Sample measure(const PeerOptions& options, const Told& told, const std::string& token,
+               std::uint64_t size) {
+  const Endpoint from{.rank = 0, .tcp = told.tcp, .socket = told.socket, .host = told.host};
+  const PartReceipt part{.name = "part", .rank = 0, .size_bytes = size, .hash = {}};
+  const ByteRange whole{0, size};
+  const bool shm = options.carrier == PeerCarrier::kShm;
+  Sample sample;
+  std::uint64_t expected = 0;
+  {
+    std::vector<std::byte> memory(shm ? 0 : size);
+    if (!shm) sample.bare = bare_tcp(told, memory);
+  }
+  PartReader reader(options, token);
+  if (shm) {  // a mapping of the same memory, made once
+    const auto mapped = must(reader.read(from, kVersion, part, std::span(&whole, 1), soon()));
+    Stopwatch watch;
+    expected = sum(mapped.front().bytes());
+    sample.bare = watch.lap_ms() * 1e-3;
+  }
+  Stopwatch watch;
+  const auto got = must(reader.read(from, kVersion, part, std::span(&whole, 1), soon()));
+  if (shm && sum(got.front().bytes()) != expected) die(error(StatusCode::kCorrupt, "other bytes"));
+  sample.road = watch.lap_ms() * 1e-3;
+  Stopwatch hashing;
+  static_cast<void>(xxh3_128(got.front().bytes()));
+  sample.hash = hashing.lap_ms() * 1e-3;
+  return sample;
+}
+
+void run(PeerCarrier carrier, std::string_view name, std::uint64_t size, int rounds,
+         const std::string& token_file) {
+  PeerOptions options{.hub = {.token_file = token_file}, .carrier = carrier};
+  int pipe[2];
+  if (::pipe(pipe) != 0) std::exit(1);
+  const pid_t child = ::fork();
+  if (child == 0) serve(options, size, pipe[1]);
+  Told told{};
+  if (::read(pipe[0], &told, sizeof(told)) != sizeof(told)) std::exit(1);
+  const std::string token = must(data_token(token_file));
+  std::vector<Sample> samples;
+  for (int round = 0; round <= rounds; ++round) {
+    samples.push_back(measure(options, told, token, size));
+  }
+  samples.erase(samples.begin());  // the first one warms up
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  const auto median = [&](double Sample::* field) {
+    std::ranges::sort(samples, {}, field);
+    return samples[samples.size() / 2].*field;
+  };
+  const double gb = static_cast<double>(size) * 1e-9;
+  const double bare = median(&Sample::bare), road = median(&Sample::road);
+  std::printf(
+      "{\"carrier\":\"%s\",\"gb\":%.3f,\"bare_gb_per_s\":%.2f,\"road_gb_per_s\":%.2f,"
+      "\"of_bare\":%.2f,\"hash_gb_per_s\":%.2f}\n",
+      std::string(name).c_str(), gb, gb / bare, gb / road, bare / road, gb / median(&Sample::hash));
+  std::fflush(stdout);
+}
+
+}  // namespace
+}  // namespace driftless::peer
+
+int main(int argc, char** argv) {
+  using namespace driftless;
+  const std::uint64_t size = (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1024) << 20;
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 5;
+  char path[] = "/tmp/peer_bench_XXXXXX";  // mkstemp makes it 0600
+  const int file = ::mkstemp(path);
+  if (file < 0 || ::write(file, "0123456789abcdef\n", 17) != 17) return 1;
+  ::close(file);
+  peer::run(PeerCarrier::kTcp, "tcp", size, rounds, path);
+  peer::run(PeerCarrier::kShm, "shm", size, rounds, path);
+  ::unlink(path);
+  return 0;
+}

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A page as its reader uses it: the files that it shows, and its shell lines one after the other."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+from support import COMMAND, REPOSITORY
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
+# What begins a line of the shell on these pages; other blocks show what is printed.
+STARTS = ("python", "pip ", "driftless ", "vllm ", "curl ", "export ", "cp ", "mv ", "rm ", ". ")
+
+
+def blocks(page):
+    return [body for _, body in BLOCK.findall((REPOSITORY / page).read_text())]
+
+
+def write_files(page, work):
+    """Names of those that were written."""
+    named = {found[1]: body for body in blocks(page) if (found := FILE.match(body))}
+    for name, body in named.items():
+        (work / name).write_text(body)
+    return set(named)
+
+
+def shell_lines(page):
+    """Of all blocks that begin with one, in order; continued ones in one piece."""
+    lines = []
+    for body in blocks(page):
+        if body.startswith(STARTS) and not FILE.match(body):
+            lines += body.replace("\\\n", " ").splitlines()
+    assert lines
+    return lines
+
+
+class Shell:
+    """Runs lines in a directory; those that end with & go on until stop()."""
+
+    def __init__(self, work, python, **env):
+        self.work, self.started = work, []
+        self.env = dict(env)
+        paths = [str(work / "bin"), os.path.dirname(python), os.path.dirname(COMMAND)]
+        self.env["PATH"] = os.pathsep.join([*paths, env["PATH"]])
+
+    def run(self, line, seconds=600):
+        """What it printed, standard error behind it. It must succeed."""
+        if line.startswith("export "):
+            self.env |= dict(each.split("=", 1) for each in line.split()[1:])
+            return ""
+        if line.endswith("&"):
+            self.start(line.removesuffix("&"))
+            return ""
+        made = subprocess.run(
+            ["bash", "-c", line], cwd=self.work, env=self.env, capture_output=True, text=True,
+            timeout=seconds,
+        )  # fmt: skip
+        assert made.returncode == 0, f"{line}: {made.returncode}: {made.stdout}{made.stderr}"
+        return made.stdout + made.stderr
+
+    def start(self, line):
+        log = self.work / f"{line.split()[0]}-{time.monotonic_ns()}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {line}"], cwd=self.work, env=self.env, stdout=out,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.started.append((line, process, log))
+        return process, log
+
+    def ended(self, seconds=600):
+        """All that were started have ended well: what they printed."""
+        until, said = time.monotonic() + seconds, ""
+        for line, process, log in self.started:
+            code = process.wait(max(1, until - time.monotonic()))
+            assert code == 0, f"{line}: {code}: {log.read_text()}"
+            said += log.read_text()
+        self.started.clear()
+        return said
+
+    def stop(self):
+        for _, process, _ in self.started:
+            try:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(10)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The peer road between processes that nothing joined: real trainers and rollouts, stopped and killed."""
+
+import json
+import signal
+import threading
+import time
+
+import pytest
+from jobs import CONFIGS, Files, ended, finish, make_run, need, stop_started, wait_for
+from ports import free_port
+from support import read_checkpoint
+
+STEPS = 6
+
+
+class Peers(Files):
+    """A trainer and rollouts over the peer road, on this host."""
+
+    def __init__(self, work, carrier):
+        need("peer")
+        super().__init__(work)
+        self.config = CONFIGS / "peer.yaml"
+        self.token = work / "token"
+        self.token.write_text("0123456789abcdef0123456789abcdef\n")
+        self.token.chmod(0o600)
+        self.settings = ["--set", f"hub.address=127.0.0.1:{free_port()}", "--set", f"hub.token_file={self.token}"]
+        self.set(**{"road.peer.carrier": carrier, "road.poll_longest": "20ms", "road.peer.stall": "2s"})
+        self.set(**{"deadlines.connect": "30s", "deadlines.fetch": "5s", "anchors.every": "2"})
+
+
+@pytest.fixture(autouse=True)
+def processes():
+    yield
+    stop_started()
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def job(request, work):
+    return Peers(work, request.param)
+
+
+def versions(path):
+    return [json.loads(line)["version"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
+    """Two that wait before the trainer starts, and one that joins in the middle of the run."""
+    history = make_run(work / "run", rng, STEPS)
+    base = ["--base", work / "run/step_000000"]
+    early = [
+        job.start_rollout(*base, "--save", work / f"early{i}", "--set", f"receiver.id=early{i}") for i in range(2)
+    ]
+    trainer = start_trainer(job, work, "--interval-ms", 300, "--rollouts", 2)
+    wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "version 3", 60)
+    late = job.start_rollout("--save", work / "late", "--set", "receiver.id=late")
+    assert ended(trainer, 60)["version"] == STEPS
+    for process in [*early, late]:
+        assert ended(process, 60)["version"] == STEPS
+    for saved in [work / "early0", work / "early1", work / "late"]:
+        assert read_checkpoint(saved / "rollout_00") == history[STEPS]
+
+
+def start_trainer(job, work, *arguments):
+    """One that waits for its first rollout if `arguments` say so."""
+    return job.start_trainer("--replay", work / "run", "--set", f"metrics.file={work}/trainer.jsonl", *arguments)
+
+
+def start_pair(job, work, *arguments, interval_ms=200):
+    trainer = start_trainer(job, work, "--interval-ms", interval_ms, "--rollouts", 1)
+    line = ["--base", work / "run/step_000000", "--save", work / "saved", "--set", f"metrics.file={work}/rollout.jsonl"]
+    receiver = job.start_rollout(*line, *arguments)
+    wait_for(lambda: versions(work / "rollout.jsonl"), "the first version", 60)
+    return trainer, receiver
+
+
+def test_a_stopped_rollout_holds_nobody_up_and_goes_on(job, work, rng):
+    history = make_run(work / "run", rng, STEPS)
+    trainer, rollout = start_pair(job, work)
+    rollout.send_signal(signal.SIGSTOP)
+    wait_for(lambda: STEPS in versions(work / "trainer.jsonl"), "the trainer's last version", 60)
+    rollout.send_signal(signal.SIGCONT)
+    assert ended(rollout, 60)["version"] == STEPS
+    assert ended(trainer, 60)["version"] == STEPS
+    assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
+
+
+def test_a_killed_rollout_holds_no_version_up(job, work, rng):
+    make_run(work / "run", rng, STEPS)
+    job.set(**{"deadlines.connect": "5s"})
+    trainer, rollout = start_pair(job, work)
+    rollout.kill()
+    result = finish(trainer, 60)
+    assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
+    (line,) = job_error(result)  # one of the rollouts that were waited for did not end with them
+    assert line.startswith("driftless: mismatch: not every rollout ended at the trainer's last version"), line
+
+
+def test_a_stopped_trainer_that_continues_loses_nothing(job, work, rng):
+    history = make_run(work / "run", rng, STEPS)
+    trainer, rollout = start_pair(job, work)
+    trainer.send_signal(signal.SIGSTOP)
+    time.sleep(3)  # longer than road.peer.stall
+    assert rollout.poll() is None
+    trainer.send_signal(signal.SIGCONT)
+    assert ended(trainer, 60)["version"] == STEPS
+    assert ended(rollout, 60)["version"] == STEPS
+    assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
+
+
+def test_a_killed_trainer_ends_its_rollouts_within_their_deadline(job, work, rng):
+    make_run(work / "run", rng, STEPS)
+    trainer, rollout = start_pair(job, work, "--timeout", "10s", interval_ms=60_000)
+    trainer.kill()
+    result = finish(rollout, 60)
+    assert result.returncode != 0 and job_error(result), result.stderr
+
+
+def job_error(result):
+    return [line for line in result.stderr.splitlines() if line.startswith("driftless: ")]
+
+
+def test_a_rollout_with_another_token_is_not_served(job, work, rng):
+    make_run(work / "run", rng, STEPS)
+    other = work / "other"
+    other.write_text("another secret of another run\n")
+    other.chmod(0o600)
+    trainer = start_trainer(job, work, "--steps", 2, "--interval-ms", 6000)
+    wait_for(lambda: versions(work / "trainer.jsonl"), "the first version", 60)
+    job.set(**{"hub.token_file": other, "deadlines.connect": "2s"})
+    result = finish(job.start_rollout("--base", work / "run/step_000000"), 60)
+    assert result.returncode != 0 and "token" in result.stderr, result.stderr
+    assert ended(trainer, 60)["version"] == 2
+
+
+def test_four_ranks_of_fsdp2_publish_to_a_rollout_that_runs_beside_them(work):
+    """No MPI and no shared file system: torch's group joins the trainers, the hub everybody."""
+    import binding
+    import test_sharded
+
+    driftless = binding.driftless()
+    token = work / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    token.chmod(0o600)
+    path = work / "driftless.yaml"
+    path.write_text(
+        f"hub: {{ address: '127.0.0.1:{free_port()}', token_file: {token} }}\n"
+        "road: { kind: peer }\nanchors: { first: true, every: 2 }\ndeadlines: { connect: 5min }\n"
+    )
+    target = driftless.OwnedTarget()
+    seen = []
+
+    def follow():
+        with driftless.Job(driftless.Config.load(path), "rollout", launched=False) as job:
+            receiver = driftless.Receiver(job, target)
+            while receiver.end() is None or receiver.version < receiver.end().version:
+                if receiver.stage(timeout_s=1.0):
+                    receiver.commit()
+                    seen.append(receiver.version)
+            receiver.leave()
+
+    rollout = threading.Thread(target=follow)
+    rollout.start()
+    test_sharded.trainers(work, "fsdp_trainer.py", "fsdp_tp", path, work)
+    rollout.join(60)
+    versions = test_sharded.bits_of(work / "versions.pt")
+    assert seen[-1] == len(versions) - 1
+    for name, tensor in versions[-1].items():
+        assert target.tensor(name).tobytes() == tensor.tobytes(), name

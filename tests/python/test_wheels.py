@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wheels that `make wheels` built: what is in them, what they need of a host, and the time from their
+installation to a rollout's first version. Skipped where none was built; DRIFTLESS_WHEELS names a
+directory of others."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support import REPOSITORY
+
+FOLDER = Path(os.environ.get("DRIFTLESS_WHEELS", REPOSITORY / "build/wheels/out"))
+WHEELS = sorted(FOLDER.glob("driftless-*.whl"))
+pytestmark = pytest.mark.skipif(not WHEELS, reason=f"make wheels built none in {FOLDER}")
+BYTES = 25_000_000
+NEWEST_GLIBC = (2, 34)
+EVERYWHERE = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+LOADED = {
+    "libdriftless_roads.so": {"libmpi.so.40"},
+    "libdriftless_hdf5_roads.so": {"libmpi.so.40", "libhdf5_openmpi.so.103"},
+    "libdriftless_nccl_roads.so": set(),
+    "libdriftless_object_store_roads.so": set(),
+    "libdriftless_monitor.so": set(),
+    "libdriftless_device.so": set(),
+}
+
+
+@pytest.fixture(scope="module", params=WHEELS, ids=lambda path: path.name.split("-", 2)[2])
+def wheel(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def files(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def programs(files):
+    """Its libraries and programs."""
+    for path in sorted(files.rglob("*")):
+        if path.is_file() and path.read_bytes()[:4] == b"\x7fELF":
+            yield path
+
+
+def dynamic(path):
+    return subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout
+
+
+def test_contents(wheel, files):
+    assert re.fullmatch(
+        r"driftless-[0-9.]+-cp3(11|12|13)-cp3\1-manylinux_2_34_(x86_64|aarch64)\.whl", wheel.name
+    ), wheel.name
+    package = files / "driftless"
+    for name in ["__init__.py", "_native.pyi", "py.typed", "bin/driftless", *LOADED]:
+        assert (package / name).is_file(), name
+    assert len(list(package.glob("_native.*.so"))) == 1
+    configs = {path.name for path in (REPOSITORY / "configs").glob("*.yaml")}
+    assert {path.name for path in (package / "configs").glob("*.yaml")} == configs
+    licences = {path.stem for path in (package / "licences").iterdir()}
+    for name in ("curl", "openssl", "zstd", "zlib", "yaml-cpp", "pugixml", "prometheus-cpp", "cpp-httplib",
+                 "nlohmann-json", "cli11", "xxhash", "libstdc++", "cuda_runtime"):  # fmt: skip
+        assert name in licences, name
+    assert list(files.glob("*.dist-info/**/LICENSE"))
+    assert not list(files.rglob("__pycache__"))
+    assert wheel.stat().st_size <= BYTES
+
+
+def test_needs_nothing_but_glibc(files):
+    """The older of the hosts has glibc 2.34; no host has to have our libraries, or a new libstdc++."""
+    for path in programs(files):
+        needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic(path)))
+        assert needed - EVERYWHERE == LOADED.get(path.name, set()), path.name
+        symbols = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
+        assert "GLIBCXX_" not in symbols, path.name
+        for version in re.findall(r"Name: GLIBC_([0-9.]+)", symbols):
+            assert tuple(map(int, version.split("."))) <= (*NEWEST_GLIBC, 99), f"{path.name}: {version}"
+
+
+def test_looks_for_libraries_beside_itself_alone(files):
+    """An empty element of a RUNPATH is the current directory; one of the build is another's."""
+    seen = 0
+    for path in programs(files):
+        seen += 1
+        for paths in re.findall(r"(?:RUNPATH|RPATH)\).*\[(.*)\]", dynamic(path)):
+            for element in paths.split(":"):
+                assert re.fullmatch(r"\$ORIGIN(/[\w.]+)*", element), f"{path.name}: {paths!r}"
+        assert str(REPOSITORY).encode() not in path.read_bytes(), f"{path.name} names the build folder"
+    assert seen == 2 + len(LOADED)
+
+
+def test_has_the_code_for_gpus_once(files):
+    holders = set()
+    for path in programs(files):
+        sections = subprocess.run(["readelf", "-SW", path], capture_output=True, text=True, check=True).stdout
+        size = re.search(r"\.nv_fatbin\s+PROGBITS\s+\w+\s+\w+\s+(\w+)", sections)
+        if size and int(size[1], 16) > 100_000:  # the runtime has a little of its own
+            holders.add(path.name)
+    assert holders == {"libdriftless_device.so"}
+
+
+# --- installed ------------------------------------------------------------------------------------
+
+TRAINER = """
+import driftless
+class Weights:
+    def tensors(self): return [driftless.TensorSpec("w", "U8", [4000])]
+    def visit(self): yield [(0, bytes([number]) + bytes(3999))]
+config = driftless.Config.parse("road: {kind: shared_fs, shared_fs: {dir: road}}")
+with driftless.Job(config, "trainer") as job:
+    number = 0
+    publisher = driftless.Publisher(job, Weights())
+    number = 7
+    publisher.publish(Weights())
+    publisher.declare_end()
+"""
+ROLLOUT = """
+import driftless
+config = driftless.Config.parse("road: {kind: shared_fs, shared_fs: {dir: road}}")
+held = bytearray(4000)
+with driftless.Job(config, "rollout") as job:
+    receiver = driftless.Receiver(job, driftless.MemoryTarget({"w": held}, version=0))
+    assert receiver.stage(timeout_s=30.0)
+    print(receiver.commit().version, held[0])
+"""
+
+
+def interpreter(wheel):
+    """A Python that takes the wheel, or a skip."""
+    version, machine = re.search(r"cp3(\d+)-manylinux_2_34_(\w+)\.whl", wheel.name).groups()
+    if machine != platform.machine():
+        pytest.skip(f"this machine is {platform.machine()}")
+    name = f"python3.{version}"
+    homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for python in [shutil.which(name), *sorted(homes.glob(f"3.{version}.*/bin/{name}"))]:
+        if python and subprocess.run([python, "--version"], capture_output=True).returncode == 0:
+            return python
+    return pytest.skip(f"no {name}")
+
+
+@pytest.mark.long
+def test_a_first_version_within_a_minute_without_a_compiler(wheel, tmp_path):
+    made = [interpreter(wheel), "-m", "venv", tmp_path / "venv"]
+    subprocess.run(made, check=True, capture_output=True)
+    binaries = tmp_path / "venv/bin"
+    environment = {"PATH": str(binaries), "HOME": str(tmp_path)}  # no compiler, and no mpirun
+
+    def run(*command, **more):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=300, **more
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    begun = time.monotonic()
+    run(binaries / "pip", "install", "--no-index", "--disable-pip-version-check", wheel)
+    run(binaries / "python", "-c", TRAINER)
+    assert run(binaries / "python", "-c", ROLLOUT) == "1 7\n"
+    took = time.monotonic() - begun
+    print(f"{wheel.name}: {took:.1f} s from pip install to a rollout's first version")
+    assert took < 60
+    assert run(binaries / "driftless", "--version").startswith("driftless ")
+    run(binaries / "driftless", "synth", "--out", "run", "--params", "100000", "--steps", "1")
+    run(binaries / "driftless", "diff", "run/step_000000", "run/step_000001", "--out", "published")
+    shutil.copytree(tmp_path / "run/step_000000", tmp_path / "replica")
+    run(binaries / "driftless", "apply", "published", "--to", "replica")
+    run(binaries / "driftless", "verify", "replica", "--like", "run/step_000001")
+    configs = next((tmp_path / "venv/lib").glob("python3.*/site-packages/driftless/configs"))
+    run(binaries / "driftless", "config", "check", configs / "shared_fs_flush.yaml")
