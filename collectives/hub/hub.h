@@ -79,9 +79,10 @@ using Connector = std::function<Result<std::unique_ptr<Link>>(const Deadline& de
 // HMAC-SHA256, and so does the leader. From then on each message carries an HMAC over its number
 // and content, with a key of that connection. Nothing is encrypted. `bound` receives the address
 // with the port that was chosen, if options.address has port 0. The hub holds at most 64
-// connections that have not proved themselves, and drops the oldest of them for a new one; at most
-// 4,096 that have, and at most 1 GiB of messages that peers have not read: it drops a peer that
-// lets more pile up.
+// to 512 connections that have not proved themselves (an eighth of the descriptors that the process
+// may have), and drops the oldest of them for a new one; at most 4,096 that have; at most 1 GiB of
+// messages that peers have not read, and as much of messages that have not come whole: beyond that
+// it drops the peer with the most of them.
 [[nodiscard]] Result<std::unique_ptr<Hub>> make_tcp_hub(const HubOptions& options,
                                                         std::string* bound = nullptr);
 [[nodiscard]] Result<Connector> make_tcp_connector(const HubOptions& options);

@@ -155,11 +155,12 @@ void PartServer::accept_all() {
     ::poll(waits.data(), room ? waits.size() : 0, room ? 1'000 : 10);
     for (std::size_t i = 0; room && i < listeners_.size(); ++i) {
       if ((waits[i].revents & POLLIN) == 0) continue;
-      Socket socket = hub::accept_one(listeners_[i]);
-      if (!socket.valid()) continue;
+      Result<Socket> accepted = hub::accept_one(listeners_[i]);
+      if (!accepted.ok()) std::this_thread::sleep_for(milliseconds(10));  // no descriptor is left
+      if (!accepted.ok() || !accepted->valid()) continue;
       const std::scoped_lock lock(mutex_);
       Connection& made = connections_.emplace_back();
-      made.socket = std::move(socket);
+      made.socket = std::move(*accepted);
       made.local = i > 0;
       try {
         made.thread = std::thread([this, &made] { serve(made); });

@@ -37,8 +37,9 @@ std::int64_t wall_ns() {
 // One look at a directory: its findings so far, and a hidden directory of its own to try things in.
 class Examination {
  public:
-  Examination(FileSystem& fs, const SharedFsOptions& options, std::uint64_t space_bytes)
-      : fs_(fs), options_(options), space_bytes_(space_bytes) {}
+  Examination(FileSystem& fs, const SharedFsOptions& options, std::uint64_t space_bytes,
+              const Deadline& deadline)
+      : fs_(fs), options_(options), space_bytes_(space_bytes), deadline_(deadline) {}
 
   std::vector<Finding> run() {
     if (!find_directory()) return std::move(findings_);
@@ -49,10 +50,10 @@ class Examination {
       findings_.push_back(failed("write", made, kOtherDirectory));
       return std::move(findings_);
     }
-    if (write_and_sync()) {
+    if (write_and_sync() && in_time()) {
       exclusive();
       rename();
-      lock();
+      if (in_time()) lock();
     }
     if (const Status removed = remove_tree(fs_, own_); !removed.ok()) {
       findings_.push_back(failed("remove", removed, concat("remove ", own_)));
@@ -64,6 +65,14 @@ class Examination {
   void add(std::string_view check, FindingState state, std::string finding,
            std::string_view next = {}) {
     findings_.push_back({std::string(check), state, std::move(finding), std::string(next)});
+  }
+
+  // Time is left to remove what was tried.
+  bool in_time() {
+    if (!deadline_.expired()) return true;
+    add("deadline", kFail, "the file system is slow: not everything was tried",
+        "use a faster file system, or look what keeps it busy");
+    return false;
   }
 
   // The directory, or its parent if a trainer will make it.
@@ -133,7 +142,7 @@ class Examination {
     const std::vector<std::byte> block(std::size_t{64} << 10, std::byte{0x5A});
     double slowest_ms = 0;
     const std::int64_t before_ns = wall_ns();
-    for (int i = 0; i < kSyncs; ++i) {
+    for (int i = 0; i < kSyncs && !deadline_.expired(); ++i) {
       const auto offset = static_cast<std::uint64_t>(i) * block.size();
       if (const Status done = (*file)->pwrite(offset, block); !done.ok()) {
         return refuse("write", done);
@@ -217,6 +226,7 @@ class Examination {
   FileSystem& fs_;
   const SharedFsOptions& options_;
   const std::uint64_t space_bytes_;
+  const Deadline& deadline_;
   std::string place_, own_;
   std::vector<Finding> findings_;
 };
@@ -225,8 +235,8 @@ class Examination {
 }  // namespace shared_fs
 
 std::vector<Finding> examine_shared_fs(FileSystem& fs, const SharedFsOptions& options,
-                                       std::uint64_t space_bytes) {
-  return shared_fs::Examination(fs, options, space_bytes).run();
+                                       std::uint64_t space_bytes, const Deadline& deadline) {
+  return shared_fs::Examination(fs, options, space_bytes, deadline).run();
 }
 
 }  // namespace driftless

@@ -33,8 +33,9 @@ Result<std::unique_ptr<ReceiveRoad>> history(const RoadOptions& options) {
 }  // namespace
 
 std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
-                             const Deadline&) {
-  return examine_shared_fs(posix_file_system(), options_in<SharedFsOptions>(options), space_bytes);
+                             const Deadline& deadline) {
+  return examine_shared_fs(posix_file_system(), options_in<SharedFsOptions>(options), space_bytes,
+                           deadline);
 }
 
 Status withdraw_end(const RoadOptions& options) {

@@ -71,9 +71,11 @@ struct SharedFsOptions {
     FileSystem& fs, const SharedFsOptions& options, PartReader reader = nullptr);
 
 // RoadOpener::examine: writes, syncs, renames and locks in a hidden directory of its own, which it
-// removes. A directory that others write (foreign_base) is only read.
+// removes. A directory that others write (foreign_base) is only read. After the deadline nothing
+// more is tried.
 [[nodiscard]] std::vector<Finding> examine_shared_fs(FileSystem& fs, const SharedFsOptions& options,
-                                                     std::uint64_t space_bytes);
+                                                     std::uint64_t space_bytes,
+                                                     const Deadline& deadline);
 
 struct RoadKind;
 struct RoadOpener;

@@ -160,6 +160,14 @@ CompanionDifferences compare_companions(FileSystem& fs, const std::string& here,
   CompanionDifferences found;
   const Result<Companions> mine = open_companions(fs, here);
   const Result<Companions> theirs = open_companions(fs, there);
+  for (const Result<Companions>* side : {&mine, &theirs}) {
+    if (!side->ok()) {
+      found.not_compared.emplace_back(side->status().message());
+    } else {
+      const auto& left_out = (*side)->left_out;
+      found.not_compared.insert(found.not_compared.end(), left_out.begin(), left_out.end());
+    }
+  }
   if (!mine.ok() || !theirs.ok()) return found;
   for (const auto& [name, file] : mine->files) {
     const auto twin = theirs->files.find(name);

@@ -58,10 +58,10 @@ struct Difference {
 // models tie and the same bits, unless the configuration says that nothing is tied.
 void mark_copies(FileSystem& fs, Checkpoint& checkpoint);
 
-// How the files beside the weights (configuration, tokenizer) of two directories differ. What
-// cannot be read is no file.
+// How the files beside the weights (configuration, tokenizer) of two directories differ.
+// `not_compared`: messages about those that open_companions() leaves out.
 struct CompanionDifferences {
-  std::vector<std::string> others, here_alone, there_alone;
+  std::vector<std::string> others, here_alone, there_alone, not_compared;
 };
 [[nodiscard]] CompanionDifferences compare_companions(FileSystem& fs, const std::string& here,
                                                       const std::string& there);

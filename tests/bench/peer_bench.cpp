@@ -76,7 +76,7 @@ struct Sample {
   if (::write(to_reader, &told, sizeof(told)) != sizeof(told)) std::exit(1);
   for (;;) {  // until it is killed
     if (!hub::wait_for(listener, POLLIN, soon())) std::exit(1);
-    const hub::Socket socket = hub::accept_one(listener);
+    const hub::Socket socket = must(hub::accept_one(listener));
     for (std::string_view left = bytes; !left.empty();
          left.remove_prefix(std::min(left.size(), kPiece))) {
       if (!hub::write_all(socket, left.substr(0, kPiece), soon()).ok()) break;

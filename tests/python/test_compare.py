@@ -202,6 +202,7 @@ def test_other_files_are_listed(pair):
         "different": ["config.json"],
         "only_old": ["vocab.json"],
         "only_new": ["merges.txt"],
+        "not_compared": [],
     }
     assert "beside the weights: other content: config.json" in ok(
         "compare", pair.old_path, pair.new_path

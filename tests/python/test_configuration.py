@@ -203,8 +203,8 @@ def keys_in(text):
 SHARED_KEYS = {
     "road.ring_size": {"mpi_rma", "nccl"},
     "road.ring_versions": {"mpi_rma", "nccl"},
-    "hub.address": {"nccl"},
-    "hub.token_file": {"nccl"},
+    "hub.address": {"nccl", "peer"},
+    "hub.token_file": {"nccl", "peer"},
 }
 
 

@@ -122,7 +122,7 @@ def test_bash_completes_the_words_that_an_option_takes(bash):
     for command in commands():
         for option, words in listed_options(ok(*command, "--help")).items():
             assert bash.complete(*command, option, "") == words, (command, option)
-    roads = {"mpi_rma", "nccl", "shared_fs", "object_store", "host_shm"}
+    roads = {"mpi_rma", "nccl", "shared_fs", "object_store", "host_shm", "peer"}
     assert bash.complete("config", "init", "--road", "") == roads
     assert bash.complete("config", "init", "--road", "n") == {"nccl"}
     assert bash.complete("diff", "--layout", "f") == {"flush", "frames"}

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <functional>
 
 #include "core/version.h"
@@ -43,12 +44,23 @@ inline void runs(CLI::App& command, Arguments& all, std::function<Result<int>()>
   command.callback([&all, run = std::move(run)] { all.run = run; });
 }
 
+// CLI::Range lets NaN pass.
+inline CLI::Validator is_number() {
+  return {[](const std::string& text) {
+            double number = 0;
+            const bool is = CLI::detail::lexical_cast(text, number) && !std::isnan(number);
+            return is ? std::string() : concat("'", text, "' is no number");
+          },
+          ""};
+}
+
 // A number within bounds, whose default is shown.
 template <typename Number, typename Bound>
 CLI::Option* add_number(CLI::App& command, const char* name, Number& number, const char* help,
                         Bound least, Bound most) {
   return command.add_option(name, number, help)
       ->check(CLI::Range(least, most))
+      ->check(is_number())
       ->capture_default_str();
 }
 // One of these words: help, man page and completion list them.

@@ -143,6 +143,7 @@ std::vector<std::string> compare_files(FileSystem& fs, const VerifyArguments& op
   say(found.others, "other content in the two");
   say(found.here_alone, concat("only in ", options.checkpoint));
   say(found.there_alone, concat("only in ", options.like));
+  say(found.not_compared, "not compared");
   std::vector<std::string> all = std::move(found.others);
   std::ranges::move(found.here_alone, std::back_inserter(all));
   std::ranges::move(found.there_alone, std::back_inserter(all));

@@ -4,6 +4,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "core/line_log.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/cost_table.h"
 #include "tools/compare/checkpoint_comparison.h"
@@ -85,6 +86,7 @@ std::vector<std::string> file_lines(const CompanionDifferences& files) {
   add("other content", files.others);
   add("only in OLD", files.here_alone);
   add("only in NEW", files.there_alone);
+  add("not compared", files.not_compared);
   return lines;
 }
 
@@ -139,7 +141,8 @@ nlohmann::ordered_json to_json(const CheckpointComparison& found) {
   }
   json["other_files"] = {{"different", found.files.others},
                          {"only_old", found.files.here_alone},
-                         {"only_new", found.files.there_alone}};
+                         {"only_new", found.files.there_alone},
+                         {"not_compared", found.files.not_compared}};
   json["threads"] = found.threads;
   json["seconds"] = found.seconds;
   json["notes"] = found.notes;
@@ -171,7 +174,9 @@ void print_text(const CheckpointComparison& found, bool all) {
   }
   const std::vector<std::string> files = file_lines(found.files);
   if (!files.empty()) std::cout << "\n";
-  for (const std::string& line : files) std::cout << "beside the weights: " << line << "\n";
+  for (const std::string& line : files) {
+    std::cout << "beside the weights: " << one_line(line) << "\n";
+  }
 }
 
 void add_changes(HtmlPage& page, const CheckpointComparison& found, bool all) {
@@ -235,6 +240,7 @@ std::string page_of(const CheckpointComparison& found, bool all) {
 }  // namespace
 
 Result<int> run_compare(const Common& common, const CompareArguments& arguments) {
+  end_if_files_shrink();
   FileSystem& fs = posix_file_system();
   const bool html = !arguments.html.empty();
   if (html) DRIFTLESS_RETURN_IF_ERROR(check_page(fs, arguments.html, arguments.force));

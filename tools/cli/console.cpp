@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,16 @@
 #include "plugin/job/metrics.h"
 
 namespace driftless::cli {
+namespace {
+
+extern "C" void end_by_bus_error(int) {
+  constexpr std::string_view kLine =
+      "driftless: busy: a file was truncated while it was read; try again\n";
+  [[maybe_unused]] const ssize_t wrote = ::write(STDERR_FILENO, kLine.data(), kLine.size());
+  _exit(kExitBusy);
+}
+
+}  // namespace
 
 int exit_code(StatusCode code) {
   switch (code) {
@@ -36,6 +47,12 @@ int exit_code(StatusCode code) {
     case StatusCode::kInternal: return kExitInternal;
   }
   return kExitInternal;
+}
+
+void end_if_files_shrink() {
+  struct sigaction action{};
+  action.sa_handler = end_by_bus_error;
+  sigaction(SIGBUS, &action, nullptr);
 }
 
 unsigned Common::thread_count() const { return threads == 0 ? default_threads() : threads; }

@@ -38,6 +38,10 @@ struct Common {
   [[nodiscard]] unsigned thread_count() const;
 };
 
+// From now on a mapped file that somebody truncates ends the command with one line and kExitBusy.
+// For commands that only read.
+void end_if_files_shrink();
+
 // A failure that ends the command, as one line on stderr: "driftless: code: message".
 void report_line(const Status& status);
 // A failure as one line on stderr (and as an object on stdout with --json). Returns the exit code.

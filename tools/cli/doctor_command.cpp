@@ -31,7 +31,8 @@ std::optional<std::string> variable(const char* name) {
 
 Context context_of(const DoctorArguments& arguments) {
   Context context;
-  context.deadline = Deadline::after(kAllChecks);
+  context.deadline =
+      Deadline::after(kAllChecks).unless([] { return StopSignals::received() != 0; });
   context.roads = &road_table();
   context.backends = backends();
   context.self = own_path();
@@ -93,10 +94,15 @@ void print_rows_json(const std::vector<doctor::Row>& rows, double seconds) {
 
 Result<int> run_doctor(const Common& common, const DoctorArguments& arguments) {
   if (arguments.mpi_probe) return doctor::run_mpi_probe(road_table());
+  const StopSignals signals;
   Stopwatch watch;
   const Context context = context_of(arguments);
   const std::vector<doctor::Row> rows =
       doctor::run_checks(doctor::all_checks(context, arguments.only), context);
+  if (context.deadline.stopped()) {
+    return error(StatusCode::kDeadlineExceeded, "doctor: stopped by signal ",
+                 StopSignals::received());
+  }
   const double seconds = watch.lap_ms() / 1000;
   common.json ? print_rows_json(rows, seconds) : print(rows, seconds);
   return count(rows, FindingState::kFail) == 0 ? int{kExitOk} : int{kExitDifferent};

@@ -64,7 +64,10 @@ int run(int argc, char** argv) {
   }
   const Result<int> code = all.run();
   process_log().flush();
-  return code.ok() ? *code : report(all.common, code.status());
+  if (!code.ok()) return report(all.common, code.status());
+  if (std::cout.flush()) return *code;
+  report_line(error(StatusCode::kIo, "standard output: not all of it could be written"));
+  return kExitIo;
 }
 
 }  // namespace

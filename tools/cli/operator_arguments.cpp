@@ -114,7 +114,8 @@ void add_plan_layout(CLI::App& command, PlanArguments& options) {
   command
       .add_option("--engines-per-host", options.engines_per_host,
                   "Engines of a host; 0.5: an engine has the GPUs of two (default: 8 workers)")
-      ->check(CLI::Range(1e-6, 1e6));
+      ->check(CLI::Range(1e-6, 1e6))
+      ->check(is_number());
   command.add_option("--link", options.link, "Of a NIC: 1Gbit, 400Gbit, 12.5GB/s")
       ->capture_default_str();
   add_count("--nic-per-host", input.nics_per_host, "NICs of a host");
@@ -127,7 +128,7 @@ void add_plan_layout(CLI::App& command, PlanArguments& options) {
       {"--store-write", options.store_write, "GB/s that a trainer host puts into the store"},
       {"--store-read", options.store_read, "GB/s that an engine host gets from it"}};
   for (const auto& [name, value, help] : rates) {
-    command.add_option(name, value, help)->check(CLI::Range(1e-6, 1e6));
+    command.add_option(name, value, help)->check(CLI::Range(1e-6, 1e6))->check(is_number());
   }
 }
 

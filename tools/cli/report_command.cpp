@@ -5,6 +5,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "core/url_text.h"
 #include "plugin/job/job_process.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/cost_table.h"
@@ -17,17 +18,6 @@ namespace {
 constexpr std::chrono::milliseconds kPatience{60'000};  // for one part of a version
 
 bool is_url(const std::string& run) { return run.find("://") != std::string::npos; }
-
-// A URL without what may be secret in it: user, password, signature.
-std::string shown_source(const std::string& run) {
-  if (!is_url(run)) return run;
-  std::string shown = run.substr(0, run.find('?'));
-  const std::size_t host = shown.find("://") + 3;
-  const std::size_t end = std::min(shown.find('/', host), shown.size());
-  const std::size_t at = shown.substr(0, end).rfind('@');
-  if (at != std::string::npos && at >= host) shown.erase(host, at + 1 - host);
-  return shown;
-}
 
 // The road that these settings choose, to read what it holds.
 Result<std::unique_ptr<ReceiveRoad>> open_history(const std::vector<std::string>& settings) {
@@ -113,6 +103,7 @@ void print_text(const RunReport& report, const std::string& out) {
 }  // namespace
 
 Result<int> run_report(const Common& common, const ReportArguments& arguments) {
+  end_if_files_shrink();
   FileSystem& fs = posix_file_system();
   if (arguments.run.empty() && arguments.metrics.empty()) {
     return error(StatusCode::kInvalidArgument,
@@ -120,7 +111,7 @@ Result<int> run_report(const Common& common, const ReportArguments& arguments) {
   }
   DRIFTLESS_RETURN_IF_ERROR(check_page(fs, arguments.out, arguments.force));
   RunReport report;
-  report.source = shown_source(arguments.run);
+  report.source = is_url(arguments.run) ? public_url(arguments.run) : arguments.run;
   if (!arguments.run.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<RunSource> source,
                                open_source(arguments, common.thread_count()));

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "compare/report_style.h"
+#include "core/hash128.h"
 
 namespace driftless {
 namespace {
@@ -368,13 +369,25 @@ std::string HtmlPage::finish() {
 }
 
 Status check_page(FileSystem& fs, const std::string& path, bool force) {
-  if (force || !exists(fs, path)) return {};
+  const Result<FileInfo> there = fs.info(path);
+  if (!there.ok())
+    return there.status().code() == StatusCode::kNotFound ? Status() : there.status();
+  if (there->kind != FileKind::kFile) {
+    return error(StatusCode::kInvalidArgument, path, " is there, and is not a regular file");
+  }
+  if (force) return {};
   return error(StatusCode::kAlreadyExists, path, " is there already; --force replaces it");
 }
 
 Status write_page(FileSystem& fs, const std::string& path, std::string_view text, bool force) {
   DRIFTLESS_RETURN_IF_ERROR(check_page(fs, path, force));
-  return exists(fs, path) ? replace_text(fs, path, text) : write_text(fs, path, text);
+  const std::string temporary = concat(path, ".", to_hex(random_hash128()), ".tmp");
+  Status done = write_text(fs, temporary, text);
+  if (done.ok()) {
+    done = force ? fs.rename_file(temporary, path) : fs.rename_new(temporary, path);
+  }
+  if (!done.ok()) static_cast<void>(fs.remove_file(temporary));  // it may not be there
+  return done;
 }
 
 }  // namespace driftless

@@ -77,7 +77,8 @@ class HtmlPage {
   bool in_panel_ = false;
 };
 
-// A new file; in place of what is there only with `force`: kAlreadyExists.
+// A new file, whole or not at all; in place of a regular file only with `force`: kAlreadyExists.
+// kInvalidArgument: a device, a link or a directory is there.
 [[nodiscard]] Status write_page(FileSystem& fs, const std::string& path, std::string_view text,
                                 bool force);
 // The same check before the work begins.

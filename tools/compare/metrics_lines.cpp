@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/counted.h"
+#include "core/version.h"
 
 namespace driftless {
 namespace {
@@ -34,6 +35,20 @@ std::string text_in(const Json& line, const char* key) {
   return at != line.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
+// No process takes 30 years, and nothing counts further than versions do: such figures would make
+// those of a page infinite.
+bool is_plausible(const Json& line) {
+  constexpr double kMostMs = 1e12;
+  for (const auto& [key, value] : line.items()) {
+    if (!value.is_number()) continue;
+    const double most = is_stage(key)      ? kMostMs
+                        : key == "density" ? 1.0
+                                           : static_cast<double>(kMaxVersion);
+    if (value.get<double>() > most) return false;
+  }
+  return true;
+}
+
 // Nothing if it is no record.
 std::optional<Json> parse_line(std::string_view text) {
   if (text.size() > kMaxLineBytes) return std::nullopt;
@@ -43,7 +58,7 @@ std::optional<Json> parse_line(std::string_view text) {
   Json line = Json::parse(text, shallow, false);
   const bool whole = line.is_object() && line.contains("role") && line["role"].is_string() &&
                      line.contains("run") && line["run"].is_string() && line.contains("version") &&
-                     line["version"].is_number_unsigned();
+                     line["version"].is_number_unsigned() && is_plausible(line);
   return whole ? std::optional(std::move(line)) : std::nullopt;
 }
 
@@ -112,7 +127,9 @@ class MetricsReader {
     found_.most_folded = std::max(found_.most_folded, count_in(line, "versions"));
     const double seconds = number_in(line, "fetch_ms") / 1000;
     const auto bytes = static_cast<double>(count_in(line, "wire_bytes"));
-    if (seconds > 0 && bytes > 0) found_.link_bits_per_s.push_back(8 * bytes / seconds);
+    constexpr double kLeastSeconds = 1e-6;  // less is no measurement
+    if (seconds >= kLeastSeconds && bytes > 0)
+      found_.link_bits_per_s.push_back(8 * bytes / seconds);
   }
 
   void add_engine(const Json& line) {

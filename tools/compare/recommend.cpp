@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kAssumedBitsPerS = 1e9;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kLeastKept = 16;
+constexpr std::uint64_t kLeastKept = 16, kMostKept = 10'000;
 constexpr double kLeastFullDensity = 0.05, kMostFullDensity = 0.9;
 
 std::string short_number(double value) {
@@ -113,11 +113,11 @@ class Recommender {
     if (metrics_ != nullptr) {
       for (const EngineSummary& engine : metrics_->engines) lag = std::max(lag, engine.largest_lag);
     }
-    const std::uint64_t kept = std::max(kLeastKept, 2 * lag);
+    const std::uint64_t kept = std::clamp(2 * lag, kLeastKept, kMostKept);
     settings_.push_back({"keep_versions", std::to_string(kept),
                          lag == 0 ? concat("no lag was given: the default, ", kLeastKept)
                                   : concat("twice the largest lag, ", counted(lag, "version"),
-                                           ", and at least ", kLeastKept)});
+                                           ", and from ", kLeastKept, " to ", kMostKept)});
   }
 
   void full_above_density() {

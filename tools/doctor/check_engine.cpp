@@ -41,10 +41,11 @@ class EngineCheck {
     if (refused(model) || refused(release)) return refuse_token();
     const std::string version = json_text(json_of(release), "version");
     if (!sglang_ && version.empty()) {
-      return add(
-          "kind", kFail,
-          concat("neither vLLM nor SGLang: /version answers with status ", release.http_status),
-          "correct the address: it is the engine's own, not that of a router");
+      return add("kind", kFail,
+                 concat("neither vLLM nor SGLang: ", release.status.ok()
+                                                         ? std::string("/version has no version")
+                                                         : std::string(release.status.message())),
+                 "correct the address: it is the engine's own, not that of a router");
     }
     add("reachable", kOk,
         concat(sglang_ ? "SGLang " : "vLLM ", version.empty() ? "of an unknown release" : version));

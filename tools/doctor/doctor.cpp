@@ -4,6 +4,7 @@
 #include <array>
 #include <filesystem>
 
+#include "core/url_text.h"
 #include "plugin/job/job_process.h"
 
 namespace driftless::doctor {
@@ -84,7 +85,7 @@ std::vector<Check> all_checks(const Context& context, std::span<const std::strin
       {"python", check_python, FindingState::kWarn, "name another one by --python"}};
   for (const EngineEndpoint& engine : context.engines) {
     checks.push_back(
-        {concat("engine ", engine.url),
+        {concat("engine ", public_url(engine.url)),
          [engine](const Context& at, const Report& report) { check_engine(engine, at, report); },
          FindingState::kFail, kNoteEngine});
   }

@@ -72,7 +72,8 @@ struct Row {
 [[nodiscard]] std::span<const std::string_view> all_groups();
 
 // Rows in the order of the checks. Returns at the context's deadline at the latest; what has not
-// ended then is killed and reported. The process must have no other thread.
+// ended then is killed and reported, and so is every process that a check has started. This process
+// must have no other thread and no other child.
 [[nodiscard]] std::vector<Row> run_checks(std::span<const Check> checks, const Context& context);
 
 // --- the checks, one file per group --------------------------------------------------------------

@@ -7,6 +7,8 @@
 
 #include <array>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "core/descriptor.h"
@@ -20,6 +22,8 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxTextBytes = 600;
 constexpr milliseconds kLastWait(300);  // for killed processes to be gone
+constexpr milliseconds kTidyWait(500);  // after a signal, for short checks to remove their files
+constexpr milliseconds kLook(200);      // between two looks whether a signal came
 
 // Findings hold words of engines and of other programs.
 std::string some_words(std::string_view words) {
@@ -135,24 +139,59 @@ void read_all(std::vector<std::unique_ptr<RunningCheck>>& running, const Deadlin
       open.push_back(each.get());
     }
     if (open.empty()) return;
-    if (::poll(waits.data(), waits.size(), static_cast<int>(deadline.remaining().count())) <= 0) {
-      continue;
-    }
+    const milliseconds wait = std::min(deadline.remaining(), kLook);
+    if (::poll(waits.data(), waits.size(), static_cast<int>(wait.count())) <= 0) continue;
     for (std::size_t i = 0; i < open.size(); ++i) {
       if (waits[i].revents != 0) open[i]->read();
     }
   }
 }
 
+pid_t parent_of(const std::filesystem::path& process) {
+  std::ifstream file(process / "stat");
+  std::string text;
+  std::getline(file, text);
+  const std::size_t name_end = text.rfind(')');  // the name may hold anything
+  pid_t parent = 0;
+  char state = 0;
+  if (name_end != std::string::npos)
+    std::istringstream(text.substr(name_end + 1)) >> state >> parent;
+  return parent;
+}
+
+void kill_children() {
+  std::error_code failed;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", failed)) {
+    const pid_t pid = std::atoi(entry.path().filename().c_str());
+    if (pid > 0 && parent_of(entry.path()) == ::getpid()) ::kill(pid, SIGKILL);
+  }
+}
+
+// What checks started and left, in whatever group or session (the ranks of a killed mpirun), has
+// become a child of this process, as PR_SET_CHILD_SUBREAPER has it.
+void end_descendants(const Deadline& deadline) {
+  Backoff backoff(milliseconds(1), milliseconds(20));
+  for (;;) {
+    pid_t gone = 0;
+    do gone = ::waitpid(-1, nullptr, WNOHANG);
+    while (gone > 0);
+    if (gone < 0 && errno == ECHILD) return;
+    kill_children();
+    if (!backoff.sleep(deadline)) return;
+  }
+}
+
 }  // namespace
 
 std::vector<Row> run_checks(std::span<const Check> checks, const Context& context) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   std::vector<std::unique_ptr<RunningCheck>> running;
   running.reserve(checks.size());
   for (const Check& check : checks) {
     running.push_back(std::make_unique<RunningCheck>(check, context));
   }
   read_all(running, context.deadline);
+  if (context.deadline.stopped()) read_all(running, Deadline::after(kTidyWait));
   const Deadline gone = Deadline::after(kLastWait);
   std::vector<Row> rows;
   for (const auto& each : running) {
@@ -160,6 +199,7 @@ std::vector<Row> run_checks(std::span<const Check> checks, const Context& contex
     if (late) each->kill();
     each->finish(late, each->reap(gone), rows);
   }
+  end_descendants(Deadline::after(kLastWait));
   return rows;
 }
 

@@ -27,7 +27,8 @@ constexpr const char* kDemo = "Directories of versions: `driftless demo`";
 constexpr const char* kBench = "Comparing and encoding on a CPU: `driftless bench`";
 constexpr const char* kPolling = "docs/operate/configuration.md, half of `road.poll_longest`";
 
-constexpr double kAbsent = -1;  // not there on this device
+constexpr double kLeastFigure = 1e-18, kMostFigure = 1e18;  // beyond, times are not finite
+constexpr double kAbsent = -1;                              // not there on this device
 
 struct Row {
   const char* name;
@@ -128,9 +129,10 @@ Status Figures::set(std::string_view name, double value, std::string_view source
     return error(StatusCode::kInvalidArgument, source, ": there is no figure ", shown(name),
                  "; the nearest is '", nearest->name, "'");
   }
-  if (!std::isfinite(value) || value < 0 || (value == 0 && !may_be_zero(name))) {
+  const bool plausible = value >= kLeastFigure && value <= kMostFigure;
+  if (!plausible && (value != 0 || !may_be_zero(name))) {
     return error(StatusCode::kInvalidArgument, source, ": figure '", found->name,
-                 "': expected a positive number");
+                 "': expected a positive number, from 1e-18 to 1e18");
   }
   found->value = value;
   found->source = source;

@@ -75,11 +75,11 @@ class Fields {
     const double found = value.is_number_unsigned() ? value.get<double>() : -1;
     return found >= least && found <= kMostSize ? found : fail(key, "a plausible size");
   }
-  [[nodiscard]] double number_or(std::string_view key, double otherwise) {
-    return has(key) ? number(key, 0) : otherwise;
+  [[nodiscard]] double number_or(std::string_view key, double otherwise, double least = 0) {
+    return has(key) ? number(key, least) : otherwise;
   }
-  // How many of the first `layers` are listed under `key`.
-  [[nodiscard]] double listed(std::string_view key, double layers) {
+  // How many of the first `layers`, of every `step` the last one, are listed under `key`.
+  [[nodiscard]] double listed(std::string_view key, double layers, std::uint64_t step) {
     if (!has(key)) return 0;
     const auto list = json_u64_list(config_, key, what_);
     if (!list.ok()) status_ = list.status();
@@ -87,12 +87,10 @@ class Fields {
     std::vector<std::uint64_t> found = *list;
     std::ranges::sort(found);
     found.erase(std::ranges::unique(found).begin(), found.end());
-    return static_cast<double>(
-        std::ranges::count_if(found, [&](auto i) { return static_cast<double>(i) < layers; }));
+    return static_cast<double>(std::ranges::count_if(
+        found, [&](auto i) { return static_cast<double>(i) < layers && (i + 1) % step == 0; }));
   }
   [[nodiscard]] const Status& status() const { return status_; }
-
- private:
   double fail(std::string_view key, std::string_view expected) {
     if (status_.ok()) {
       status_ = error(StatusCode::kCorrupt, what_, ": '", key, "': expected ", expected);
@@ -100,6 +98,7 @@ class Fields {
     return 1;
   }
 
+ private:
   const Json& config_;
   std::string_view what_;
   Status status_;
@@ -107,8 +106,8 @@ class Fields {
 
 double grouped_attention(Fields& fields, const Family& family, double hidden) {
   const double heads = fields.number("num_attention_heads");
-  const double kv_heads = fields.number_or("num_key_value_heads", heads);
-  const double head_size = fields.number_or("head_dim", hidden / heads);
+  const double kv_heads = fields.number_or("num_key_value_heads", heads, 1);
+  const double head_size = fields.number_or("head_dim", hidden / heads, 1);
   const bool biased = fields.flag("attention_bias");
   const bool qk_norm = fields.flag("use_qk_norm", family.qk_norm);
   const double rows = (heads + 2 * kv_heads) * head_size;
@@ -137,16 +136,20 @@ double latent_attention(Fields& fields, double hidden) {
 }
 
 double layers_with_experts(Fields& fields, const Family& family, double layers) {
-  if (family.experts == Experts::kNone) return 0;
+  if (family.experts == Experts::kNone) {
+    for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+      if (fields.number_or(key, 0) > 0) fields.fail(key, "none: this model_type has no experts");
+    }
+    return 0;
+  }
   if (family.experts == Experts::kEveryLayer) return layers;
   if (family.experts == Experts::kAfterDense) {
     return layers - std::min(layers, fields.number_or("first_k_dense_replace", 0));
   }
-  // Layer i has experts if (i + 1) is a multiple of the step and it is not listed as dense. The
-  // published models with a list have a step of 1.
-  const double step = std::max(1.0, fields.number_or("decoder_sparse_step", 1));
-  const double sparse = static_cast<double>(static_cast<std::uint64_t>(layers / step));
-  return std::max(0.0, sparse - fields.listed("mlp_only_layers", layers));
+  // Layer i has experts if (i + 1) is a multiple of the step and it is not listed as dense.
+  const auto step = static_cast<std::uint64_t>(fields.number_or("decoder_sparse_step", 1, 1));
+  const auto sparse = static_cast<double>(static_cast<std::uint64_t>(layers) / step);
+  return sparse - fields.listed("mlp_only_layers", layers, step);
 }
 
 ModelShape count(Fields& fields, const Family& family) {
@@ -156,7 +159,8 @@ ModelShape count(Fields& fields, const Family& family) {
   const double attention = family.latent_attention ? latent_attention(fields, hidden)
                                                    : grouped_attention(fields, family, hidden);
   const double sparse = layers_with_experts(fields, family, layers);
-  const double dense = gated * fields.number("intermediate_size");
+  const double inner = fields.number("intermediate_size");
+  const double dense = gated * inner + (fields.flag("mlp_bias") ? 2 * inner + hidden : 0);
   double experts = 0, beside = 0;  // of one layer: the routed ones, and what is there with them
   if (sparse > 0) {
     const double routed = fields.number(family.count_key);

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "core/secret_file.h"
+#include "core/url_text.h"
 
 namespace driftless {
 namespace {
@@ -28,8 +29,13 @@ Result<std::unique_ptr<StatusReader>> open_url(const std::string& source,
                                                const StatusOptions& options) {
   const std::string endpoint = is_url(source) ? endpoint_of(source) : std::string();
   if (endpoint.empty()) {
-    if (!options.token_file.empty()) return refuse(source, "--token-file is for an endpoint");
+    if (!options.token_file.empty()) {
+      return refuse(public_url(source), "--token-file is for an endpoint");
+    }
     return make_road_reader("object_store", source, options.set, options.most_versions);
+  }
+  if (has_user(source)) {
+    return refuse(public_url(source), "a token in a URL stands in logs: --token-file FILE");
   }
   if (!options.set.empty()) return refuse(source, "an endpoint has no keys to --set");
   DRIFTLESS_RETURN_IF_ERROR(check_http());

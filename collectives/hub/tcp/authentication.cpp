@@ -101,7 +101,7 @@ Result<Admission> answer_hello(std::string_view token, std::string_view hello,
   return admission;
 }
 
-Result<std::string> FrameWriter::frame(std::string_view content) {
+Result<std::string> FrameWriter::header(std::string_view content) {
   if (content.size() > kMaxMessageBytes) {
     return error(StatusCode::kInvalidArgument, "hub: a message of ", content.size(),
                  " bytes, at most ", kMaxMessageBytes);
@@ -110,9 +110,12 @@ Result<std::string> FrameWriter::frame(std::string_view content) {
   ++number_;
   const std::uint64_t size = content.size();
   std::string bytes(reinterpret_cast<const char*>(&size), sizeof(size));
-  bytes.append(proof);
-  bytes.append(content);
-  return bytes;
+  return bytes.append(proof);
+}
+
+Result<std::string> FrameWriter::frame(std::string_view content) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string bytes, header(content));
+  return std::move(bytes.append(content));
 }
 
 Result<std::optional<std::string>> FrameReader::next() {
@@ -136,7 +139,7 @@ Result<std::optional<std::string>> FrameReader::next() {
   std::optional<std::string> message(content);
   taken_ += kHeaderBytes + size;
   if (taken_ == bytes_.size() || taken_ > (std::size_t{1} << 20)) {
-    bytes_.erase(0, taken_);
+    bytes_ = bytes_.substr(taken_);  // a new string: what a large message took is given back
     taken_ = 0;
   }
   return message;

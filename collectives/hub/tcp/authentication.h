@@ -44,6 +44,8 @@ enum class Direction : unsigned char { kToServer = 1, kToClient = 2 };
 class FrameWriter {
  public:
   FrameWriter(std::string key, Direction direction) : key_(std::move(key)), direction_(direction) {}
+  // What stands before the content, of the next message; and both.
+  [[nodiscard]] Result<std::string> header(std::string_view content);
   [[nodiscard]] Result<std::string> frame(std::string_view content);
 
  private:
@@ -58,6 +60,8 @@ class FrameReader {
   void append(std::string_view bytes) { bytes_.append(bytes); }
   // The next whole message; nothing if it has not arrived. kCorrupt: the stream is no good.
   [[nodiscard]] Result<std::optional<std::string>> next();
+  // Of messages that have not arrived whole.
+  [[nodiscard]] std::size_t held_bytes() const { return bytes_.size() - taken_; }
 
  private:
   std::string key_;

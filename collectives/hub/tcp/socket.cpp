@@ -116,9 +116,13 @@ Result<std::string> own_host_towards(const std::string& address) {
   return name.substr(0, name.rfind(':'));
 }
 
-Socket accept_one(const Socket& listener) {
+Result<Socket> accept_one(const Socket& listener) {
   Socket socket(::accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (socket.get() >= 0) send_at_once(socket);
+  if (socket.get() >= 0) {
+    send_at_once(socket);
+  } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+    return error(StatusCode::kNoSpace, "hub: no room for one more connection");
+  }
   return socket;
 }
 

@@ -15,8 +15,9 @@ using Socket = Descriptor;
 // The numeric host part of the address by which this process reaches `address`: "10.0.0.2",
 // "[::1]".
 [[nodiscard]] Result<std::string> own_host_towards(const std::string& address);
-// The next one that came; an empty Socket (-1) if none has.
-[[nodiscard]] Socket accept_one(const Socket& listener);
+// The next one that came; an empty Socket (-1) if none has. kNoSpace: this process has no
+// descriptor left for it, and it waits.
+[[nodiscard]] Result<Socket> accept_one(const Socket& listener);
 
 // Waits for `events` (POLLIN, POLLOUT); false if the deadline passed.
 [[nodiscard]] bool wait_for(const Socket& socket, short events, const Deadline& deadline);

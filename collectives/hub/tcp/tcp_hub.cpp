@@ -2,9 +2,12 @@
 // The hub over TCP, and the links to it.
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <mutex>
 
@@ -20,12 +23,40 @@ using std::chrono::milliseconds;
 constexpr milliseconds kProofTime{5'000};  // for a connection to prove itself
 // So long it has in any case; then it makes room for the next one, if there are too many.
 constexpr milliseconds kLeastProofTime{250};
-constexpr milliseconds kFullPause{10};      // until strangers are looked at again
-constexpr milliseconds kEndTime{1'000};     // for the last words
-constexpr std::size_t kMostStrangers = 64;  // that have not proved themselves yet
+constexpr milliseconds kFullPause{10};   // until strangers are looked at again
+constexpr milliseconds kEndTime{1'000};  // for the last words
+// Connections that have not proved themselves: an eighth of the descriptors, within these.
+constexpr std::size_t kLeastStrangers = 64, kMostStrangers = 512;
 constexpr std::size_t kMostKnown = 4096;
-// Of messages that peers have not read, in all: the peer that the next one is for is dropped.
+// Of messages that peers have not read, in all, and of messages that have not come whole: the peer
+// with the most of them is dropped.
 constexpr std::size_t kMostQueuedBytes = 4 * kMaxMessageBytes;
+constexpr std::size_t kMostUnfinishedBytes = 4 * kMaxMessageBytes;
+constexpr std::size_t kSharedBytes = std::size_t{64} << 10;  // a shorter text is copied
+
+std::size_t most_strangers() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return kLeastStrangers;
+  return std::clamp<std::size_t>(files.rlim_cur / 8, kLeastStrangers, kMostStrangers);
+}
+
+// Bytes to be sent, counted once however many peers they go to.
+class Content {
+ public:
+  Content(std::string text, std::size_t& queued_bytes)
+      : text_(std::move(text)), queued_bytes_(&queued_bytes) {
+    queued_bytes += text_.size();
+  }
+  Content(const Content&) = delete;
+  Content& operator=(const Content&) = delete;
+  ~Content() { *queued_bytes_ -= text_.size(); }
+  [[nodiscard]] std::string_view text() const { return text_; }
+
+ private:
+  const std::string text_;
+  std::size_t* const queued_bytes_;
+};
+using SharedContent = std::shared_ptr<const Content>;
 
 // A connection: a stranger until it has proved that it knows the token.
 struct Connection {
@@ -37,9 +68,21 @@ struct Connection {
   std::string said;   // of the proof, so far
   std::optional<FrameReader> reader;
   std::optional<FrameWriter> writer;
-  std::string outgoing;
+  std::deque<SharedContent> outgoing;
+  std::size_t sent = 0;    // of the first of them
+  std::size_t unread = 0;  // of all
   bool over = false;
   [[nodiscard]] bool known() const { return reader.has_value(); }
+  [[nodiscard]] std::size_t held_bytes() const { return known() ? reader->held_bytes() : 0; }
+  void queue(SharedContent content) {
+    unread += content->text().size();
+    outgoing.push_back(std::move(content));
+  }
+  void end() {
+    over = true;
+    outgoing.clear();
+    unread = 0;
+  }
 };
 
 class TcpHub final : public Hub {
@@ -58,13 +101,14 @@ class TcpHub final : public Hub {
   }
 
   [[nodiscard]] std::vector<HubEvent> poll(const Deadline& deadline) override {
-    wait(deadline);
+    const std::vector<std::uint64_t> ready = wait(deadline);
     std::vector<HubEvent> events;
     const std::scoped_lock lock(mutex_);
-    for (auto& [peer, connection] : connections_) serve(peer, connection, events);
+    for (const std::uint64_t peer : ready) serve(peer, connections_.at(peer), events);
+    bound_unfinished();
     for (auto it = connections_.begin(); it != connections_.end();) {
       Connection& connection = it->second;
-      if (!connection.known() && connection.prove_until.expired()) connection.over = true;
+      if (!connection.known() && connection.prove_until.expired()) connection.end();
       if (!connection.over) {
         ++it;
         continue;
@@ -79,16 +123,19 @@ class TcpHub final : public Hub {
   void send(std::uint64_t peer, std::string_view message) override {
     const std::scoped_lock lock(mutex_);
     const auto found = connections_.find(peer);
-    if (found == connections_.end() || !found->second.known()) return;
+    if (found == connections_.end() || !found->second.known() || found->second.over) return;
     Connection& connection = found->second;
-    const Result<std::string> frame = connection.writer->frame(message);
-    const bool fits = connection.outgoing.empty() || queued_bytes() <= kMostQueuedBytes;
-    if (!frame.ok() || !fits) {
-      connection.over = true;
+    Result<std::string> header = connection.writer->header(message);
+    if (!header.ok()) {
+      connection.end();
+    } else if (message.size() < kSharedBytes) {
+      connection.queue(content_of(std::move(header->append(message))));
     } else {
-      connection.outgoing += *frame;
-      flush(connection);
+      connection.queue(content_of(std::move(*header)));
+      connection.queue(shared(message));
     }
+    flush(connection);
+    bound_queued();
     if (connection.over || !connection.outgoing.empty()) wake();
   }
 
@@ -96,15 +143,42 @@ class TcpHub final : public Hub {
     const std::scoped_lock lock(mutex_);
     const auto found = connections_.find(peer);
     if (found == connections_.end()) return;
-    found->second.over = true;
+    found->second.end();
     wake();
   }
 
  private:
-  [[nodiscard]] std::size_t queued_bytes() const {
-    std::size_t bytes = 0;
-    for (const auto& [peer, connection] : connections_) bytes += connection.outgoing.size();
-    return bytes;
+  [[nodiscard]] SharedContent content_of(std::string text) {
+    return std::make_shared<const Content>(std::move(text), queued_bytes_);
+  }
+  // What is sent to many is sent to one after the other.
+  [[nodiscard]] SharedContent shared(std::string_view text) {
+    SharedContent content = last_shared_.lock();
+    if (content == nullptr || content->text() != text) content = content_of(std::string(text));
+    last_shared_ = content;
+    return content;
+  }
+
+  void bound_queued() {
+    while (queued_bytes_ > kMostQueuedBytes) {
+      end_largest([](const Connection& each) { return each.unread; });
+    }
+  }
+  void bound_unfinished() {
+    const auto size = [](const Connection& each) { return each.held_bytes(); };
+    std::size_t sum = 0;
+    for (const auto& [peer, connection] : connections_) sum += size(connection);
+    while (sum > kMostUnfinishedBytes) sum -= end_largest(size);
+  }
+  // Ends the connection that has the most of something. Returns how much that was.
+  std::size_t end_largest(std::size_t (*size)(const Connection&)) {
+    const auto largest = std::ranges::max_element(connections_, {}, [&](const auto& each) {
+      return each.second.over ? 0 : size(each.second);
+    });
+    const std::size_t ended = size(largest->second);
+    largest->second.end();
+    wake();
+    return ended;
   }
 
   void wake() {
@@ -112,27 +186,35 @@ class TcpHub final : public Hub {
     [[maybe_unused]] const ssize_t put = ::write(wake_.get(), &one, sizeof(one));
   }
 
-  void wait(const Deadline& deadline) {
+  // The peers whose connections have something to be read, or room for what is to be sent.
+  [[nodiscard]] std::vector<std::uint64_t> wait(const Deadline& deadline) {
     std::vector<pollfd> waits{{wake_.get(), POLLIN, 0}};
+    std::vector<std::uint64_t> peers;
     long long longest = 1'000;
     {
       const std::scoped_lock lock(mutex_);
-      // Who comes while there is no room waits in the listener's queue.
-      if (takes_one_more()) {
-        waits.push_back({listener_.get(), POLLIN, 0});
-      } else {
-        longest = kFullPause.count();
-      }
       for (const auto& [peer, connection] : connections_) {
         const bool writes = !connection.outgoing.empty();
         waits.push_back(
             {connection.socket.get(), static_cast<short>(POLLIN | (writes ? POLLOUT : 0)), 0});
+        peers.push_back(peer);
+      }
+      // Who comes while there is no room waits in the listener's queue.
+      if (takes_one_more() && !out_of_descriptors_) {
+        waits.push_back({listener_.get(), POLLIN, 0});
+      } else {
+        longest = kFullPause.count();
       }
     }
     const auto left = std::min<long long>(deadline.remaining().count(), longest);
     ::poll(waits.data(), waits.size(), static_cast<int>(left));
     std::uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof(count));
+    std::vector<std::uint64_t> ready;
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      if (waits[i + 1].revents != 0) ready.push_back(peers[i]);
+    }
+    return ready;
   }
 
   struct Strangers {
@@ -153,72 +235,80 @@ class TcpHub final : public Hub {
   [[nodiscard]] bool takes_one_more() {
     const Strangers now = strangers();
     if (connections_.size() - now.count >= kMostKnown) return false;
-    return now.count < kMostStrangers || now.oldest->may_stay_until.expired();
+    return now.count < most_strangers_ || now.oldest->may_stay_until.expired();
   }
 
   void accept_all() {
+    out_of_descriptors_ = false;
     while (takes_one_more()) {
-      Socket socket = accept_one(listener_);
-      if (socket.get() < 0) return;
-      if (const Strangers now = strangers(); now.count >= kMostStrangers) now.oldest->over = true;
-      Connection connection(std::move(socket));
+      Result<Socket> socket = accept_one(listener_);
+      const Strangers now = strangers();
+      out_of_descriptors_ = !socket.ok();
+      const bool full = out_of_descriptors_ || now.count >= most_strangers_;
+      if (socket.ok() && socket->get() < 0) return;
+      if (full && now.count > 0 && now.oldest->may_stay_until.expired()) now.oldest->end();
+      if (!socket.ok()) return;
+      Connection connection(std::move(*socket));
       const Result<std::string> nonce = new_nonce();
       if (!nonce.ok()) continue;
       connection.nonce = *nonce;
-      connection.outgoing = concat(kGreeting, *nonce);
+      connection.queue(content_of(concat(kGreeting, *nonce)));
       flush(connection);
       connections_.emplace(++last_peer_, std::move(connection));
     }
   }
 
   static void flush(Connection& connection) {
-    const Result<std::size_t> put = write_some(connection.socket, connection.outgoing);
-    if (!put.ok()) {
-      connection.over = true;
-      return;
+    while (!connection.outgoing.empty()) {
+      const std::string_view text = connection.outgoing.front()->text();
+      const Result<std::size_t> put = write_some(connection.socket, text.substr(connection.sent));
+      if (!put.ok()) return connection.end();
+      connection.sent += *put;
+      if (connection.sent < text.size()) return;
+      connection.unread -= text.size();
+      connection.sent = 0;
+      connection.outgoing.pop_front();
     }
-    connection.outgoing.erase(0, *put);
   }
 
   void serve(std::uint64_t peer, Connection& connection, std::vector<HubEvent>& events) {
     flush(connection);
     for (int rounds = 0; rounds < 64 && !connection.over; ++rounds) {
-      const Result<std::string> bytes = read_some(connection.socket, std::size_t{64} << 10);
-      if (!bytes.ok()) connection.over = true;
+      const std::size_t most =
+          connection.known() ? std::size_t{64} << 10 : kClientProofBytes - connection.said.size();
+      const Result<std::string> bytes = read_some(connection.socket, most);
+      if (!bytes.ok()) connection.end();
       if (!bytes.ok() || bytes->empty()) return;
-      std::string_view rest = *bytes;
-      if (!connection.known()) {
-        rest = hear_proof(connection, rest);
-        if (!connection.known()) continue;
+      if (connection.known()) {
+        connection.reader->append(*bytes);
+        take_messages(peer, connection, events);
+      } else if (hear_proof(connection, *bytes)) {
         events.push_back({HubEvent::Kind::kCame, peer, {}});
       }
-      connection.reader->append(rest);
-      take_messages(peer, connection, events);
     }
   }
 
-  // Takes what belongs to the proof, and returns what follows it.
-  std::string_view hear_proof(Connection& connection, std::string_view bytes) {
-    const std::size_t missing = kClientProofBytes - connection.said.size();
-    connection.said += bytes.substr(0, missing);
-    if (connection.said.size() < kClientProofBytes) return {};
+  // Whether the connection is known now.
+  bool hear_proof(Connection& connection, std::string_view bytes) {
+    connection.said += bytes;
+    if (connection.said.size() < kClientProofBytes) return false;
     const Result<Admission> admitted = admit(token_, connection.nonce, connection.said);
     if (!admitted.ok()) {
-      connection.over = true;
-      return {};
+      connection.end();
+      return false;
     }
     connection.reader.emplace(admitted->key, Direction::kToServer);
     connection.writer.emplace(admitted->key, Direction::kToClient);
-    connection.outgoing += admitted->answer;
+    connection.queue(content_of(admitted->answer));
     flush(connection);
-    return bytes.size() > missing ? bytes.substr(missing) : std::string_view();
+    return true;
   }
 
   static void take_messages(std::uint64_t peer, Connection& connection,
                             std::vector<HubEvent>& events) {
     for (;;) {
       Result<std::optional<std::string>> message = connection.reader->next();
-      if (!message.ok()) connection.over = true;
+      if (!message.ok()) connection.end();
       if (!message.ok() || !message->has_value()) return;
       events.push_back({HubEvent::Kind::kSaid, peer, std::move(**message)});
     }
@@ -227,9 +317,13 @@ class TcpHub final : public Hub {
   const Socket listener_;
   const Socket wake_;
   const std::string token_;
+  const std::size_t most_strangers_ = most_strangers();
   std::mutex mutex_;
+  std::size_t queued_bytes_ = 0;  // of contents, which the connections hold
+  std::weak_ptr<const Content> last_shared_;
   std::map<std::uint64_t, Connection> connections_;
   std::uint64_t last_peer_ = 0;
+  bool out_of_descriptors_ = false;
 };
 
 // Everybody else's side.

@@ -18,10 +18,11 @@ using testing::TempDir;
 
 class SharedFsExamineTest : public ::testing::Test {
  protected:
-  std::vector<Finding> examine(FileSystem& fs, std::uint64_t space_bytes = 0) {
+  std::vector<Finding> examine(FileSystem& fs, std::uint64_t space_bytes = 0,
+                               std::chrono::milliseconds wait = std::chrono::minutes(1)) {
     SharedFsOptions options;
     options.dir = directory_.path();
-    return examine_shared_fs(fs, options, space_bytes);
+    return examine_shared_fs(fs, options, space_bytes, Deadline::after(wait));
   }
   [[nodiscard]] bool empty() const {
     const auto names = posix_file_system().list(directory_.path());
@@ -50,6 +51,13 @@ TEST_F(SharedFsExamineTest, AnyCallThatFailsIsFoundAndNothingStays) {
       EXPECT_TRUE(empty()) << "call " << call;
     }
   }
+}
+
+TEST_F(SharedFsExamineTest, AFileSystemThatIsTooSlowIsLeftEmptyAndSaidSo) {
+  const auto findings = examine(posix_file_system(), 0, std::chrono::milliseconds(0));
+  EXPECT_EQ(state_of(findings, "deadline"), kFail);
+  EXPECT_EQ(state_of(findings, "lock"), kSkip) << "it was not tried";
+  EXPECT_TRUE(empty());
 }
 
 class LaxFileSystem final : public StallingFileSystem {
