@@ -22,6 +22,7 @@
 // scale infinite and the codes of finite weights beside it zeros.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -36,6 +37,8 @@ inline constexpr std::uint64_t kQuantizeBlock = 128;  // rows, and columns
   return extent / kQuantizeBlock + (extent % kQuantizeBlock != 0 ? 1 : 0);
 }
 
+// The most bytes of a rule's name, of later releases, too.
+inline constexpr std::size_t kMaxRuleName = 64;
 // "linear", "linear_div", "ue8m0"
 [[nodiscard]] std::string_view to_string(QuantizeRule rule);
 [[nodiscard]] Result<QuantizeRule> parse_quantize_rule(std::string_view name);

@@ -7,6 +7,7 @@
 
 #include "core/file_system.h"
 #include "core/layout.h"
+#include "core/quantize_rule.h"
 #include "formats/strict_json.h"
 
 namespace driftless {
@@ -135,6 +136,8 @@ Status read_identity(const Json& json, std::string_view what, Manifest& manifest
                              optional_u64(json, "ranks", 1, kMostRanks, what));
   if (ranks == 0) return error(StatusCode::kCorrupt, what, ": 'ranks' is 0");
   manifest.ranks = static_cast<std::uint32_t>(ranks);
+  DRIFTLESS_ASSIGN_OR_RETURN(manifest.quantize_rule,
+                             json_optional_string(json, "quantize_rule", kMaxRuleName, what));
   return {};
 }
 
@@ -207,6 +210,7 @@ std::string manifest_to_json(const Manifest& manifest) {
   json["base_digest"] = to_hex(manifest.base_digest);
   json["digest"] = to_hex(manifest.digest);
   if (manifest.ranks != 1) json["ranks"] = manifest.ranks;
+  if (!manifest.quantize_rule.empty()) json["quantize_rule"] = manifest.quantize_rule;
   for (const auto& [key, count] : kCounts) json[key] = manifest.*count;
   json["files"] = nlohmann::ordered_json::array();
   for (const ManifestFile& file : manifest.files) {

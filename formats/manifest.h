@@ -76,6 +76,8 @@ struct Manifest {
   // Sorted by name. All have a digest, or none has. If they have, those that are not listed are as
   // they were; of a full version all are listed, and together they have the version's digest.
   std::vector<ManifestTensor> tensors;
+  // By which rule the weights were quantized (core/quantize_rule.h); empty: they were not.
+  std::string quantize_rule = {};
   std::map<std::string, double> timings_ms;  // informative
   std::string created;                       // informative: UTC, ISO 8601
 

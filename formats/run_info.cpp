@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/quantize_rule.h"
 #include "formats/strict_json.h"
 
 namespace driftless {
@@ -102,6 +103,7 @@ std::string run_info_to_json(const RunInfo& info) {
   json["format_version"] = kRunInfoFormat;
   json["run"] = to_hex(info.run);
   json["ranks"] = info.ranks;
+  if (!info.quantize_rule.empty()) json["quantize_rule"] = info.quantize_rule;
   json["base_digest"] = to_hex(info.base_digest);
   json["weight_layout"] = to_hex(info.layout.signature());
   json["tensors"] = nlohmann::ordered_json::array();
@@ -136,6 +138,8 @@ Result<RunInfo> parse_run_info(std::string_view text, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(result.layout, read_layout(json, what));
   DRIFTLESS_RETURN_IF_ERROR(read_tensor_digests(json, what, result));
   DRIFTLESS_RETURN_IF_ERROR(read_unpublished(json, what, result));
+  DRIFTLESS_ASSIGN_OR_RETURN(result.quantize_rule,
+                             json_optional_string(json, "quantize_rule", kMaxRuleName, what));
   return result;
 }
 

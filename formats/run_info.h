@@ -39,6 +39,8 @@ struct RunInfo {
   // Sorted by name, none of the layout's. A receiver that holds one proves it by its digest. Empty:
   // there are none, or the publisher does not say.
   std::vector<UnpublishedTensor> unpublished = {};
+  // By which rule the trainer quantizes its weights (core/quantize_rule.h); empty: it does not.
+  std::string quantize_rule = {};
 };
 
 // One line of JSON. A tensor's name that is not UTF-8 cannot be written: parse_run_info() refuses

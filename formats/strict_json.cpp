@@ -159,6 +159,15 @@ Result<std::string> json_string(const Json& object, std::string_view key, std::s
   return member->get_ref<const std::string&>();
 }
 
+Result<std::string> json_optional_string(const Json& object, std::string_view key, std::size_t most,
+                                         std::string_view what) {
+  if (!object.is_object() || !object.contains(key)) return std::string();
+  DRIFTLESS_ASSIGN_OR_RETURN(std::string text, json_string(object, key, what));
+  if (text.size() <= most) return text;
+  return error(StatusCode::kCorrupt, what, ": '", key, "' has ", text.size(), " bytes, at most ",
+               most, " are expected");
+}
+
 Result<std::uint64_t> json_u64(const Json& object, std::string_view key, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(
       const Json* member,

@@ -35,6 +35,9 @@ inline constexpr std::size_t kMaxJsonDepth = 64;
                                               std::string_view what);
 [[nodiscard]] Result<std::string> json_string(const Json& object, std::string_view key,
                                               std::string_view what);
+// Of at most `most` bytes; empty if it is missing.
+[[nodiscard]] Result<std::string> json_optional_string(const Json& object, std::string_view key,
+                                                       std::size_t most, std::string_view what);
 [[nodiscard]] Result<std::uint64_t> json_u64(const Json& object, std::string_view key,
                                              std::string_view what);
 [[nodiscard]] Result<const Json*> json_array(const Json& object, std::string_view key,

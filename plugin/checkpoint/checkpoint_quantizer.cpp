@@ -12,6 +12,7 @@
 #include "core/stopwatch.h"
 #include "kernels/quantize.h"
 #include "plugin/checkpoint/checkpoint_writer.h"
+#include "plugin/checkpoint/quantization.h"
 
 namespace driftless {
 namespace {
@@ -34,10 +35,6 @@ bool can_be_quantized(const TensorSpec& tensor) {
 
 Result<TensorSpec> codes_of(const TensorSpec& tensor) {
   return TensorSpec::make(tensor.name, DType::kF8E4M3, tensor.shape);
-}
-Result<TensorSpec> scales_of(const TensorSpec& tensor) {
-  return TensorSpec::make(concat(tensor.name, kScaleSuffix), DType::kF32,
-                          {quantize_blocks(tensor.shape[0]), quantize_blocks(tensor.shape[1])});
 }
 
 class CheckpointQuantizer {

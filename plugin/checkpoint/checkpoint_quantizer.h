@@ -7,10 +7,6 @@
 
 namespace driftless {
 
-// Behind the name of the quantized tensor: that of its scales.
-inline constexpr std::string_view kScaleSuffix = "_scale_inv";
-inline constexpr std::string_view kModelConfigName = "config.json";
-
 struct QuantizeOptions {
   std::string checkpoint;  // a directory
   std::string out;         // is not there yet

@@ -37,6 +37,7 @@ Inspection inspect_manifest(std::string kind, const Manifest& manifest) {
   fact("layout", std::string(to_string(manifest.directory_layout)));
   fact("encoding", std::string(info(manifest.encoding).name));
   fact("checksum", std::string(to_string(manifest.checksum)));
+  if (!manifest.quantize_rule.empty()) fact("quantize_rule", manifest.quantize_rule);
   fact("weight_layout", to_hex(manifest.layout));
   fact("base_digest", to_hex(manifest.base_digest));
   fact("digest", to_hex(manifest.digest));
@@ -188,6 +189,7 @@ Inspection inspect_run(const RunInfo& run) {
                      {"weight_layout", to_hex(run.layout.signature())},
                      {"tensors", std::to_string(run.layout.size())},
                      {"bytes", std::to_string(run.layout.total_bytes())}}};
+  if (!run.quantize_rule.empty()) result.facts.emplace_back("quantize_rule", run.quantize_rule);
   result.columns = tensor_columns();
   const bool digests = !run.tensor_digests.empty();
   if (digests) result.columns.emplace_back("digest");

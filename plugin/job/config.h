@@ -9,6 +9,7 @@
 #pragma once
 
 #include "collectives/road_kind.h"
+#include "plugin/checkpoint/quantization.h"
 #include "plugin/engines/engine_notifier.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
@@ -74,6 +75,7 @@ struct Config {
   AgentOptions agent;
   DeviceOptions gpu;            // of the publisher; snapshot kHost: none
   bool gpu_device_auto = true;  // gpu.device; use_gpu() fills it in
+  QuantizeSettings quantize;
   MonitorOptions monitor;
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 

@@ -35,8 +35,13 @@ constexpr Choice<EngineAction> kActions[] = {
     {"update_weights_from_disk", EngineAction::kUpdateFromDisk},
     {"flush", EngineAction::kUpdateFlush}};
 
+constexpr Choice<QuantizeScheme> kSchemes[] = {{"auto", QuantizeScheme::kAuto},
+                                               {"none", QuantizeScheme::kNone},
+                                               {"fp8_block", QuantizeScheme::kFp8Block}};
+
 constexpr std::string_view kLayouts = "auto, flush, hf_delta, hdf5, frames or trl";
 constexpr std::string_view kChecksums = "xxh3-128, blake3 or adler32";
+constexpr std::string_view kRules = "linear, linear_div or ue8m0";
 constexpr std::string_view kSnapshots = "host, pinned, device or none";
 
 struct EncodingName {
@@ -142,6 +147,12 @@ constexpr std::array kKeys = {
         "on the link"),
     Job::key<Named<parse_checksum_kind, kChecksums>, DRIFTLESS_FIELD(publisher.checksum)>(
         "checksum", "Checksum of every changed tensor, in the layouts that carry them"),
+    Job::key<OneOf<kSchemes>, DRIFTLESS_FIELD(quantize.scheme)>(
+        "quantize.scheme", "auto, none or fp8_block",
+        "driftless trainer --replay: how bfloat16 weights become those of the base. auto: as its "
+        "quantization_config and its scales say; fp8_block: it must have FP8 blocks"),
+    Job::key<Named<parse_quantize_rule, kRules>, DRIFTLESS_FIELD(quantize.rule)>(
+        "quantize.rule", "By which rule (docs/operate/quantized.md)"),
     Job::key<Size<64 * kKiB, 16 * kGiB>, DRIFTLESS_FIELD(publisher.buffer_bytes)>(
         "buffer_size", "Bytes of a bucket: memory against overhead per part"),
     Job::key<Named<parse_snapshot, kSnapshots>, DRIFTLESS_FIELD(gpu.snapshot)>(

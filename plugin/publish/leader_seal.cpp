@@ -141,6 +141,7 @@ Result<Manifest> PublisherLeader::manifest_of(const Publication& made,
   manifest.total_units = run_.layout.total_units();
   manifest.full_bytes = run_.layout.total_bytes();
   manifest.ranks = ranks_;
+  manifest.quantize_rule = options_.quantize_rule;
   for (const PayloadMessage& rank : ranks) {
     manifest.digest += rank.digest;
     manifest.changed_units += rank.findings.changed_units;

@@ -77,6 +77,9 @@ struct PublisherOptions {
   // named in the notes of open() and recorded in the announcement, with their digests; with
   // `complete` they are an error. Empty: nobody says which there are.
   std::string base_checkpoint = {};
+  // By which rule the sources quantize their weights; empty: they do not. Announced, and in every
+  // manifest; a run goes on by the rule that it began with.
+  std::string quantize_rule = {};
   bool complete = false;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
 };

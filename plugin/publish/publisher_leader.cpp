@@ -287,6 +287,14 @@ Status PublisherLeader::check_run(const RunInfo& found) const {
                  to_hex(found.base_digest), ", the base given here has ", to_hex(run_.base_digest),
                  kElsewhere);
   }
+  if (found.quantize_rule != options_.quantize_rule) {
+    const auto named = [](const std::string& rule) {
+      return rule.empty() ? std::string("is not quantized") : concat("is quantized by ", rule);
+    };
+    return error(StatusCode::kAlreadyExists, "the run on the road ", named(found.quantize_rule),
+                 ", what this trainer publishes ", named(options_.quantize_rule),
+                 " (quantize.rule)", kElsewhere);
+  }
   if (!options_.base_checkpoint.empty() && !found.unpublished.empty() &&
       found.unpublished != unpublished_) {
     return error(StatusCode::kWrongBase, "the run on the road started from a checkpoint ",
@@ -305,8 +313,9 @@ void PublisherLeader::start(const Digest& held, bool live, StartMessage& start,
                          to_hex(start.digest), "; start a new run on an empty road");
     return;
   }
-  const RunInfo announcement{start.run, run_.layout,          run_.base_digest,
-                             ranks_,    base_tensor_digests_, unpublished_};
+  const RunInfo announcement{
+      start.run,    run_.layout,           run_.base_digest, ranks_, base_tensor_digests_,
+      unpublished_, options_.quantize_rule};
   start.status = road_.announce(run_info_to_json(announcement), deadline);
   // A run that goes on, with anchors among its versions, has a whole one, or will have.
   const bool among = format_.anchors_among_versions && start.version > 0;

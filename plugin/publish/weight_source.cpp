@@ -7,22 +7,26 @@ namespace driftless {
 
 // Stage s ends where its share of the bytes does; every tensor belongs to the stage in which its
 // middle lies, so that stages differ by less than a tensor.
-CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, unsigned stage, unsigned stages)
-    : checkpoint_(&checkpoint) {
-  const WeightLayout& layout = checkpoint.layout();
+LayoutStage stage_of(const WeightLayout& layout, unsigned stage, unsigned stages) {
   const double share = static_cast<double>(layout.total_bytes()) / stages;
   double before = 0;
-  bool found = false;
+  LayoutStage own;
   for (std::size_t tensor = 0; tensor < layout.size(); ++tensor) {
     const auto size = static_cast<double>(layout[tensor].size_bytes);
     const double middle = before + size / 2;
     before += size;
     const auto owner = share > 0 ? static_cast<unsigned>(middle / share) : 0U;
     if (std::min(owner, stages - 1) != stage) continue;
-    if (!found) first_ = tensor;
-    found = true;
-    tensors_.push_back(layout[tensor]);
+    if (own.count++ == 0) own.first = tensor;
   }
+  return own;
+}
+
+CheckpointSource::CheckpointSource(const Checkpoint& checkpoint, unsigned stage, unsigned stages)
+    : checkpoint_(&checkpoint) {
+  const LayoutStage own = stage_of(checkpoint.layout(), stage, stages);
+  first_ = own.first;
+  for (std::size_t i = 0; i < own.count; ++i) tensors_.push_back(checkpoint.layout()[first_ + i]);
 }
 
 Status CheckpointSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {

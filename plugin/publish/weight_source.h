@@ -44,8 +44,14 @@ class WeightSource {
       const std::function<Status(std::span<const OfferedTensor>)>& use) = 0;
 };
 
-// Tensors of a checkpoint: those of stage `stage` of `stages` (contiguous stretches of the layout
-// of about equal size, as pipeline stages have them). The checkpoint outlives the source.
+// The tensors of stage `stage` of `stages`: contiguous stretches of the layout of about equal size,
+// as pipeline stages have them.
+struct LayoutStage {
+  std::size_t first = 0, count = 0;
+};
+[[nodiscard]] LayoutStage stage_of(const WeightLayout& layout, unsigned stage, unsigned stages);
+
+// Tensors of a checkpoint: those of a stage. The checkpoint outlives the source.
 class CheckpointSource final : public WeightSource {
  public:
   explicit CheckpointSource(const Checkpoint& checkpoint, unsigned stage = 0, unsigned stages = 1);

@@ -91,6 +91,7 @@ inline constexpr std::uint64_t kDefaultSteps = 10;
 struct TrainerArguments {
   JobArguments job;
   std::string replay;                  // empty: a run is made up
+  std::string base;                    // of a replay; empty: its step 0
   std::optional<std::uint64_t> steps;  // kDefaultSteps, or all that there are to replay
   SynthOptions synth;                  // the run that is made up
   std::uint64_t interval_ms = 0;

@@ -12,8 +12,11 @@ namespace {
 constexpr std::size_t kColumns = 96;
 
 // The keys that one role alone reads, by the group that they are in; others are everybody's.
-constexpr std::pair<std::string_view, std::string_view> kOfRole[] = {
-    {"anchors.", "trainer"}, {"capture.", "trainer"}, {"notify.", "trainer"}, {"agent.", "agent"}};
+constexpr std::pair<std::string_view, std::string_view> kOfRole[] = {{"anchors.", "trainer"},
+                                                                     {"capture.", "trainer"},
+                                                                     {"notify.", "trainer"},
+                                                                     {"quantize.", "trainer"},
+                                                                     {"agent.", "agent"}};
 
 // A road's row without help is of a key that the job has for everybody: gpu.device.
 bool is_roads(const RoadKind& kind, std::string_view name) {

@@ -41,6 +41,11 @@ void add_trainer(CLI::App& app, Arguments& all) {
       command->add_option("--replay", options.replay,
                           "Directory with the checkpoints step_000000/, step_000001/, ... "
                           "(default: a run is made up)");
+  command
+      ->add_option("--base", options.base,
+                   "The checkpoint that the rollouts have (default: step_000000/): in FP8 blocks, "
+                   "if the replay is in bfloat16 and to be quantized")
+      ->needs(replay);
   add_version(*command, "--steps", options.steps, "Versions (default: 10, or all to replay)",
               std::uint64_t{1} << 32);
   add_number(*command, "--params", options.synth.params,

@@ -13,6 +13,7 @@
 #include "plugin/checkpoint/verify.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
+#include "plugin/publish/quantized_source.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/job.h"
 #include "tools/cli/job_progress.h"
@@ -172,14 +173,22 @@ class Trainer {
 
   [[nodiscard]] Status open() {
     FileSystem& fs = posix_file_system();
-    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(fs, steps_.path(0)));
+    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(fs, path_of(0)));
     // A tied tensor's copy that the base stores and the last step does not is not published.
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint last,
                                Checkpoint::open(fs, steps_.path(steps_.last())));
+    DRIFTLESS_ASSIGN_OR_RETURN(quantizes_,
+                               needs_quantization(fs, base, last.layout(), config_.quantize));
+    if (quantizes_) config_.publisher.quantize_rule = to_string(config_.quantize.rule);
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> left_out,
                                leave_out_copies(fs, base, last.layout()));
     if (leads()) std::ranges::for_each(left_out, [this](const std::string& note) { say(note); });
     layout_ = base.layout();
+    companions_dir_ = base.directory();
+    if (quantizes_) {  // a step that does not fit shows now
+      DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint step, open_step(steps_.last()));
+      DRIFTLESS_RETURN_IF_ERROR(source_of(steps_.last(), step, 0, 1).status());
+    }
     CheckpointSource source(base, process_.rank(), process_.trainers());
     // Making up a run took the time it took: only now the others are waited for.
     DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
@@ -194,12 +203,41 @@ class Trainer {
     return find_step(first);
   }
 
+  // The checkpoint of a version: the base, or a step.
+  [[nodiscard]] std::string path_of(std::uint64_t version) const {
+    return version == 0 && !arguments_.base.empty() ? arguments_.base : steps_.path(version);
+  }
+
   // The weights of a step that the run publishes.
   [[nodiscard]] Result<Checkpoint> open_step(std::uint64_t step) const {
     FileSystem& fs = posix_file_system();
-    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint weights, Checkpoint::open(fs, steps_.path(step)));
+    DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint weights, Checkpoint::open(fs, path_of(step)));
     DRIFTLESS_RETURN_IF_ERROR(leave_out_copies(fs, weights, layout_).status());
     return weights;
+  }
+
+  // What stage `stage` of `stages` publishes of a step.
+  [[nodiscard]] Result<std::unique_ptr<WeightSource>> source_of(std::uint64_t step,
+                                                                const Checkpoint& weights,
+                                                                unsigned stage,
+                                                                unsigned stages) const {
+    if (!quantizes_ || step == 0) {
+      return std::unique_ptr<WeightSource>(
+          std::make_unique<CheckpointSource>(weights, stage, stages));
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        QuantizedSource source,
+        QuantizedSource::make(weights, layout_, companions_dir_, config_.quantize.rule,
+                              common_.thread_count(), stage, stages));
+    return std::unique_ptr<WeightSource>(std::make_unique<QuantizedSource>(std::move(source)));
+  }
+
+  [[nodiscard]] Result<Digest> digest_step(std::uint64_t step) const {
+    DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, open_step(step));
+    if (!quantizes_) return digest_checkpoint(weights, common_.thread_count());
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source,
+                               source_of(step, weights, 0, 1));
+    return digest_source(*source, common_.thread_count());
   }
 
   // To open a publisher is to take the road over, and to take back that its run has ended: a run
@@ -229,14 +267,15 @@ class Trainer {
     if (there.version == 0) return {};
     const std::uint64_t newest = std::min(there.version, steps_.last());
     for (at_ = newest;; --at_) {
-      DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint step, open_step(at_));
-      if (digest_checkpoint(step, common_.thread_count()) == there.digest) return {};
+      DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, digest_step(at_));
+      if (digest == there.digest) return {};
       if (at_ == 0 || newest - at_ == kMostSkipped) break;
     }
     return error(
         StatusCode::kAlreadyExists, "the road holds version ", there.version, " of run ",
-        to_hex(there.run), " with digest ", to_hex(there.digest), ", which ", steps_.path(newest),
-        " does not have: another run",
+        to_hex(there.run), " with digest ", to_hex(there.digest), ", which ", path_of(newest),
+        " does not have", quantizes_ ? " once quantized by this quantize.rule" : "",
+        ": another run",
         "; use another road.shared_fs.dir or road.object_store.url, or remove the old run");
   }
 
@@ -321,8 +360,9 @@ class Trainer {
 
   [[nodiscard]] Result<PublishReport> publish(std::uint64_t step) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights, open_step(step));
-    CheckpointSource source(weights, process_.rank(), process_.trainers());
-    return session_->publish(source);
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> source,
+                               source_of(step, weights, process_.rank(), process_.trainers()));
+    return session_->publish(*source);
   }
 
   // What a trainer would do in between: here, nothing.
@@ -431,6 +471,8 @@ class Trainer {
   RunFiles temporary_;
   RunSteps steps_;
   WeightLayout layout_;           // that the run publishes
+  std::string companions_dir_;    // of the base
+  bool quantizes_ = false;        // steps become the base's tensors
   std::unique_ptr<Group> group_;  // for this command
   std::unique_ptr<PublisherSession> session_;
   std::uint64_t round_ = 0;

@@ -46,10 +46,12 @@ TEST(ManifestTest, RoundTrips) {
 
 TEST(ManifestTest, RanksAndLocatorsAreWrittenOnlyWhereTheyAreSomething) {
   const std::string plain = manifest_to_json(example_manifest());
-  for (const char* key : {"\"rank", "locator"}) EXPECT_EQ(plain.find(key), std::string::npos);
+  for (const char* key : {"\"rank", "locator", "quantize_rule"})
+    EXPECT_EQ(plain.find(key), std::string::npos);
 
   Manifest manifest = example_manifest();
   manifest.ranks = 3;
+  manifest.quantize_rule = "linear";
   manifest.files[0].rank = 2;
   manifest.files[1].locator = ~std::uint64_t{0};
   for (const DirectoryLayout layout : {DirectoryLayout::kHfDelta, DirectoryLayout::kFlush,
@@ -66,6 +68,7 @@ TEST(ManifestTest, RanksAndLocatorsAreWrittenOnlyWhereTheyAreSomething) {
   };
   refuses("\"rank\":2", "\"rank\":3");  // of ranks 0, 1 and 2
   refuses("\"rank\":2", "\"rank\":-1");
+  refuses("\"linear\"", "false");
   refuses("\"ranks\":3", "\"ranks\":0");
   refuses("\"ranks\":3", "\"ranks\":4294967296");
   refuses("18446744073709551615", "18446744073709551616");

@@ -70,6 +70,20 @@ TEST(RunInfoTest, TensorsOfTheBaseThatAreNotPublishedAreRecorded) {
   EXPECT_EQ(run_code_of(replaced(text, to_hex(Digest{{8, 3}}), "8")), StatusCode::kCorrupt);
 }
 
+TEST(RunInfoTest, TheRuleOfQuantizationIsRecorded) {
+  RunInfo info = example_run();
+  EXPECT_EQ(run_info_to_json(info).find("quantize_rule"), std::string::npos);
+  info.quantize_rule = "of a later release";
+  const std::string text = run_info_to_json(info);
+  const auto parsed = parse_run_info(text, "r");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().to_string();
+  EXPECT_EQ(parsed->quantize_rule, info.quantize_rule);
+  const std::string rule = R"("of a later release")";
+  EXPECT_EQ(run_code_of(replaced(text, rule, "7")), StatusCode::kCorrupt);
+  EXPECT_EQ(run_code_of(replaced(text, rule, concat("\"", std::string(65, 'x'), "\""))),
+            StatusCode::kCorrupt);
+}
+
 TEST(RunInfoTest, ARunWithoutTensorsIsOne) {
   RunInfo info = example_run();
   info.layout = layout_of({});

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// QuantizedSource: a bfloat16 checkpoint offered as the tensors of a base with FP8 blocks.
+#pragma once
+
+#include "core/quantize_rule.h"
+#include "plugin/publish/weight_source.h"
+
+namespace driftless {
+
+// Tensors whose scales the base has are quantized on the way, some at a time; the others are
+// offered as they lie in the checkpoint. Stages are those of CheckpointSource, of the base. The
+// checkpoint outlives the source.
+class QuantizedSource final : public WeightSource {
+ public:
+  // `companions_dir`: the base's directory. kWrongLayout, by name, if the checkpoint has not
+  // exactly the tensors of `base`, those with scales in bfloat16 and without the scales.
+  [[nodiscard]] static Result<QuantizedSource> make(const Checkpoint& weights,
+                                                    const WeightLayout& base,
+                                                    std::string companions_dir, QuantizeRule rule,
+                                                    unsigned threads, unsigned stage = 0,
+                                                    unsigned stages = 1);
+  [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
+  [[nodiscard]] std::string companions_dir() const override { return companions_dir_; }
+  // Holds kBatchBytes of codes and scales, or those of one tensor if it has more.
+  [[nodiscard]] Status visit(
+      const std::function<Status(std::span<const OfferedTensor>)>& use) override;
+
+  static constexpr std::uint64_t kBatchBytes = std::uint64_t{64} << 20;
+
+ private:
+  // A tensor of the checkpoint, and what becomes of it here.
+  struct Part {
+    std::size_t from = 0;
+    std::optional<std::size_t> same, codes, scales;  // indices in tensors()
+  };
+
+  explicit QuantizedSource(const Checkpoint& weights) : weights_(&weights) {}
+  [[nodiscard]] Status add(const WeightLayout& base, const TensorSpec& own, std::size_t from);
+
+  const Checkpoint* weights_;
+  std::string companions_dir_;
+  QuantizeRule rule_ = QuantizeRule::kLinear;
+  unsigned threads_ = 1;
+  LayoutStage own_;
+  std::vector<TensorSpec> tensors_;
+  std::vector<Part> parts_;
+};
+
+// The digest of what a source offers, whole tensors in host memory.
+[[nodiscard]] Result<Digest> digest_source(WeightSource& source, unsigned threads);
+
+}  // namespace driftless
