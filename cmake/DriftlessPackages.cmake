@@ -47,6 +47,8 @@ driftless_loaded_package(driftless_hdf5_road_library hdf5 recommended
   "Driftless: the road over parallel HDF5, loaded on demand")
 driftless_loaded_package(driftless_object_store_road_library object_store recommended
   "Driftless: the road over object stores, loaded on demand")
+driftless_loaded_package(driftless_peer_road_library peer recommended
+  "Driftless: the road of reads between peers, loaded on demand")
 driftless_loaded_package(driftless_monitor_library monitor recommended
   "Driftless: status server and metrics, loaded on demand")
 driftless_loaded_package(driftless_device_library cuda recommended

@@ -159,7 +159,7 @@ def test_check_shows_what_was_changed_first(work):
     assert "keep_versions" not in json.loads(nothing)["changed"]
 
 
-ROADS = ["mpi_rma", "nccl", "shared_fs", "object_store", "host_shm"]
+ROADS = ["mpi_rma", "nccl", "peer", "shared_fs", "object_store", "host_shm"]
 REQUIRED = {"shared_fs": ("dir:", "dir: /d"), "object_store": ("url:", "url: s3://bucket/prefix")}
 
 
@@ -201,8 +201,8 @@ def keys_in(text):
 
 # What the keys of several roads are read by; others of road.X.* are of road X.
 SHARED_KEYS = {
-    "road.ring_size": {"mpi_rma", "nccl"},
-    "road.ring_versions": {"mpi_rma", "nccl"},
+    "road.ring_size": {"mpi_rma", "nccl", "peer"},
+    "road.ring_versions": {"mpi_rma", "nccl", "peer"},
     "hub.address": {"nccl", "peer"},
     "hub.token_file": {"nccl", "peer"},
 }

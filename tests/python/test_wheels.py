@@ -27,6 +27,7 @@ LOADED = {
     "libdriftless_hdf5_roads.so": {"libmpi.so.40", "libhdf5_openmpi.so.103"},
     "libdriftless_nccl_roads.so": set(),
     "libdriftless_object_store_roads.so": set(),
+    "libdriftless_peer_roads.so": set(),
     "libdriftless_monitor.so": set(),
     "libdriftless_device.so": set(),
 }

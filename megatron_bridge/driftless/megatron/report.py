@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import driftless
@@ -88,7 +88,7 @@ class Reporter:
 
     def _line(self, text: str, warning: bool = False) -> None:
         """A log line, as the processes of the command write them: the UTC time and a name."""
-        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = f"{time} driftless trainer.{self._rank}: {text}"
         print(line, file=sys.stderr if warning else sys.stdout, flush=True)
 

@@ -56,6 +56,7 @@ std::string_view package_with(std::string_view why) {
       Package{"libdriftless_nccl_roads.so: cannot open", "install the package driftless-nccl"},
       Package{"libdriftless_object_store_roads.so: cannot open",
               "install the package driftless-object-store"},
+      Package{"libdriftless_peer_roads.so: cannot open", "install the package driftless-peer"},
       Package{"libdriftless_monitor.so: cannot open", "install the package driftless-monitor"},
       Package{"libdriftless_device.so: cannot open", "install the package driftless-cuda"},
   };

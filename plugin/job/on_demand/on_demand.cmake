@@ -25,7 +25,8 @@ function(driftless_loaded_library name output source)
   # has for MPI is in that of MPI.
   target_link_options(${name} PRIVATE LINKER:--as-needed
     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/c_abi/driftless.map)
-  # Its component, and with driftless- before it its package: mpi, hdf5, nccl, object_store, monitor, cuda.
+  # Its component, and with driftless- before it its package: mpi, hdf5, nccl, object_store,
+  # peer, monitor, cuda.
   string(REGEX REPLACE "^driftless_|_roads$" "" component ${output})
   string(REGEX REPLACE "^roads$" mpi component ${component})
   string(REGEX REPLACE "^device$" cuda component ${component})
