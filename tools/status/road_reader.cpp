@@ -10,7 +10,7 @@
 #include "plugin/job/publisher_session.h"
 #include "plugin/receive/run_end.h"
 #include "plugin/receive/version_fetcher.h"
-#include "tools/status/status_reader.h"
+#include "tools/status/road_reader.h"
 
 namespace driftless {
 namespace {
@@ -48,11 +48,18 @@ class RoadReader final : public StatusReader {
         road_(std::move(road)),
         most_versions_(most_versions) {}
 
+  // A trainer may publish and end after the list was read, and the next one after the second list
+  // was: an end that is ahead is damage only if the list stands still.
   Result<Sighting> look(const Deadline& deadline) override {
-    DRIFTLESS_ASSIGN_OR_RETURN(Sighting sighting, look_once(deadline));
-    // A run may make versions and end after the list was read. A second list is newer than the end.
-    if (!end_is_ahead_) return sighting;
-    return look_once(deadline);
+    std::optional<std::pair<Hash128, std::uint64_t>> before;
+    while (true) {
+      DRIFTLESS_ASSIGN_OR_RETURN(Sighting sighting, look_once(deadline));
+      const std::pair newest{sighting.status.run, sighting.status.version};
+      if (!end_is_ahead_ || before == newest) return sighting;
+      DRIFTLESS_RETURN_IF_ERROR(
+          deadline.check(concat(location_, ": its run ends again and again while it is read")));
+      before = newest;
+    }
   }
 
  private:
@@ -316,6 +323,14 @@ class RoadReader final : public StatusReader {
 
 }  // namespace
 
+std::unique_ptr<StatusReader> make_reader_of_road(Config config, std::string location,
+                                                  const RoadOpener& opener,
+                                                  std::unique_ptr<ReceiveRoad> road,
+                                                  std::size_t most_versions) {
+  return std::make_unique<RoadReader>(std::move(config), std::move(location), opener,
+                                      std::move(road), most_versions);
+}
+
 Result<std::unique_ptr<StatusReader>> make_road_reader(std::string_view kind,
                                                        const std::string& location,
                                                        std::span<const std::string> set,
@@ -332,8 +347,8 @@ Result<std::unique_ptr<StatusReader>> make_road_reader(std::string_view kind,
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> opened,
                              road->opener->history(config.road_options()));
-  return std::unique_ptr<StatusReader>(std::make_unique<RoadReader>(
-      std::move(config), location, *road->opener, std::move(opened), most_versions));
+  return make_reader_of_road(std::move(config), location, *road->opener, std::move(opened),
+                             most_versions);
 }
 
 }  // namespace driftless
