@@ -176,7 +176,8 @@ constexpr std::array kKeys = {
     Job::key<Count<0, 1024>, DRIFTLESS_FIELD(publisher.threads), DRIFTLESS_FIELD(receiver.threads)>(
         "threads", "Threads of one process; 0: all cores"),
     Job::key<Text, DRIFTLESS_FIELD(road)>(
-        "road.kind", "mpi_rma, nccl, shared_fs, object_store or host_shm", "What carries versions"),
+        "road.kind", "mpi_rma, nccl, peer, shared_fs, object_store or host_shm",
+        "What carries versions"),
     SettingKey<Config>{
         "road.layout", kLayouts, kAuto,
         "Files of a version on shared_fs. auto: flush there, frames on other roads; trl: "

@@ -160,7 +160,11 @@ def test_check_shows_what_was_changed_first(work):
 
 
 ROADS = ["mpi_rma", "nccl", "peer", "shared_fs", "object_store", "host_shm"]
-REQUIRED = {"shared_fs": ("dir:", "dir: /d"), "object_store": ("url:", "url: s3://bucket/prefix")}
+REQUIRED = {
+    "shared_fs": ("dir:", "dir: /d"),
+    "object_store": ("url:", "url: s3://bucket/prefix"),
+    "peer": ("token_file:", "token_file: /d/token"),
+}
 
 
 @pytest.mark.parametrize("role", [None, "trainer", "rollout", "agent"])
@@ -168,7 +172,7 @@ REQUIRED = {"shared_fs": ("dir:", "dir: /d"), "object_store": ("url:", "url: s3:
 def test_init_writes_a_file_that_passes_the_check(work, road, role):
     path = work / "job.yaml"
     wrote = ok("config", "init", "--road", road, "--out", path, *(["--role", role] if role else []))
-    assert wrote.count("\nfill in: road.") == (1 if road in REQUIRED else 0)
+    assert wrote.count("\nfill in: ") == (1 if road in REQUIRED else 0)
     text = path.read_text()
     assert f"kind: {road}\n" in text and all(len(line) <= 100 for line in text.splitlines())
     if road in REQUIRED:
@@ -218,6 +222,13 @@ def test_init_has_every_key_that_applies(road):
         readers = {own[1]} if own else SHARED_KEYS.get(key, {road})
         applies = bool(readers & {road, "host_shm"})
         assert (key.replace("[]", "") in found) == applies, key
+
+
+def test_the_key_of_the_road_names_every_road():
+    (row,) = [row for row in ok_json("info")["keys"] if row["key"] == "road.kind"]
+    assert set(re.findall(r"[a-z_]+", row["value"])) - {"or"} == set(ROADS)
+    (choices,) = re.findall(r"--road TEXT:\{([a-z_,]+)\}", ok("config", "init", "--help"))
+    assert set(choices.split(",")) == set(ROADS)
 
 
 def test_init_refuses_to_overwrite_and_roads_that_are_none(work):
