@@ -179,8 +179,9 @@ class SpanWriter final : public RecordSink {
     spans.stage("seal", next_id(), {published.seal_ms, 0});
   }
 
+  // Added up as the stages are below: another order rounds to another nanosecond.
   [[nodiscard]] static double length(const CommitTimes& commit) {
-    return commit.stage_ms + commit.pause_ms + commit.apply_ms + commit.resume_ms;
+    return commit.resume_ms + commit.apply_ms + commit.pause_ms + commit.stage_ms;
   }
   // One after the other, up to the record's time.
   void add(RecordSpans& spans, const CommitTimes& commit, double fetch_ms) {

@@ -111,6 +111,15 @@ TEST_F(Spans, AReceiversStagesFollowEachOther) {
   EXPECT_EQ(span(spans, "follow version 7")["parentSpanId"], publisher_span_id(record.run, 7));
 }
 
+TEST_F(Spans, NoStageBeginsBeforeItsParentByRounding) {
+  EngineRecord record = engine_update("http://a", 7);
+  record.commit = {
+      .stage_ms = 0.176355, .pause_ms = 0.895818, .apply_ms = 2.90371, .resume_ms = 2.626603};
+  const json spans = spans_of(record);
+  EXPECT_EQ(span(spans, "stage")["startTimeUnixNano"],
+            span(spans, "engine update")["startTimeUnixNano"]);
+}
+
 TEST_F(Spans, AnAgentFetchesWhileItHandsOver) {
   const json spans = spans_of(delivered_version(7));
   ASSERT_EQ(spans.size(), 3U);  // nothing was applied
