@@ -41,7 +41,8 @@ std::uint64_t bytes_in(const Directory& directory) {
 // Segments of a sender that lives, or that died.
 Finding examine_segments(const HostShmOptions& options) {
   const Result<Directory> directory = Directory::open(options, false);
-  if (directory.status().code() == StatusCode::kNotFound) return {"segments", kOk, "none"};
+  const Finding none{"segments", kOk, "none of a dead process"};
+  if (directory.status().code() == StatusCode::kNotFound) return none;
   if (!directory.ok()) return failed("segments", directory.status(), "remove that directory");
   const Result<Descriptor> lock = directory->open_file(kLockName, false);
   // Given back at once. A sender that starts in that microsecond is refused, and started again.
@@ -52,7 +53,7 @@ Finding examine_segments(const HostShmOptions& options) {
             concat(directory->path(), ": process ", holder.ok() ? *holder : "?", " sends here")};
   }
   const std::uint64_t bytes = bytes_in(*directory);
-  if (bytes <= kMaxEndBytes) return {"segments", kOk, "none of a dead process"};
+  if (bytes <= kMaxEndBytes) return none;
   return {"segments", kWarn,
           concat(directory->path(), ": ", about(bytes), " that a dead process left"),
           concat("start the agent again, which removes them, or remove ", directory->path())};
