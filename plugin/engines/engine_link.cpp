@@ -6,6 +6,7 @@
 
 #include "core/line_log.h"
 #include "core/secret_file.h"
+#include "core/url_text.h"
 
 namespace driftless {
 namespace {
@@ -115,6 +116,10 @@ Status prepare_endpoint(EngineEndpoint& engine) {
   if (!is_plain_text(url) || url.find_first_of("?#\"<>\\") != std::string::npos) {
     return error(StatusCode::kInvalidArgument, "engine ", name,
                  ": the url has spaces, '?', '#' or other characters that no base url has");
+  }
+  if (public_url(url) != without_users(url)) {
+    return error(StatusCode::kInvalidArgument, "engine ", name,
+                 ": a '/' in the user or the password of its url: write it as %2F");
   }
   if (!engine.token_file.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(engine.token, read_token_file(engine.token_file));

@@ -95,7 +95,7 @@ def test_metrics_that_cannot_be(work):
     (work / "m.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     page = work / "page.html"
     told = run("report", "--metrics", work / "m.jsonl", "--out", page)
-    assert told.returncode == 0 and f"{len(hostile)} of {len(lines)} lines are no records" in told.stderr
+    assert told.returncode == 0 and f"{len(hostile)} of {len(lines)} lines without a record" in told.stderr
     text = page.read_text()
     for word in (">inf", '"inf', "inf ", '"-inf', ">-inf", ">nan", '"nan', "<img"):
         assert word not in text, word
