@@ -34,7 +34,7 @@ TEST(DoctorRunner, RowsComeInTheOrderOfTheChecksOnOneLineEach) {
   const std::vector<Row> rows = run({{"a", slow}, {"b", quick}});
   ASSERT_EQ(rows.size(), 3U);
   EXPECT_EQ(rows[0].group, "a");
-  EXPECT_EQ(rows[0].finding.finding, "two lines [31m");
+  EXPECT_EQ(rows[0].finding.finding, "two lines\\u001b[31m");
   EXPECT_LT(rows[0].finding.next.size(), 700U);
   EXPECT_EQ(rows[1].finding.state, kSkip);
   EXPECT_EQ(rows[2].finding.check, "second");
