@@ -81,9 +81,9 @@ class MovingRoad final : public ReceiveRoad {
 };
 
 Result<Sighting> look_at(Trainers& trainers, std::chrono::milliseconds wait = 1min) {
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      Config config, parse_config("road: { kind: shared_fs }", "test",
-                                  {{concat("road.shared_fs.dir=", trainers.dir)}}));
+  DRIFTLESS_ASSIGN_OR_RETURN(Config config,
+                             parse_config("road: { kind: shared_fs }", "test",
+                                          {{concat("road.shared_fs.dir=", trainers.dir)}}));
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, find_road(road_table(), config));
   return make_reader_of_road(config, trainers.dir, *road->opener,
                              std::make_unique<MovingRoad>(trainers), 10)
