@@ -43,4 +43,16 @@ inline constexpr std::size_t kMaxRuleName = 64;
 [[nodiscard]] std::string_view to_string(QuantizeRule rule);
 [[nodiscard]] Result<QuantizeRule> parse_quantize_rule(std::string_view name);
 
+// Whether a publisher quantizes.
+enum class QuantizeScheme : unsigned char {
+  kAuto,      // as the base is
+  kNone,      // the weights are those of the base as they come
+  kFp8Block,  // the base must have FP8 blocks
+};
+
+struct QuantizeSettings {
+  QuantizeScheme scheme = QuantizeScheme::kAuto;
+  QuantizeRule rule = QuantizeRule::kLinear;
+};
+
 }  // namespace driftless

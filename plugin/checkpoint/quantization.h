@@ -13,16 +13,6 @@ namespace driftless {
 inline constexpr std::string_view kScaleSuffix = "_scale_inv";
 inline constexpr std::string_view kModelConfigName = "config.json";
 
-enum class QuantizeScheme : unsigned char {
-  kAuto,      // as the base is
-  kNone,      // the weights are those of the base as they come
-  kFp8Block,  // the base must have FP8 blocks
-};
-struct QuantizeSettings {
-  QuantizeScheme scheme = QuantizeScheme::kAuto;
-  QuantizeRule rule = QuantizeRule::kLinear;
-};
-
 // `weights`: what is to be published. False if the base has these tensors as they are, or is not
 // quantized. kUnsupported, naming the scheme and what to use instead, if the base is quantized by
 // another one than FP8 blocks of 128x128 with float32 scales; kWrongLayout, by name, if its scales

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "collectives/road_kind.h"
-#include "plugin/checkpoint/quantization.h"
+#include "core/quantize_rule.h"
 #include "plugin/engines/engine_notifier.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
