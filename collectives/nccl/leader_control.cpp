@@ -212,6 +212,12 @@ std::set<std::uint64_t> LeaderControl::members() const {
   return all;
 }
 
+std::string LeaderControl::names_of(const std::set<std::uint64_t>& peers) const {
+  std::string names;
+  for (const std::uint64_t peer : peers) names += concat(names.empty() ? "" : ", ", name_of(peer));
+  return names.empty() ? "none" : names;
+}
+
 std::string LeaderControl::name_of(std::uint64_t peer) const {
   const auto found = peers_.find(peer);
   if (found != peers_.end() && found->second.report) {
