@@ -85,7 +85,8 @@ struct RoadPlace {
   std::string leader_host = {};  // of rank 0 of the trainers, by the launcher; empty: not known
   std::uint64_t start = 0;  // of this start of the trainers, the same on all ranks; 0: not known
   DeviceHash hash = {};     // empty: bytes are brought to the host to be hashed
-  std::shared_ptr<hub::Port> port = {};  // of the run's hub; null: the road makes one if it needs it
+  std::shared_ptr<hub::Port> port =
+      {};  // of the run's hub; null: the road makes one if it needs it
 };
 
 // A road that one process has opened. It outlives what its functions make.
@@ -140,7 +141,8 @@ namespace road_key {
 
 using Rows = setting::Rows<RoadOptions>;
 
-// Of roads whose processes find each other by the hub (hub/hub.h). The job's own rows have the help.
+// Of roads whose processes find each other by the hub (hub/hub.h). The job's own rows have the
+// help.
 template <auto kAccess>
 constexpr RoadKey hub_address() {
   return Rows::key<setting::Text, kAccess>("hub.address", "host:port", "");

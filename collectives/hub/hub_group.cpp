@@ -17,7 +17,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::uint64_t kMostHelloBytes = 4096;
-constexpr milliseconds kMailSlice{100};           // between two looks at who is missing
+constexpr milliseconds kMailSlice{100};    // between two looks at who is missing
 constexpr milliseconds kJoinSlice{2'000};  // of one try
 
 // A process' first message over each link.
@@ -178,17 +178,15 @@ class LeaderMail final : public GroupMail {
     const auto no = [](GroupWelcome::Kind kind, std::string why) {
       return GroupWelcome{.kind = kind, .why = std::move(why)};
     };
-    const std::string who =
-        concat("rank ", hello.rank, " of ", hello.size, attempt_text(hello.attempt), " (",
-               hello.from, ")");
+    const std::string who = concat("rank ", hello.rank, " of ", hello.size,
+                                   attempt_text(hello.attempt), " (", hello.from, ")");
     if (hello.session != 0 && hello.session != session_) {
       return no(GroupWelcome::Kind::kNever, concat(who, " had joined an earlier start of the job"));
     }
     if (hello.size != size() || hello.attempt != place_.attempt || hello.rank == 0 ||
         hello.rank >= size()) {
-      return no(GroupWelcome::Kind::kNotNow,
-                concat(who, ", and the leading trainer is rank 0 of ", size(),
-                       attempt_text(place_.attempt)));
+      return no(GroupWelcome::Kind::kNotNow, concat(who, ", and the leading trainer is rank 0 of ",
+                                                    size(), attempt_text(place_.attempt)));
     }
     const auto at = members_.find(static_cast<unsigned>(hello.rank));
     if (at != members_.end() && at->second.process != hello.process) {
@@ -203,7 +201,7 @@ class LeaderMail final : public GroupMail {
   const std::unique_ptr<Hub> hub_;
   const GroupPlace place_;
   const std::uint64_t session_;
-  std::map<unsigned, Member> members_;        // by rank
+  std::map<unsigned, Member> members_;       // by rank
   std::map<std::uint64_t, unsigned> ranks_;  // by peer
   std::deque<Letter> letters_;
   std::string refused_;  // the last process that was
@@ -214,7 +212,7 @@ class MemberMail final : public GroupMail {
  public:
   MemberMail(Connector connector, const GroupPlace& place)
       : connector_(std::move(connector)),
-        hello_{place.rank, place.size, random_hash128().low,
+        hello_{place.rank, place.size,    random_hash128().low,
                0,          place.attempt, concat("process ", ::getpid(), " on ", host_name())} {}
 
   [[nodiscard]] unsigned rank() const override { return static_cast<unsigned>(hello_.rank); }
@@ -285,8 +283,9 @@ class MemberMail final : public GroupMail {
     const std::optional<GroupWelcome> welcome = parse<GroupWelcome>(*bytes);
     if (!welcome) return error(StatusCode::kCorrupt, "rank 0 sent what is no answer");
     if (welcome->kind == GroupWelcome::Kind::kNever) {
-      over_ = error(StatusCode::kIo, rank_name(rank()), ": rank 0 was started again: ",
-                    welcome->why, "; start this process again, too");
+      over_ =
+          error(StatusCode::kIo, rank_name(rank()), ": rank 0 was started again: ", welcome->why,
+                "; start this process again, too");
     }
     if (welcome->kind != GroupWelcome::Kind::kJoined) {
       return error(StatusCode::kIo, "rank 0 refuses it: ", welcome->why);
@@ -309,8 +308,8 @@ class MemberMail final : public GroupMail {
   const Connector connector_;
   GroupHello hello_;
   std::unique_ptr<Link> link_;
-  std::optional<std::string> came_;  // and not taken
-  std::string lost_;                 // why there is no link
+  std::optional<std::string> came_;                    // and not taken
+  std::string lost_;                                   // why there is no link
   Backoff again_{milliseconds(5), milliseconds(200)};  // between tries to join
   Status over_;
 };

@@ -15,8 +15,8 @@ namespace driftless::hub {
 struct GroupPlace {
   unsigned rank = 0;
   unsigned size = 1;
-  std::string attempt = {};          // of the launcher (core/launch.h); the same on all ranks
-  std::string service = "group";     // on the port
+  std::string attempt = {};       // of the launcher (core/launch.h); the same on all ranks
+  std::string service = "group";  // on the port
 };
 
 // Collective: rank 0 waits until all have joined, each other one until it has. kDeadlineExceeded

@@ -147,7 +147,7 @@ class Exchange {
   std::map<std::string, Service> services_;
   std::map<std::uint64_t, std::string> peers_;  // their services; "": none was named
   std::size_t held_bytes_ = 0;                  // of all services
-  std::jthread thread_;         // started last
+  std::jthread thread_;                         // started last
 };
 
 namespace {

@@ -18,8 +18,7 @@ class Port {
  public:
   using Listen = std::function<Result<std::unique_ptr<Hub>>()>;
   using Connect = std::function<Result<Connector>()>;
-  Port(Listen listen, Connect connect)
-      : listen_(std::move(listen)), connect_(std::move(connect)) {}
+  Port(Listen listen, Connect connect) : listen_(std::move(listen)), connect_(std::move(connect)) {}
 
   // [leading trainer] The hub of a service. It keeps what listens. kBusy if this process serves it
   // already. One thread at a time.

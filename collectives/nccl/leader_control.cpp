@@ -116,7 +116,7 @@ void LeaderControl::greet(std::uint64_t peer, const Message& message) {
   const bool ours =
       message.count == ranks_ && message.rank < ranks_ && message.session == options_.start;
   if (!came.receives && !ours) {
-    hub_->drop(peer);  // a rank of another job, or of an earlier start of this one
+    hub_->drop(peer);    // a rank of another job, or of an earlier start of this one
     peers_.erase(peer);  // messages that have arrived already are ignored, too
     return;
   }

@@ -164,9 +164,10 @@ class Receiver final : public ReceiveRoad {
     std::unique_lock lock(mutex_);
     Waiting waiting;
     const auto whom = [&] {
-      return concat(what, link_ == nullptr ? ": the link to the leader is lost: "
-                                           : ": the leader does not answer",
-                    link_ == nullptr ? missed_ : "");
+      return concat(
+          what,
+          link_ == nullptr ? ": the link to the leader is lost: " : ": the leader does not answer",
+          link_ == nullptr ? missed_ : "");
     };
     while (!closed_ && !deadline.expired()) {
       const auto there = [&] { return link_ != nullptr || closed_; };
@@ -179,9 +180,7 @@ class Receiver final : public ReceiveRoad {
       const Status sent = link->send(to_bytes(message), deadline);
       lock.lock();
       // If it could not be sent the thread finds the link lost, too, and hears its last words.
-      const auto over = [&] {
-        return replies_[request].has_value() || link_ != link || closed_;
-      };
+      const auto over = [&] { return replies_[request].has_value() || link_ != link || closed_; };
       static_cast<void>(waiting.wait(changed_, lock, deadline, over, whom));
       const std::optional<Message> reply = std::move(replies_[request]);
       replies_.erase(request);

@@ -8,7 +8,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTrySlice{2'000};  // of one try
-constexpr milliseconds kAskSlice{1'000};          // between two looks at how long it has waited
+constexpr milliseconds kAskSlice{1'000};  // between two looks at how long it has waited
 
 class RemoteControl final : public Control {
  public:

@@ -78,8 +78,8 @@ struct Config {
   bool gpu_device_auto = true;  // gpu.device; use_gpu() fills it in
   QuantizeSettings quantize;
   MonitorOptions monitor;
-  HubOptions hub;          // roads that use the hub have the same
-  bool hub_group = false;  // the hub forms the trainers' group
+  HubOptions hub;            // roads that use the hub have the same
+  bool hub_group = false;    // the hub forms the trainers' group
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
   // The kind and the options of the road that road.kind names; an empty one, if it has no settings.

@@ -40,7 +40,8 @@ Status wait_for(MPI_Request& request, std::string_view what, const Deadline& dea
     int done = 0;
     DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what));
     if (done != 0) return {};
-    if (!waiting.sleep(backoff, deadline, [&] { return std::string(what); })) return deadline.check(what);
+    if (!waiting.sleep(backoff, deadline, [&] { return std::string(what); }))
+      return deadline.check(what);
   }
 }
 

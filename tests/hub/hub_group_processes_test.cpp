@@ -126,11 +126,11 @@ int Member::run() {
   };
   const auto connect = [this]() -> Result<hub::Connector> {
     DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector inner, hub::make_tcp_connector(options_));
-    return hub::Connector([this, inner](const Deadline& deadline)
-                              -> Result<std::unique_ptr<hub::Link>> {
-      DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Link> link, inner(deadline));
-      return std::unique_ptr<hub::Link>(std::make_unique<StruckLink>(std::move(link), *this));
-    });
+    return hub::Connector(
+        [this, inner](const Deadline& deadline) -> Result<std::unique_ptr<hub::Link>> {
+          DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Link> link, inner(deadline));
+          return std::unique_ptr<hub::Link>(std::make_unique<StruckLink>(std::move(link), *this));
+        });
   };
   const hub::GroupPlace place{rank_, kRanks, concat("start ", start_), "group"};
   std::unique_ptr<Group> group;
@@ -172,8 +172,8 @@ void Member::take_part(Group& group, std::uint64_t step) {
 class HubGroupProcesses : public ::testing::TestWithParam<Strike> {
  protected:
   void SetUp() override {
-    void* const memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
-                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* const memory =
+        ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(memory, MAP_FAILED);
     shared_ = new (memory) Shared();
     options_.address = "127.0.0.1:0";

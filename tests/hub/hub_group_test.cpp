@@ -27,9 +27,9 @@ class HubGroupWorld final : public RoadWorld {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-const RoadCase kHubGroups{
-    .name = "hub",
-    .make = [](const WorldOptions& options) { return std::make_unique<HubGroupWorld>(options); }};
+const RoadCase kHubGroups{.name = "hub", .make = [](const WorldOptions& options) {
+                            return std::make_unique<HubGroupWorld>(options);
+                          }};
 INSTANTIATE_TEST_SUITE_P(Hub, GroupContractTest, ::testing::Values(kHubGroups), road_case_name);
 
 using Groups = std::vector<std::unique_ptr<Group>>;

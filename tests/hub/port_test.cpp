@@ -90,8 +90,8 @@ TEST_F(HubPort, AMemberThatNamesNoServiceOrAStrangeOneReachesNobody) {
   ASSERT_OK(connect);
   const auto silent = (*connect)(soon());
   ASSERT_OK(silent);
-  for (const std::string& name : {std::string(), std::string("held "), std::string(200'000, 'n'),
-                                  std::string("\0\xff", 2)}) {
+  for (const std::string& name :
+       {std::string(), std::string("held "), std::string(200'000, 'n'), std::string("\0\xff", 2)}) {
     const auto link = (*connect)(soon());
     ASSERT_OK(link);
     ASSERT_OK((*link)->send(name, soon()));
