@@ -49,7 +49,8 @@ class Exchange {
   [[nodiscard]] std::vector<HubEvent> take(const std::string& name, const Deadline& deadline) {
     std::unique_lock lock(mutex_);
     Service& service = services_.at(name);
-    service.came.wait_until(lock, deadline.at(), [&] { return !service.events.empty(); });
+    static_cast<void>(
+        wait_until(service.came, lock, deadline.at(), [&] { return !service.events.empty(); }));
     held_bytes_ -= std::exchange(service.held_bytes, 0);
     return std::exchange(service.events, {});
   }

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "support/hub_groups.h"
+#include "support/still_environment.h"
 
 namespace driftless::testing {
 namespace {
@@ -89,6 +90,30 @@ TEST(HubGroup, ADeadlineNamesThoseThatHaveNotJoinedAndThatWereRefused) {
   EXPECT_TRUE(why.find("rank 0 of 4 of attempt 'this one'") != std::string::npos ||
               why.find("does not serve") != std::string::npos)
       << why;
+}
+
+// The clock of this thread moves by its own sleeps.
+TEST(HubGroup, AWaitIsVisibleAfterFiveSecondsAndEveryThirty) {
+  const HubPorts ports;
+  StillEnvironment environment;
+  const EnvironmentScope scope(environment);
+  const auto leader = ports.group({0, 3, "", "group"}, in_ms(70'000));
+  EXPECT_EQ(leader.status().code(), StatusCode::kDeadlineExceeded);
+  const std::string missing = "hub: publisher rank 1, publisher rank 2 of 3 have not joined";
+  ASSERT_EQ(environment.said.size(), 3U);
+  EXPECT_TRUE(environment.said[0].starts_with("still waiting after 5 s: " + missing));
+  EXPECT_TRUE(environment.said[1].starts_with("still waiting after 35 s: " + missing));
+  EXPECT_TRUE(environment.said[2].starts_with("still waiting after 65 s: " + missing));
+  environment.said.clear();
+  HubOptions nobody = ports.options();
+  nobody.address = "127.0.0.1:1";
+  const auto member =
+      hub::make_hub_group(hub::make_tcp_port(nobody), {1, 3, "", "group"}, in_ms(40'000));
+  EXPECT_EQ(member.status().code(), StatusCode::kDeadlineExceeded);
+  ASSERT_EQ(environment.said.size(), 2U);
+  EXPECT_NE(environment.said[0].find("publisher rank 1 joins the group of trainers: "),
+            std::string::npos);
+  EXPECT_NE(environment.said[0].find("127.0.0.1:1"), std::string::npos) << environment.said[0];
 }
 
 TEST(HubGroup, OfTwoProcessesOfOneRankTheSecondIsRefused) {
