@@ -4,11 +4,9 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <tuple>
 
 #include "collectives/group.h"
-#include "core/waiting.h"
 
 namespace driftless {
 

@@ -94,9 +94,11 @@ class LeaderMail final : public GroupMail {
     return concat(rank_name(rank), " (", at->second.from, "; its link was lost)");
   }
 
+  // The same to all: broadcasts.
   Status send(unsigned to, std::string bytes, const Deadline&) override {
     const auto at = members_.find(to);
     if (at != members_.end() && at->second.peer) hub_->send(*at->second.peer, bytes);
+    last_ = std::move(bytes);
     return {};
   }
   Result<std::optional<Letter>> take() override {
@@ -172,6 +174,7 @@ class LeaderMail final : public GroupMail {
     }
     member = {hello->process, hello->from, peer};
     ranks_[peer] = rank;
+    if (!last_.empty()) hub_->send(peer, last_);
   }
 
   [[nodiscard]] GroupWelcome judge(const GroupHello& hello) const {
@@ -204,6 +207,7 @@ class LeaderMail final : public GroupMail {
   std::map<unsigned, Member> members_;       // by rank
   std::map<std::uint64_t, unsigned> ranks_;  // by peer
   std::deque<Letter> letters_;
+  std::string last_;     // that was sent
   std::string refused_;  // the last process that was
 };
 
@@ -224,10 +228,13 @@ class MemberMail final : public GroupMail {
   }
 
   Status send(unsigned, std::string bytes, const Deadline& deadline) override {
-    DRIFTLESS_RETURN_IF_ERROR(join(deadline));
-    const Status sent = link_->send(bytes, deadline);
-    if (!sent.ok()) lose(sent);
-    return sent;
+    last_ = std::move(bytes);
+    if (link_ != nullptr) {
+      const Status sent = link_->send(last_, deadline);
+      if (sent.ok()) return {};
+      lose(sent);
+    }
+    return join(deadline);
   }
   Result<std::optional<Letter>> take() override {
     DRIFTLESS_RETURN_IF_ERROR(over_);
@@ -243,7 +250,7 @@ class MemberMail final : public GroupMail {
     return !deadline.expired();
   }
 
-  // Until rank 0 has taken it in.
+  // Until rank 0 has taken it in, and has what this rank said last.
   [[nodiscard]] Status join(const Deadline& deadline) {
     Waiting waiting;
     const auto whom = [this] {
@@ -291,6 +298,7 @@ class MemberMail final : public GroupMail {
       return error(StatusCode::kIo, "rank 0 refuses it: ", welcome->why);
     }
     hello_.session = welcome->session;
+    if (!last_.empty()) DRIFTLESS_RETURN_IF_ERROR(link->send(last_, deadline));
     link_ = std::move(link);
     return {};
   }

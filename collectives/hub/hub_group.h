@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The publisher ranks' group over the hub: of trainers that a launcher started without MPI.
 //
-// Rank 0 serves it, the others join. A process that has joined stays the only one of its rank, and
-// comes back by a new link if the old one is lost; a call that lost a message ends at its deadline,
-// and a new epoch starts afresh. A process of another attempt, or a second one of a rank, is
-// refused: so the ranks of two starts of a job never exchange a message.
+// Rank 0 serves it, the others join. A process that has joined stays the only one of its rank. If
+// its link is lost it makes a new one, and what was on its way is sent again. A process of another
+// attempt, or a second one of a rank, is refused: so the ranks of two starts of a job never
+// exchange a message.
 #pragma once
 
 #include "collectives/group.h"

@@ -202,7 +202,7 @@ Result<Connector> Port::connector(const std::string& service) const {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> answer, link->receive(deadline));
     if (!answer) return deadline.check(concat("hub: waiting for the service '", service, "'"));
     if (*answer != kServed) return error(StatusCode::kIo, *answer);
-    return link;
+    return Result<std::unique_ptr<Link>>(std::move(link));
   });
 }
 

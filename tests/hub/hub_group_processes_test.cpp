@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <set>
@@ -236,7 +237,7 @@ TEST_P(HubGroupProcesses, TheOthersGoOnAndNoTwoStartsMix) {
     if (running_.contains(first[0])) kill(first[0]);
     start_all(1);
     ASSERT_TRUE(wait_until([&] { return shared_->joined[1] == kRanks; }))
-        << shared_->joined[1] << " ranks of the second start have joined";
+        << shared_->joined[1].load() << " ranks of the second start have joined";
   }
   std::atomic<std::uint64_t>& step = shared_->step[0];
   if (!again && strike.victim != 0 && shared_->joined[0] > 1) {
@@ -249,7 +250,7 @@ TEST_P(HubGroupProcesses, TheOthersGoOnAndNoTwoStartsMix) {
   EXPECT_TRUE(wait_until([&] {
     if (again) ++step;  // those that are left of the first start go on with it
     return met >= before + kRounds;
-  })) << met
+  })) << met.load()
       << " rounds";
   shared_->finish = true;
   for (const pid_t process : std::set(running_)) {
@@ -258,8 +259,8 @@ TEST_P(HubGroupProcesses, TheOthersGoOnAndNoTwoStartsMix) {
     EXPECT_EQ(ended, 0) << "rank of process " << process;
     running_.erase(process);
   }
-  EXPECT_EQ(shared_->wrong, 0U) << "messages of another start or step";
-  EXPECT_EQ(shared_->late, 0U) << "calls went on long after their deadline";
+  EXPECT_EQ(shared_->wrong.load(), 0U) << "messages of another start or step";
+  EXPECT_EQ(shared_->late.load(), 0U) << "calls went on long after their deadline";
 }
 
 std::vector<Strike> strikes(int first, int last) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever waits on the nccl road says for whom, after 5 seconds and every 30 seconds then. The clock
-// of the waiting thread moves by its own sleeps.
+// Whoever waits on the nccl road says for whom, after 5 seconds and every 30 seconds then. The
+// clock of the waiting thread moves by its own sleeps.
 #include "support/still_environment.h"
 #include "support/tcp_hub.h"
 
@@ -49,9 +49,8 @@ TEST_F(NcclWaiting, TheLeaderForReceivers) {
   const EnvironmentScope scope(environment_);
   const Status begun = sender->begin(step(1), in_ms(40'000));
   EXPECT_EQ(begun.code(), StatusCode::kDeadlineExceeded);
-  const std::string text =
-      concat("nccl: 1 of 2 receivers have joined (receiver one); ", to_string(step(1)),
-             " waits for them");
+  const std::string text = concat("nccl: 1 of 2 receivers have joined (receiver one); ",
+                                  to_string(step(1)), " waits for them");
   expect_said(text);
   EXPECT_TRUE(begun.message().starts_with(text)) << begun.to_string();
 }
