@@ -34,17 +34,6 @@ class Waiting {
     look(whom);
     return backoff.sleep(deadline);
   }
-  // Looks each second until `there`. False: the deadline is over.
-  template <typename There, typename Whom>
-  [[nodiscard]] bool wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
-                          const Deadline& deadline, const There& there, const Whom& whom) {
-    constexpr std::chrono::milliseconds kLook(1'000);
-    while (!wait_until(changed, lock, deadline.sooner(kLook).at(), there)) {
-      if (deadline.expired()) return there();
-      look(whom);
-    }
-    return true;
-  }
   // What was waited for has come.
   void restart();
 

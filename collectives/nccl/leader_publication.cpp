@@ -2,6 +2,7 @@
 // The LeaderControl's publications: from begin() to the commit, or the end of an attempt.
 
 #include "collectives/nccl/control.h"
+#include "core/wait_visibly.h"
 
 namespace driftless::nccl {
 namespace {
@@ -45,7 +46,8 @@ Result<Attempt> LeaderControl::begin(const PublicationId& id, const Deadline& de
                     " waits for them");
     };
     Waiting waiting;
-    if (!waiting.wait(changed_, lock, deadline, enough, whom)) return deadline.check(whom());
+    if (!wait_visibly(waiting, changed_, lock, deadline, enough, whom))
+      return deadline.check(whom());
   }
   if (began_ && group_is_broken_) probe_members(lock, deadline);
   began_ = true;
@@ -206,7 +208,7 @@ Status LeaderControl::seal(std::uint64_t attempt, std::string_view manifest,
   }
   const auto over = [&] { return !check_pending(attempt).ok() || all_acknowledged(); };
   Waiting waiting;
-  const bool ended = waiting.wait(changed_, lock, deadline, over, [&] {
+  const bool ended = wait_visibly(waiting, changed_, lock, deadline, over, [&] {
     return concat("nccl: ", to_string(pending_->id), " is not acknowledged by ",
                   names_of(unacknowledged()));
   });

@@ -21,6 +21,7 @@
 #include "collectives/nccl/message.h"
 #include "collectives/nccl/nccl_road.h"
 #include "collectives/part_ranges.h"
+#include "core/wait_visibly.h"
 
 namespace driftless::nccl {
 namespace {
@@ -52,7 +53,7 @@ class Receiver final : public ReceiveRoad {
                               : "nccl: waiting for the announcement of the run";
     };
     const auto there = [&] { return run_info_.has_value(); };
-    if (waiting.wait(changed_, lock, deadline, there, whom)) return *run_info_;
+    if (wait_visibly(waiting, changed_, lock, deadline, there, whom)) return *run_info_;
     return deadline.check(whom());
   }
 
@@ -171,7 +172,7 @@ class Receiver final : public ReceiveRoad {
     };
     while (!closed_ && !deadline.expired()) {
       const auto there = [&] { return link_ != nullptr || closed_; };
-      if (!waiting.wait(changed_, lock, deadline, there, whom) || closed_) continue;
+      if (!wait_visibly(waiting, changed_, lock, deadline, there, whom) || closed_) continue;
       const std::shared_ptr<Link> link = link_;
       const std::uint64_t request = ++requests_;
       message.request = request;
@@ -181,7 +182,7 @@ class Receiver final : public ReceiveRoad {
       lock.lock();
       // If it could not be sent the thread finds the link lost, too, and hears its last words.
       const auto over = [&] { return replies_[request].has_value() || link_ != link || closed_; };
-      static_cast<void>(waiting.wait(changed_, lock, deadline, over, whom));
+      static_cast<void>(wait_visibly(waiting, changed_, lock, deadline, over, whom));
       const std::optional<Message> reply = std::move(replies_[request]);
       replies_.erase(request);
       if (reply.has_value()) return status_of(*reply);
