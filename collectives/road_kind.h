@@ -85,8 +85,7 @@ struct RoadPlace {
   std::string leader_host = {};  // of rank 0 of the trainers, by the launcher; empty: not known
   std::uint64_t start = 0;  // of this start of the trainers, the same on all ranks; 0: not known
   DeviceHash hash = {};     // empty: bytes are brought to the host to be hashed
-  std::shared_ptr<hub::Port> port =
-      {};  // of the run's hub; null: the road makes one if it needs it
+  std::shared_ptr<hub::Port> port = {};  // of the run's hub; null: a road that needs it makes one
 };
 
 // A road that one process has opened. It outlives what its functions make.

@@ -316,6 +316,7 @@ class MemberMail final : public GroupMail {
   const Connector connector_;
   GroupHello hello_;
   std::unique_ptr<Link> link_;
+  std::string last_;                                   // that was sent
   std::optional<std::string> came_;                    // and not taken
   std::string lost_;                                   // why there is no link
   Backoff again_{milliseconds(5), milliseconds(200)};  // between tries to join
