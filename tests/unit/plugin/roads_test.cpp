@@ -332,17 +332,11 @@ TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {
   EXPECT_EQ(listed[1].why_not, "no libabsent was found");
 }
 
-struct NothingBuilt {
-  static constexpr bool kHere = false, kMpi = false, kHdf5 = false, kNccl = false, kTcp = false,
-                        kStore = false;
-  static constexpr Availability kMpiAt{}, kHdf5At{}, kNcclAt{}, kTcpAt{}, kStoreAt{};
-};
-
 // Where ranks that something else than MPI joined connect to each other, those of an earlier start
 // of the job are told from them.
-TEST(RoadList, RanksThatConnectKnowTheirStart) {
+TEST(RoadRows, RanksThatConnectKnowTheirStart) {
   std::set<std::string_view> know;
-  for (const Road& row : RoadRows<NothingBuilt>::kRows) {
+  for (const Road& row : RoadRows<Nothing>::kRows) {
     if (row.knows_starts) know.insert(row.name);
   }
   EXPECT_EQ(know, (std::set<std::string_view>{"nccl", "nccl/hub", "peer"}));
