@@ -74,9 +74,9 @@ TEST(HubGroup, ADeadlineNamesThoseThatHaveNotJoinedAndThatWereRefused) {
   const HubPorts ports;
   Status refused;
   std::thread stranger(
-      [&] { refused = ports.group({1, 4, "another attempt", "group"}, in_ms(1'500)).status(); });
+      [&] { refused = ports.group({1, 4, "another attempt", "group"}, in_ms(4'000)).status(); });
   std::thread member([&] { EXPECT_TRUE(is_ok(ports.group({2, 4, "this one", "group"}))); });
-  const auto group = ports.group({0, 4, "this one", "group"}, in_ms(1'000));
+  const auto group = ports.group({0, 4, "this one", "group"}, in_ms(3'000));
   stranger.join();
   member.join();
   ASSERT_EQ(group.status().code(), StatusCode::kDeadlineExceeded);
@@ -120,9 +120,9 @@ TEST(HubGroup, OfTwoProcessesOfOneRankTheSecondIsRefused) {
   const HubPorts ports;
   const Groups groups = make_hub_groups(ports, 3);
   std::thread looks([&] {  // rank 0 is in a call meanwhile
-    EXPECT_EQ(groups[0]->gather("", in_ms(1'500)).status().code(), StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(groups[0]->gather("", in_ms(4'000)).status().code(), StatusCode::kDeadlineExceeded);
   });
-  const auto second = ports.group({1, 3, "", "group"}, in_ms(1'000));
+  const auto second = ports.group({1, 3, "", "group"}, in_ms(3'000));
   looks.join();
   ASSERT_EQ(second.status().code(), StatusCode::kDeadlineExceeded);
   EXPECT_NE(second.status().message().find("has joined as that rank"), std::string::npos)
@@ -170,7 +170,7 @@ TEST(HubGroup, RanksOfALostLeaderWaitForItAndNameWhatTheyFind) {
   Groups groups = make_hub_groups(ports, 2);
   groups[0].reset();
   groups[1]->next_epoch();
-  const auto heard = groups[1]->broadcast("", in_ms(300));
+  const auto heard = groups[1]->broadcast("", in_ms(2'000));
   ASSERT_EQ(heard.status().code(), StatusCode::kDeadlineExceeded);
   EXPECT_NE(heard.status().message().find("publisher rank 0 ("), std::string::npos)
       << heard.status().to_string();

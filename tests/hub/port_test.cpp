@@ -70,10 +70,10 @@ TEST_F(HubPort, AServiceIsServedOnceAndAgainAfterItsEnd) {
   auto link = link_to("one");
   ASSERT_OK(link);
   const std::uint64_t peer = events(*first, 1)[0].peer;
-  first->send(peer, std::string(3'000'000, 'x'));
+  first->send(peer, std::string(300'000, 'x'));
   first->send(peer, "the last word");
   first.reset();
-  EXPECT_EQ(next(**link).size(), 3'000'000U);
+  EXPECT_EQ(next(**link).size(), 300'000U);
   EXPECT_EQ(next(**link), "the last word");
   EXPECT_EQ((*link)->receive(soon()).status().code(), StatusCode::kIo);
   const auto missing = link_to("one");
