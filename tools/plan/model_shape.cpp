@@ -105,11 +105,11 @@ class Fields {
 };
 
 // Weights of a part of a layer: in its matrices, and all.
-struct Part {
+struct LayerPart {
   double matrices = 0, weights = 0;
 };
 
-Part grouped_attention(Fields& fields, const Family& family, double hidden) {
+LayerPart grouped_attention(Fields& fields, const Family& family, double hidden) {
   const double heads = fields.number("num_attention_heads");
   const double kv_heads = fields.number_or("num_key_value_heads", heads, 1);
   const double head_size = fields.number_or("head_dim", hidden / heads, 1);
@@ -123,7 +123,7 @@ Part grouped_attention(Fields& fields, const Family& family, double hidden) {
   return {matrices, weights + (qk_norm ? 2 * head_size : 0)};
 }
 
-Part latent_attention(Fields& fields, double hidden) {
+LayerPart latent_attention(Fields& fields, double hidden) {
   const double heads = fields.number("num_attention_heads");
   const double rotary = fields.number("qk_rope_head_dim");
   const double plain = fields.number("qk_nope_head_dim");
@@ -164,8 +164,8 @@ ModelShape count(Fields& fields, const Family& family) {
   const double hidden = fields.number("hidden_size");
   const double layers = fields.number("num_hidden_layers");
   const double gated = 3 * hidden;  // gate, up and down
-  const Part attention = family.latent_attention ? latent_attention(fields, hidden)
-                                                 : grouped_attention(fields, family, hidden);
+  const LayerPart attention = family.latent_attention ? latent_attention(fields, hidden)
+                                                      : grouped_attention(fields, family, hidden);
   const double sparse = layers_with_experts(fields, family, layers);
   const double inner = fields.number("intermediate_size");
   const double dense = gated * inner + (fields.flag("mlp_bias") ? 2 * inner + hidden : 0);
