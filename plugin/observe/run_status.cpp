@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/hash128.h"
+#include "core/version.h"
 #include "formats/record_reader.h"
 
 namespace driftless {
@@ -115,6 +116,9 @@ Result<RunStatus> parse_run_status(std::string_view text, std::string_view what)
   RunStatus status;
   DRIFTLESS_ASSIGN_OR_RETURN(status.origin, read_origin(json, status.run, what));
   DRIFTLESS_ASSIGN_OR_RETURN(status.version, json_u64(json, "version", what));
+  if (status.version > kMaxVersion) {
+    return error(StatusCode::kCorrupt, what, ": version: too large");
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(status.digest, json_string(json, "digest", what));
   DRIFTLESS_RETURN_IF_ERROR(read_trainer(json, what, status));
   DRIFTLESS_RETURN_IF_ERROR(

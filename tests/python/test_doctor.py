@@ -44,6 +44,13 @@ def test_a_configuration_that_is_wrong(work):
     assert_row(rows, "configuration", "configuration", "skip", "--config")
 
 
+def test_a_wrong_configuration_is_named_whatever_else_is_asked(work):
+    for arguments in (config(work, "road: { kind: pigeon }\n"), ["--config", work / "nowhere"]):
+        rows = doctor(*arguments, "--only", "host", code=1)
+        assert rows["configuration", "configuration"]["state"] == "fail"
+        assert ("host", "cores") in rows
+
+
 def test_launchers_that_contradict_each_other():
     rows = doctor("--only", "configuration", env={**os.environ, "RANK": "x", "WORLD_SIZE": "2"})
     assert_row(rows, "configuration", "launcher", "fail", "RANK")

@@ -214,6 +214,14 @@ def test_metrics_alone(work):
     assert all(text in page.text for text in ("1 io", "50.00", "20.00"))
 
 
+def test_a_line_that_is_being_written_is_no_damage(work):
+    line = json.dumps({"role": "trainer", "rank": 0, "run": RUN, "version": 1, "density": 0.01,
+                       "changed_units": 1, "delta_bytes": 3})  # fmt: skip
+    (work / "m.jsonl").write_text(line + "\n" + line[:40])
+    found, _ = report(work, "--metrics", work / "m.jsonl")
+    assert found["run"] == RUN and found["notes"] == []
+
+
 def test_what_it_refuses(work, steps):
     out = work / "r.html"
     assert_refusal(run("report", "--out", out), 2, "RUN", "--metrics")
