@@ -95,7 +95,7 @@ std::string shortened(const std::string& name) {
   return concat("…", name.substr(begin));
 }
 
-constexpr int kChartWidth = 1000, kChartHeight = 220, kChartLeft = 60, kChartTop = 8;
+constexpr int kChartWidth = 1000, kChartHeight = 220, kChartLeft = 60, kChartTop = 26;
 
 std::size_t colour(std::size_t series) { return std::min<std::size_t>(series + 1, 6); }
 
@@ -306,6 +306,7 @@ void HtmlPage::heat_map(const HeatMap& whole) {
     body_ += svg_label(kLabelPixels, bottom + 15, concat(map.column_word, " ", map.columns.front()),
                        "start");
     if (map.columns.size() > 1) body_ += svg_label(right, bottom + 15, map.columns.back(), "end");
+    body_ += svg_label(kLabelPixels - 6, bottom + 15, map.row_word, "end");
   }
   body_ += "</svg></div>\n";
 }
@@ -324,12 +325,14 @@ void HtmlPage::lines(const LineChart& whole) {
   body_ +=
       svg_begin(kChartLeft + kChartWidth + 10, kChartTop + kChartHeight + kAxisPixels, chart.unit);
   const ChartScale scale{chart.x.size(), largest};
-  body_ += chart_grid(scale);
+  body_ += svg_label(4, 12, chart.unit, "start") + chart_grid(scale);
   for (std::size_t i = 0; i < chart.series.size(); ++i) body_ += chart_line(chart, i, scale);
   if (!chart.x.empty()) {
     const double y = kChartTop + kChartHeight + 15;
     body_ += svg_label(kChartLeft, y, concat(chart.x_word, " ", chart.x.front()), "start");
     if (chart.x.size() > 1) body_ += svg_label(kChartLeft + kChartWidth, y, chart.x.back(), "end");
+    const std::size_t middle = chart.x.size() / 2;
+    if (chart.x.size() > 2) body_ += svg_label(scale.x(middle), y, chart.x[middle], "middle");
   }
   body_ += "</svg></div>\n";
 }

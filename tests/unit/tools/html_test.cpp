@@ -21,6 +21,18 @@ TEST(Html, ReplacesWhatIsNoText) {
   EXPECT_EQ(html_escape("a\u202eb\u200bc\u009b"), "a\\u202eb\\u200bc\\u009b");
 }
 
+TEST(Html, AxesNameWhatTheyShow) {
+  HtmlPage page("t", "");
+  page.panel("p");
+  page.lines({{"1", "2", "3"}, {{"a", {1, 2, 3}}}, "version", "bits per change"});
+  page.heat_map({{"0"}, {"1", "2"}, {{0.5, 0.25}}});
+  const std::string text = page.finish();
+  for (const char* label : {">bits per change</text>", ">version 1</text>", ">2</text>",
+                            ">3</text>", ">layer</text>"}) {
+    EXPECT_NE(text.find(label), std::string::npos) << label;
+  }
+}
+
 TEST(Html, JoinsNeighboursOfALargeHeatMap) {
   HeatMap map;
   map.rows = {"layer"};
