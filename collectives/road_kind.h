@@ -16,6 +16,9 @@
 namespace driftless {
 
 struct MpiComms;  // collectives/mpi_rma/mpi_comms.h
+namespace hub {
+class Port;  // collectives/hub/port.h
+}
 
 // A bystander is a process of the trainer that publishes nothing: it joins and closes with the
 // others, and has neither a group nor a road.
@@ -82,6 +85,7 @@ struct RoadPlace {
   std::string leader_host = {};  // of rank 0 of the trainers, by the launcher; empty: not known
   std::uint64_t start = 0;  // of this start of the trainers, the same on all ranks; 0: not known
   DeviceHash hash = {};     // empty: bytes are brought to the host to be hashed
+  std::shared_ptr<hub::Port> port = {};  // of the run's hub; null: a road that needs it makes one
 };
 
 // A road that one process has opened. It outlives what its functions make.
@@ -136,21 +140,15 @@ namespace road_key {
 
 using Rows = setting::Rows<RoadOptions>;
 
-// Of roads whose processes find each other by the hub (hub/hub.h).
+// Of roads whose processes find each other by the hub (hub/hub.h). The job's own rows have the
+// help.
 template <auto kAccess>
 constexpr RoadKey hub_address() {
-  return Rows::key<setting::Text, kAccess>(
-             "hub.address", "host:port",
-             "The leading trainer listens there for all other processes. Empty: on port 27315 of "
-             "the host of rank 0, if the launcher names it")
-      .once("road.nccl.address");
+  return Rows::key<setting::Text, kAccess>("hub.address", "host:port", "");
 }
 template <auto kAccess>
 constexpr RoadKey hub_token_file() {
-  return Rows::key<setting::Text, kAccess>(
-             "hub.token_file", setting::kPath,
-             "File with the run's secret, at least 16 bytes, readable by its owner alone")
-      .once("road.nccl.token_file");
+  return Rows::key<setting::Text, kAccess>("hub.token_file", setting::kPath, "");
 }
 
 template <auto kAccess>

@@ -39,10 +39,7 @@ constexpr std::array kKeys = {
 #undef DRIFTLESS_FIELD
 
 Status check(const RoadOptions& options, const RoadUse& use) {
-  if (!use.chosen || !options_in<PeerOptions>(options).hub.token_file.empty()) return {};
-  return error(StatusCode::kInvalidArgument,
-               "hub.token_file is missing: the hub needs a file with the run's secret, readable by "
-               "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
+  return use.chosen ? hub::check_token_file(options_in<PeerOptions>(options).hub) : Status();
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 // found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
 #pragma once
 
+#include "collectives/hub/hub.h"
 #include "collectives/road_kind.h"
 #include "core/quantize_rule.h"
 #include "plugin/engines/engine_notifier.h"
@@ -77,6 +78,8 @@ struct Config {
   bool gpu_device_auto = true;  // gpu.device; use_gpu() fills it in
   QuantizeSettings quantize;
   MonitorOptions monitor;
+  HubOptions hub;            // roads that use the hub have the same
+  bool hub_group = false;    // the hub forms the trainers' group
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
   // The kind and the options of the road that road.kind names; an empty one, if it has no settings.

@@ -204,6 +204,9 @@ Status complete_config(Config& config) {
   DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
   DRIFTLESS_RETURN_IF_ERROR(check_engines(config));
   DRIFTLESS_RETURN_IF_ERROR(check_monitor(config.monitor));
+  if (config.hub_group) {
+    DRIFTLESS_RETURN_IF_ERROR(hub::check_token_file(config.hub).with_context("hub.group: true"));
+  }
   return check_agent(config);
 }
 

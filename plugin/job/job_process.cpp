@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "collectives/hub/hub_group.h"
 #include "core/host_name.h"
 #include "core/line_log.h"
 #include "plugin/job/on_demand/loaded_library.h"
@@ -14,22 +15,30 @@
 namespace driftless {
 namespace {
 
-// A process that knows of no other.
+// A process that no MPI joins to others.
 class SoloProcess final : public JobProcess {
  public:
-  SoloProcess(const Config& config, const Road& road, JobRole role, const Launch& launch)
-      : JobProcess(config, road, role),
-        rank_(role == JobRole::kRollout ? launch.rank : 0),
-        // A rollout's launcher names a host of the rollouts, not of the trainers.
-        leader_host_(role == JobRole::kTrainer ? launch.address : "") {}
+  SoloProcess(const Config& config, const Road& road, JobRole role, Launch launch)
+      : JobProcess(config, road, role), launch_(std::move(launch)) {}
 
   // Rollouts that srun or torchrun started beside each other have files of their own. Trainers are
   // one, unless a group joins them.
-  [[nodiscard]] unsigned rank() const override { return rank_; }
-  [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
+  [[nodiscard]] unsigned rank() const override {
+    return role_ == JobRole::kRollout || groups_by_hub() ? launch_.rank : 0;
+  }
+  [[nodiscard]] unsigned trainers() const override {
+    if (role_ != JobRole::kTrainer) return 0;
+    return groups_by_hub() ? launch_.world : 1;
+  }
   [[nodiscard]] unsigned rollouts() const override { return role_ == JobRole::kRollout ? 1 : 0; }
+  [[nodiscard]] bool groups_by_hub() const override {
+    return role_ == JobRole::kTrainer && config_.hub_group && launch_.world > 1;
+  }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
-    return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
+    if (!groups_by_hub()) return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
+    const hub::GroupPlace place{launch_.rank, launch_.world, launch_.attempt,
+                                concat("group/", ++groups_)};
+    return hub::make_hub_group(port_, place, Deadline::after(config_.connect_deadline));
   }
   [[nodiscard]] Status close(const Deadline&) override {
     return open_.close ? open_.close() : Status();
@@ -39,12 +48,14 @@ class SoloProcess final : public JobProcess {
  private:
   [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes, const Deadline&) override {
     RoadPlace place{role_, 0, 1, rollouts(), anchor_bytes, nullptr};
-    place.leader_host = leader_host_;
+    // A rollout's launcher names a host of the rollouts, not of the trainers.
+    if (role_ == JobRole::kTrainer) place.leader_host = launch_.address;
+    place.port = port_;
     return place;
   }
 
-  unsigned rank_;
-  std::string leader_host_;
+  const Launch launch_;
+  unsigned groups_ = 0;  // that were made
 };
 
 // A number that the ranks of this start of the trainers share, and those of another start do not.
@@ -195,6 +206,30 @@ Result<const MonitorTable*> monitor_of(const RoadTable& table) {
   return static_cast<const MonitorTable*>(loaded);
 }
 
+Result<MakePort> port_maker_of(const RoadTable& table) {
+  if (table.make_port != nullptr) return table.make_port;
+  if (table.hub.library.empty()) {
+    return error(StatusCode::kUnsupported, "the hub is not in this build: ", table.hub.why_not);
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const loaded, load_roads(table.hub));
+  return loaded->make_port;
+}
+
+// [trainers] One port for the group and every road.
+Status JobProcess::make_port(const Launch& launch, JobRole role) {
+  if (role != JobRole::kTrainer || !config_.hub_group) return {};
+  if (launch.world == 0) {
+    return error(StatusCode::kInvalidArgument, "hub.group: true, and ", to_string(launch.launcher),
+                 " does not say which rank of how many this process is: name it, "
+                 "driftless.launch(rank=, world=), or set RANK and WORLD_SIZE");
+  }
+  if (launch.world == 1) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const MakePort make, port_maker_of(*linked_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const HubOptions hub, hub::resolve(config_.hub, launch.address));
+  port_ = make(hub, nullptr);
+  return {};
+}
+
 Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
                                                      const Deadline& deadline, Group* joined) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
@@ -288,6 +323,7 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
     process = std::make_unique<SoloProcess>(config, *road, role, launch);
   }
   process->linked_ = &roads;
+  if (!launch.mpi) DRIFTLESS_RETURN_IF_ERROR(process->make_port(launch, role));
   process_log().set_name(role == JobRole::kRollout ? receiver_id(config, *process, process->rank())
                                                    : concat(to_string(role), ".", process->rank()));
   return process;

@@ -33,8 +33,11 @@ class JobProcess {
   // [before its road is made] The GPU that this process computes with (Config::use_gpu()).
   void use_gpu(int device) { config_.use_gpu(device); }
 
-  // [trainers, collective] A new one on every call.
+  // [trainers, collective] A new one on every call. That of trainers without MPI is of this process
+  // alone, unless hub.group is set.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
+  // Groups are formed by the hub: sender() has to be given one of them.
+  [[nodiscard]] virtual bool groups_by_hub() const { return false; }
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
   // kInvalidArgument if they are not configured alike. `anchor_bytes`: memory for an anchor of this
   // rank, if the configuration leaves it open. `joined`: the trainers that the caller joined by a
@@ -71,6 +74,7 @@ class JobProcess {
   Config config_;
   const Road& road_;
   JobRole role_;
+  std::shared_ptr<hub::Port> port_;  // of trainers that use the hub; null: of nobody
   OpenRoad open_;
 
  private:
@@ -78,6 +82,7 @@ class JobProcess {
                                                       JobRole role, const Launch& launch,
                                                       const LateHandler& late);
   const RoadTable* linked_ = nullptr;
+  [[nodiscard]] Status make_port(const Launch& launch, JobRole role);
 };
 
 // `launch`: if its processes find each other by MPI, all that were started join, whatever the road;
