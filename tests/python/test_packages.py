@@ -22,7 +22,7 @@ SYMBOLS = REPOSITORY / "plugin/c_abi/driftless.symbols"
 VERSION = re.search(
     r"^project\(driftless VERSION ([0-9.]+) ", (REPOSITORY / "CMakeLists.txt").read_text(), re.M
 ).group(1)
-ON_DEMAND = ("mpi", "hdf5", "nccl", "cuda", "object-store", "monitor")
+ON_DEMAND = ("mpi", "hdf5", "nccl", "cuda", "object-store", "peer", "monitor")
 
 
 def output_of(*command):

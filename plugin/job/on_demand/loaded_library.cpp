@@ -46,7 +46,16 @@ std::string_view package_with(std::string_view why) {
   struct Package {
     std::string_view library, advice;
   };
+  constexpr std::string_view kOtherMpi =
+      "the libmpi.so.40 that was found is not Open MPI's: install Open MPI 4 or 5 (Debian and "
+      "Ubuntu: libopenmpi3), and take the other's folder out of LD_LIBRARY_PATH";
   constexpr std::array kPackages{
+      // Another library of that name: of a folder in LD_LIBRARY_PATH, as a rule.
+      Package{"undefined symbol: MPI_", kOtherMpi},
+      Package{"undefined symbol: ompi_", kOtherMpi},
+      Package{"undefined symbol: H5", "the HDF5 that was found is not that of Open MPI: install it "
+                                      "(Debian and Ubuntu: libhdf5-openmpi-103), and take the "
+                                      "other's folder out of LD_LIBRARY_PATH"},
       Package{"libmpi.so.40", "install Open MPI 4 or 5 (Debian and Ubuntu: libopenmpi3)"},
       Package{"libhdf5", "install HDF5 for Open MPI (Debian and Ubuntu: libhdf5-openmpi-103)"},
       Package{"libcuda.so.1", "install NVIDIA's driver"},
