@@ -58,8 +58,8 @@ bool read_elf(const std::string& path, ElfFile& elf) {
          elf.header.e_ident[EI_CLASS] == ELFCLASS64;
 }
 
-// dlopen() of a file that was cut short ends the process, and one for another processor is not there
-// for it.
+// dlopen() of a file that was cut short ends the process, and one for another processor is not
+// there for it.
 Status check_file(const std::string& path) {
   ElfFile elf, own;
   if (!read_elf(path, elf)) return {};
@@ -89,9 +89,10 @@ std::string_view package_with(std::string_view why) {
       // Another library of that name: of a folder in LD_LIBRARY_PATH, as a rule.
       Package{"undefined symbol: MPI_", kOtherMpi},
       Package{"undefined symbol: ompi_", kOtherMpi},
-      Package{"undefined symbol: H5", "the HDF5 that was found is not that of Open MPI: install it "
-                                      "(Debian and Ubuntu: libhdf5-openmpi-103), and take the "
-                                      "other's folder out of LD_LIBRARY_PATH"},
+      Package{"undefined symbol: H5",
+              "the HDF5 that was found is not that of Open MPI: install it "
+              "(Debian and Ubuntu: libhdf5-openmpi-103), and take the "
+              "other's folder out of LD_LIBRARY_PATH"},
       Package{"libmpi.so.40", "install Open MPI 4 or 5 (Debian and Ubuntu: libopenmpi3)"},
       Package{"libhdf5", "install HDF5 for Open MPI (Debian and Ubuntu: libhdf5-openmpi-103)"},
       Package{"libcuda.so.1", "install NVIDIA's driver"},
