@@ -208,6 +208,9 @@ class ReceiveRoad {
   // has closed its road: it keeps nothing any more. One that is there is waited for; where it has
   // died without a word a road that needs its answer ends with kDeadlineExceeded.
   [[nodiscard]] virtual Status leave(const Deadline& deadline) = 0;
+  // How the last bytes of parts came, on a road that has several ways: "shm", "tcp". Empty: there
+  // is one, or nothing came yet.
+  [[nodiscard]] virtual std::string carrier() const { return {}; }
 };
 
 }  // namespace driftless
