@@ -61,6 +61,9 @@ Status NixlAgent::make_backend() {
     return error(StatusCode::kUnsupported, "peer: NIXL has no plugin ", kBackend, " (status ", code,
                  "); NIXL_PLUGIN_DIR names the folder of its plugins");
   }
+  // On one host there is the carrier shm. Reads from the memory of a process that dies abort the
+  // reader in UCX. UCX_TLS in the environment comes first.
+  static_cast<void>(calls_->params_add(params.get(), "engine_config", "TLS=^sm"));
   code = calls_->create_backend(agent_, kBackend, params.get(), &backend_);
   if (code != kNixlDone) return failed("making its UCX backend", code);
   code = calls_->create_opt_args(&options_);

@@ -78,6 +78,10 @@ Result<NixlCalls> load(const std::string& library) {
   if (library.empty()) {
     for (std::string& each : beside_us()) places.push_back(std::move(each));
   }
+  // PyPI's NIXL loads the system's libefa beside verbs libraries of its own. Unless libefa and what
+  // it needs are there already, bound to each other, they are bound to NIXL's, and the process
+  // crashes as it exits.
+  static_cast<void>(dlopen("libefa.so.1", RTLD_NOW | RTLD_LOCAL));
   std::string why;
   for (const std::string& place : places) {
     void* const loaded = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);

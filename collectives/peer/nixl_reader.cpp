@@ -13,16 +13,15 @@ namespace driftless::peer {
 namespace {
 
 // The rank is asked again between two pieces: it keeps the part for PeerOptions::stall after each.
-constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;
-constexpr std::size_t kPieceMoves = 4096;
-constexpr std::uint64_t kPageBytes = std::uint64_t{64} << 10;  // a multiple of every page size
+constexpr std::uint64_t kReadBytes = std::uint64_t{64} << 20;
+constexpr std::size_t kReadMoves = 4096;
+constexpr std::uint64_t kBlockBytes = std::uint64_t{64} << 10;  // a multiple of every page size
 constexpr std::chrono::microseconds kBetweenLooks{20};
 
 // Mapped and registered.
 class Block {
  public:
-  Block(std::span<std::byte> mapping, std::shared_ptr<const void> registration)
-      : mapping_(mapping), registration_(std::move(registration)) {}
+  explicit Block(std::span<std::byte> mapping) : mapping_(mapping) {}
   Block(Block&& other) noexcept
       : mapping_(std::exchange(other.mapping_, {})), registration_(std::move(other.registration_)) {}
   Block& operator=(Block&& other) noexcept {
@@ -35,6 +34,10 @@ class Block {
     if (!mapping_.empty()) ::munmap(mapping_.data(), mapping_.size());
   }
   [[nodiscard]] std::span<std::byte> bytes() const { return mapping_; }
+  [[nodiscard]] Status register_at(NixlAgent& agent) {
+    DRIFTLESS_ASSIGN_OR_RETURN(registration_, agent.add(mapping_));
+    return {};
+  }
 
  private:
   std::span<std::byte> mapping_;
@@ -88,8 +91,8 @@ class NixlMemory : public std::enable_shared_from_this<NixlMemory> {
 
  private:
   Result<Block> take_block(std::uint64_t bytes, std::string_view what) {
-    const std::uint64_t size = (std::max(bytes, kPageBytes) + kPageBytes - 1) / kPageBytes *
-                               kPageBytes;
+    const std::uint64_t size = (std::max(bytes, kBlockBytes) + kBlockBytes - 1) / kBlockBytes *
+                               kBlockBytes;
     {
       const std::scoped_lock lock(mutex_);
       const auto found = spare_.lower_bound(size);
@@ -106,10 +109,9 @@ class NixlMemory : public std::enable_shared_from_this<NixlMemory> {
       return error(StatusCode::kNoSpace, what, ": no memory for ", bytes,
                    " bytes: ", std::strerror(errno));
     }
-    Block block({static_cast<std::byte*>(at), size}, nullptr);
-    DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<const void> registration,
-                               agent_->add(block.bytes()));
-    return Block(std::exchange(block, Block({}, nullptr)).bytes(), std::move(registration));
+    Block block({static_cast<std::byte*>(at), size});
+    DRIFTLESS_RETURN_IF_ERROR(block.register_at(*agent_));
+    return block;
   }
   void trim() {
     while (!spare_.empty() && spare_bytes_ + used_ > most_) {
@@ -237,12 +239,12 @@ Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::strin
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     std::span<std::byte> into = places.of(i, memory->bytes().data());
     for (std::uint64_t from = address + ranges[i].offset; !into.empty();) {
-      const std::size_t some = std::min<std::size_t>(into.size(), kPieceBytes - bytes);
+      const std::size_t some = std::min<std::size_t>(into.size(), kReadBytes - bytes);
       moves.push_back({into.data(), from, some});
       into = into.subspan(some);
       from += some;
       bytes += some;
-      if (bytes == kPieceBytes || moves.size() == kPieceMoves) DRIFTLESS_RETURN_IF_ERROR(flush());
+      if (bytes == kReadBytes || moves.size() == kReadMoves) DRIFTLESS_RETURN_IF_ERROR(flush());
     }
   }
   DRIFTLESS_RETURN_IF_ERROR(flush());
