@@ -33,8 +33,8 @@ constexpr std::array kKeys = {
         "NIXL's libnixl_capi.so. Empty: where the loader and PyPI's nixl-cu13 have it"),
     Rows::key<setting::Size<64 * setting::kKiB, 16 * setting::kTiB>, DRIFTLESS_FIELD(read_bytes)>(
         "road.peer.read_memory",
-        "nixl: memory that a receiver keeps for reads, reads that were given up among it; once "
-        "those fill it, further ones are refused"),
+        "tcp, nixl: memory that a receiver keeps for further reads. nixl: reads that were given up "
+        "count, too; once they fill it, further ones are refused"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(address)>(
         "road.peer.address", "host:port",
         "Each trainer rank serves its parts there. Empty: on the address by which it reaches the "

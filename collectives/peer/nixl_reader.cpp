@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/peer/nixl_reader.h"
 
-#include <sys/mman.h>
-
-#include <cerrno>
-#include <cstring>
 #include <thread>
 
 #include "collectives/part_ranges.h"
@@ -15,126 +11,14 @@ namespace {
 // The rank is asked again between two pieces: it keeps the part for PeerOptions::stall after each.
 constexpr std::uint64_t kReadBytes = std::uint64_t{64} << 20;
 constexpr std::size_t kReadMoves = 4096;
-constexpr std::uint64_t kBlockBytes = std::uint64_t{64} << 10;  // a multiple of every page size
 constexpr std::chrono::microseconds kBetweenLooks{20};
 
-// Mapped and registered.
-class Block {
- public:
-  explicit Block(std::span<std::byte> mapping) : mapping_(mapping) {}
-  Block(Block&& other) noexcept
-      : mapping_(std::exchange(other.mapping_, {})), registration_(std::move(other.registration_)) {}
-  Block& operator=(Block&& other) noexcept {
-    std::swap(mapping_, other.mapping_);
-    std::swap(registration_, other.registration_);
-    return *this;
-  }
-  ~Block() {
-    registration_.reset();
-    if (!mapping_.empty()) ::munmap(mapping_.data(), mapping_.size());
-  }
-  [[nodiscard]] std::span<std::byte> bytes() const { return mapping_; }
-  [[nodiscard]] Status register_at(NixlAgent& agent) {
-    DRIFTLESS_ASSIGN_OR_RETURN(registration_, agent.add(mapping_));
-    return {};
-  }
-
- private:
-  std::span<std::byte> mapping_;
-  std::shared_ptr<const void> registration_;
-};
-
 }  // namespace
-
-class NixlMemory;
-
-// Memory of one read. It is used for others afterwards, unless the read failed.
-class NixlLease {
- public:
-  NixlLease(Block block, std::weak_ptr<NixlMemory> home)
-      : block_(std::move(block)), home_(std::move(home)) {}
-  ~NixlLease();
-  NixlLease(const NixlLease&) = delete;
-  NixlLease& operator=(const NixlLease&) = delete;
-  [[nodiscard]] std::span<std::byte> bytes() const { return block_.bytes(); }
-  void spoil() { home_.reset(); }
-
- private:
-  Block block_;
-  std::weak_ptr<NixlMemory> home_;
-};
-
-// Registered memory that no read and no caller uses, up to a bound. Any thread.
-class NixlMemory : public std::enable_shared_from_this<NixlMemory> {
- public:
-  NixlMemory(std::shared_ptr<NixlAgent> agent, std::uint64_t most)
-      : agent_(std::move(agent)), most_(most) {}
-
-  [[nodiscard]] Result<std::shared_ptr<NixlLease>> take(std::uint64_t bytes,
-                                                        std::string_view what) {
-    DRIFTLESS_ASSIGN_OR_RETURN(Block block, take_block(bytes, what));
-    return std::make_shared<NixlLease>(std::move(block), weak_from_this());
-  }
-  void give_back(Block block) {
-    const std::scoped_lock lock(mutex_);
-    const std::uint64_t size = block.bytes().size();
-    spare_bytes_ += size;
-    spare_.emplace(size, std::move(block));
-    trim();
-  }
-  // Of `most`, so much is used otherwise.
-  void set_used(std::uint64_t bytes) {
-    const std::scoped_lock lock(mutex_);
-    used_ = bytes;
-    trim();
-  }
-
- private:
-  Result<Block> take_block(std::uint64_t bytes, std::string_view what) {
-    const std::uint64_t size = (std::max(bytes, kBlockBytes) + kBlockBytes - 1) / kBlockBytes *
-                               kBlockBytes;
-    {
-      const std::scoped_lock lock(mutex_);
-      const auto found = spare_.lower_bound(size);
-      if (found != spare_.end() && found->first / 2 <= size) {
-        Block block = std::move(found->second);
-        spare_bytes_ -= found->first;
-        spare_.erase(found);
-        return block;
-      }
-    }
-    void* const at =
-        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) {
-      return error(StatusCode::kNoSpace, what, ": no memory for ", bytes,
-                   " bytes: ", std::strerror(errno));
-    }
-    Block block({static_cast<std::byte*>(at), size});
-    DRIFTLESS_RETURN_IF_ERROR(block.register_at(*agent_));
-    return block;
-  }
-  void trim() {
-    while (!spare_.empty() && spare_bytes_ + used_ > most_) {
-      spare_bytes_ -= spare_.begin()->first;
-      spare_.erase(spare_.begin());
-    }
-  }
-
-  const std::shared_ptr<NixlAgent> agent_;
-  const std::uint64_t most_;
-  std::mutex mutex_;
-  std::multimap<std::uint64_t, Block> spare_;  // by size
-  std::uint64_t spare_bytes_ = 0, used_ = 0;
-};
-
-NixlLease::~NixlLease() {
-  if (const std::shared_ptr<NixlMemory> here = home_.lock()) here->give_back(std::move(block_));
-}
 
 NixlReader::NixlReader(const PeerOptions& options, std::shared_ptr<NixlAgent> agent)
     : options_(options),
       agent_(std::move(agent)),
-      memory_(std::make_shared<NixlMemory>(agent_, options.read_bytes)) {}
+      memory_(std::make_shared<ReadMemory>(options.read_bytes, agent_)) {}
 
 Result<std::unique_ptr<NixlReader>> NixlReader::make(const PeerOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::shared_ptr<NixlAgent> agent,
@@ -218,7 +102,7 @@ Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::strin
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t address, find_place(rank, ask));
   const RangePlaces places(ranges);
   DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::shared_ptr<NixlLease> memory,
+      const std::shared_ptr<ReadLease> memory,
       memory_->take(places.total_bytes(), concat("peer: part '", part, "'")));
   std::vector<NixlMove> moves;
   std::uint64_t bytes = 0;
@@ -252,7 +136,7 @@ Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::strin
 }
 
 Status NixlReader::move(Loaded& from, std::span<const NixlMove> moves,
-                        const std::shared_ptr<NixlLease>& memory, const Deadline& deadline) {
+                        const std::shared_ptr<ReadLease>& memory, const Deadline& deadline) {
   const Deadline soon = deadline.sooner(options_.stall);
   const Result<NixlRead> read = agent_->start(from.name, moves);
   if (!read.ok()) {

@@ -15,11 +15,9 @@
 #include "collectives/peer/message.h"
 #include "collectives/peer/nixl_agent.h"
 #include "collectives/peer/peer_options.h"
+#include "collectives/peer/read_memory.h"
 
 namespace driftless::peer {
-
-class NixlMemory;
-class NixlLease;
 
 class NixlReader {
  public:
@@ -51,7 +49,7 @@ class NixlReader {
   struct GivenUp {
     NixlRead read;
     std::string name;
-    std::shared_ptr<NixlLease> memory;
+    std::shared_ptr<ReadLease> memory;
   };
 
   NixlReader(const PeerOptions& options, std::shared_ptr<NixlAgent> agent);
@@ -60,11 +58,11 @@ class NixlReader {
   [[nodiscard]] Status load(Loaded& loaded, const Place& place);
   void forget(Loaded& loaded);
   [[nodiscard]] Status move(Loaded& from, std::span<const NixlMove> moves,
-                            const std::shared_ptr<NixlLease>& memory, const Deadline& deadline);
+                            const std::shared_ptr<ReadLease>& memory, const Deadline& deadline);
 
   const PeerOptions options_;
   const std::shared_ptr<NixlAgent> agent_;
-  const std::shared_ptr<NixlMemory> memory_;
+  const std::shared_ptr<ReadMemory> memory_;
   std::map<unsigned, Loaded> loaded_;  // by rank
   std::vector<GivenUp> given_up_;
 };

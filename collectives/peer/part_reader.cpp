@@ -187,13 +187,14 @@ Result<std::vector<MappedFile>> PartReader::read_over(Connection& connection, co
     DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, map(file, part));
     return slices(whole, want.ranges);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
-                             allocate_ranges(places, concat("peer: part '", part.name, "'")));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::shared_ptr<ReadLease> memory,
+      memory_->take(places.total_bytes(), concat("peer: part '", part.name, "'")));
   for (std::size_t i = 0; i < want.ranges.size(); ++i) {
     DRIFTLESS_RETURN_IF_ERROR(
-        hub::read_into(connection.socket, places.of(i, memory.get()), deadline, options_.stall));
+        hub::read_into(connection.socket, places.of(i, memory->bytes().data()), deadline, options_.stall));
   }
-  return places.files(part.name, memory, memory.get());
+  return places.files(part.name, memory, memory->bytes().data());
 }
 
 Result<std::vector<MappedFile>> PartReader::read(const Endpoint& from, const PublicationId& id,

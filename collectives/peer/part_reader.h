@@ -17,7 +17,10 @@ class PartReader {
  public:
   // `token`: data_token().
   PartReader(const PeerOptions& options, std::string token)
-      : options_(options), token_(std::move(token)), host_(host_identity()) {}
+      : options_(options),
+        token_(std::move(token)),
+        host_(host_identity()),
+        memory_(std::make_shared<ReadMemory>(options.read_bytes)) {}
 
   // The bytes of `ranges`, which lie inside the part, in their order. By shared memory they are the
   // server's own: nothing is copied. kNotFound if the part is not there (any more); kIo if the
@@ -57,6 +60,7 @@ class PartReader {
   const std::string token_;
   const std::string host_;
   std::map<unsigned, Connection> connections_;  // by rank
+  const std::shared_ptr<ReadMemory> memory_;     // for TCP
   std::unique_ptr<NixlReader> nixl_;            // made when it is first needed
   bool nixl_looked_for_ = false;
   PeerCarrier carrier_ = PeerCarrier::kAuto;

@@ -25,8 +25,8 @@ struct PeerOptions {
   std::string address = {};
   PeerCarrier carrier = PeerCarrier::kAuto;
   std::string library = {};  // NIXL's libnixl_capi.so; empty: where it is usually found
-  // nixl: registered memory that a receiver keeps for further reads, and that of reads which were
-  // given up and have not ended.
+  // Memory that a receiver keeps for further reads by TCP and NIXL, and that of reads by NIXL which
+  // were given up and have not ended.
   std::uint64_t read_bytes = std::uint64_t{1} << 30;
   // Of the versions that each trainer rank holds, beside the newest anchor and what it writes.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
