@@ -193,8 +193,9 @@ class ReceiveRoad {
   // if a range leaves the part; else as fetch_part(). All ranges come, or none does.
   //
   // No hash of the road's proves a range: the hash of a part is that of all its bytes. The caller
-  // proves what it gets by hashes of its own inside the part (of blocks), unless the bytes are in
-  // device memory: those were compared with the whole part.
+  // proves what it gets by hashes of its own inside the part (of blocks). A road that returns bytes
+  // in device memory has the whole part there, and has compared it; one that reads ranges alone
+  // returns host memory.
   [[nodiscard]] virtual Result<std::vector<MappedFile>> fetch_ranges(
       const PublicationId& id, const PartReceipt& part, std::span<const ByteRange> ranges,
       const Deadline& deadline) = 0;

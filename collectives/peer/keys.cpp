@@ -10,11 +10,10 @@ namespace {
 using namespace road_key;
 #define DRIFTLESS_FIELD(field) DRIFTLESS_ROAD_FIELD(PeerOptions, field)
 
-constexpr setting::Choice<PeerCarrier> kCarriers[] = {
-    {"auto", PeerCarrier::kAuto},
-    {"shm", PeerCarrier::kShm},
-    {"tcp", PeerCarrier::kTcp},
-    {"nixl", PeerCarrier::kNixl}};
+constexpr setting::Choice<PeerCarrier> kCarriers[] = {{"auto", PeerCarrier::kAuto},
+                                                      {"shm", PeerCarrier::kShm},
+                                                      {"tcp", PeerCarrier::kTcp},
+                                                      {"nixl", PeerCarrier::kNixl}};
 
 constexpr std::array kKeys = {
     poll_first<DRIFTLESS_FIELD(poll_first)>(),

@@ -66,7 +66,6 @@ class NixlAgent : public std::enable_shared_from_this<NixlAgent> {
   [[nodiscard]] Result<bool> ended(NixlRead read);
 
  private:
-
   NixlAgent(const NixlCalls* calls, void* agent) : calls_(calls), agent_(agent) {}
   [[nodiscard]] Status make_backend();
   [[nodiscard]] Result<void*> add_now(std::span<std::byte> memory);

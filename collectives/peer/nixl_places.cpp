@@ -22,7 +22,8 @@ Result<std::unique_ptr<NixlPlaces>> make_nixl_places(const PeerOptions& options,
   const bool wanted = options.carrier == PeerCarrier::kNixl;
   const bool fast = has_fast_network();
   *offer = NixlOffer::kNone;
-  if (!wanted && (options.carrier != PeerCarrier::kAuto || !fast)) return std::unique_ptr<NixlPlaces>();
+  if (!wanted && (options.carrier != PeerCarrier::kAuto || !fast))
+    return std::unique_ptr<NixlPlaces>();
   auto agent = NixlAgent::make(options.library, NixlRole::kServes);
   if (!agent.ok() && wanted) return agent.status();
   if (!agent.ok()) return std::unique_ptr<NixlPlaces>();

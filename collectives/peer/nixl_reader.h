@@ -3,8 +3,8 @@
 // for further reads.
 //
 // NIXL cannot cancel a read. One that is given up, because the trainer rank has stopped, say, is
-// quarantined: its memory stays registered and unused until the read has ended. Memory in quarantine
-// counts against PeerOptions::read_bytes; once it fills that, new reads are refused.
+// quarantined: its memory stays registered and unused until the read has ended. Memory in
+// quarantine counts against PeerOptions::read_bytes; once it fills that, new reads are refused.
 //
 // One thread at a time, except the bytes that it returned.
 #pragma once

@@ -28,9 +28,7 @@ class Segment {
   // Other hosts read it by its addresses. Whoever saw to that unmaps it: once the exposure is
   // destroyed, the mapping is no longer this segment's.
   [[nodiscard]] bool exposed() const { return exposure_ != nullptr; }
-  void set_exposure(std::shared_ptr<const void> exposure) const {
-    exposure_ = std::move(exposure);
-  }
+  void set_exposure(std::shared_ptr<const void> exposure) const { exposure_ = std::move(exposure); }
 
  private:
   Descriptor file_;

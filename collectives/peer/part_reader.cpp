@@ -191,8 +191,8 @@ Result<std::vector<MappedFile>> PartReader::read_over(Connection& connection, co
       const std::shared_ptr<ReadLease> memory,
       memory_->take(places.total_bytes(), concat("peer: part '", part.name, "'")));
   for (std::size_t i = 0; i < want.ranges.size(); ++i) {
-    DRIFTLESS_RETURN_IF_ERROR(
-        hub::read_into(connection.socket, places.of(i, memory->bytes().data()), deadline, options_.stall));
+    DRIFTLESS_RETURN_IF_ERROR(hub::read_into(
+        connection.socket, places.of(i, memory->bytes().data()), deadline, options_.stall));
   }
   return places.files(part.name, memory, memory->bytes().data());
 }
@@ -221,9 +221,8 @@ Result<std::vector<MappedFile>> PartReader::read(const Endpoint& from, const Pub
     if (got.ok() || refused) return got;
     connections_.erase(from.rank);  // what is left on it belongs to this answer
     if (again && code == StatusCode::kIo && !deadline.expired()) continue;  // it was an old one
-    return got.status().with_context(concat(
-        "reading from trainer rank ", from.rank, " at ",
-        carrier == PeerCarrier::kShm ? "this host" : from.tcp));
+    return got.status().with_context(concat("reading from trainer rank ", from.rank, " at ",
+                                            carrier == PeerCarrier::kShm ? "this host" : from.tcp));
   }
 }
 

@@ -60,7 +60,7 @@ class PartReader {
   const std::string token_;
   const std::string host_;
   std::map<unsigned, Connection> connections_;  // by rank
-  const std::shared_ptr<ReadMemory> memory_;     // for TCP
+  const std::shared_ptr<ReadMemory> memory_;    // for TCP
   std::unique_ptr<NixlReader> nixl_;            // made when it is first needed
   bool nixl_looked_for_ = false;
   PeerCarrier carrier_ = PeerCarrier::kAuto;

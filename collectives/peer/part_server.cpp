@@ -86,8 +86,8 @@ Answer answer_to(const Want& want, const StoredPart* part) {
   if (part == nullptr) return refusal(not_there("peer", want.id));
   if (part->size_bytes != want.size_bytes) {
     return refusal(error(StatusCode::kIncomplete, "peer: part '", want.name, "' of ",
-                        to_string(want.id), " has ", part->size_bytes, " bytes, expected ",
-                        want.size_bytes));
+                         to_string(want.id), " has ", part->size_bytes, " bytes, expected ",
+                         want.size_bytes));
   }
   Answer answer;
   for (const ByteRange& range : want.ranges) {

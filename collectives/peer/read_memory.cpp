@@ -50,7 +50,8 @@ void ReadMemory::set_used(std::uint64_t bytes) {
 }
 
 Result<ReadBlock> ReadMemory::take_block(std::uint64_t bytes, std::string_view what) {
-  const std::uint64_t size = (std::max(bytes, kBlockUnit) + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
+  const std::uint64_t size =
+      (std::max(bytes, kBlockUnit) + kBlockUnit - 1) / kBlockUnit * kBlockUnit;
   {
     const std::scoped_lock lock(mutex_);
     const auto found = spare_.lower_bound(size);

@@ -33,8 +33,8 @@ VersionRecord delivery_record(const DeliveryReport& delivery, unsigned rank) {
   VersionRecord record = record_of(update, rank);
   record.origin.role = kRole;
   record.received.reset();
-  record.delivered = {update.needed_bytes,  delivery.plain_bytes, update.fetch_ms,
-                      delivery.process_ms,  update.apply_ms,      update.carrier};
+  record.delivered = {update.needed_bytes, delivery.plain_bytes, update.fetch_ms,
+                      delivery.process_ms, update.apply_ms,      update.carrier};
   return record;
 }
 

@@ -134,7 +134,8 @@ class BareNixl {
   std::string name_;
 };
 
-Sample measure(const PeerOptions& options, const Told& told, std::uint64_t size, PartReader& reader, BareNixl* nixl) {
+Sample measure(const PeerOptions& options, const Told& told, std::uint64_t size, PartReader& reader,
+               BareNixl* nixl) {
   const Endpoint from{.rank = 0,
                       .tcp = told.tcp,
                       .socket = told.socket,

@@ -129,8 +129,8 @@ TEST(PeerFaultTest, AReaderThatStopsIsDroppedAndHoldsNobodyUp) {
   const auto mine = hub::answer_hello(served.token, *hello, &expected);
   ASSERT_OK(hub::write_all(stopped, mine->answer, soon()));
   hub::FrameWriter writer(mine->key, hub::Direction::kToServer);
-  const auto frame = writer.frame(
-      to_bytes(Want{step(1), "part", served.bytes.size(), Means::kBytes, {{0, served.bytes.size()}}}));
+  const auto frame = writer.frame(to_bytes(
+      Want{step(1), "part", served.bytes.size(), Means::kBytes, {{0, served.bytes.size()}}}));
   ASSERT_OK(hub::write_all(stopped, *frame, soon()));
   // It never reads. The only place among the readers is free again after the stall.
   PartReader other(by(PeerCarrier::kTcp), served.token);

@@ -67,7 +67,7 @@ def source_of(name: Any, given: Mapping[str, Any]) -> Source:
         if not given.get("config"):
             raise errors.InvalidArgumentError(
                 "no configuration was named, and the engine was started without one: name an agent "
-                f"({AGENT}NAME), or start the engine with {VARIABLE}='{{\"config\": \"job.yaml\"}}'"
+                f'({AGENT}NAME), or start the engine with {VARIABLE}=\'{{"config": "job.yaml"}}\''
             )
         return Source(str(given["config"]), tuple(map(str, given.get("sets", ()))))
     if isinstance(name, str) and name.startswith(AGENT):

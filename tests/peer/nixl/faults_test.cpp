@@ -116,7 +116,8 @@ TEST(PeerNixlFaultTest, AReadFromAStoppedServerIsQuarantinedUntilItGoesOn) {
   // It fills the bound.
   const Status refused = server.read(*reader, 300);
   EXPECT_EQ(refused.code(), StatusCode::kBusy);
-  EXPECT_NE(refused.message().find("road.peer.read_memory"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("road.peer.read_memory"), std::string::npos)
+      << refused.message();
   server.go_on();
   ASSERT_OK(wait_for_the_end(*reader));
   ASSERT_OK(server.read(*reader, 30'000));
