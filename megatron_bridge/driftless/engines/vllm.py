@@ -194,19 +194,27 @@ class TargetMaker:
 def make_target(
     vllm_config: Any, module: Any, chunk_bytes: int, runner: Any = None, rank: int | None = None
 ) -> EngineTarget:
-    """In place where that is possible for all weights; else, where the engine was not told
-    otherwise ({"reload": false}), by vLLM's own reload."""
-    from . import ModuleTarget, vllm_parts, vllm_reload
+    """In place where that is possible; else, where the engine was not told otherwise
+    ({"reload": false}), by vLLM's own reload: of the modules that need it, or of all."""
+    from . import ModuleTarget, vllm_layout, vllm_parts, vllm_reload
+    from .loaders import own_loader
 
     given = settings_of(vllm_config)
     model = vllm_config.model_config
     base = given.get("base") or checkpoint_directory(model.model, getattr(model, "revision", None))
     drafters = vllm_parts.drafters(module, runner)
+    placement = partial(vllm_parts.experts, runner)
+    # Of packed layers all is reloaded, or nothing.
+    reloads = given.get("reload", True) and not vllm_reload.packed_copies(module)
     target = ModuleTarget(
         module, base=base, run=given.get("run"), version=given.get("version", 0),
         chunk_bytes=chunk_bytes, drafters=drafters,
-        refreshes=vllm_parts.refreshes(vllm_config, module, drafters),
-        placement=partial(vllm_parts.experts, runner), rank=rank,
+        allow=("direct", "plan", "masked", "whole", *(["reload"] if reloads else [])),
+        refreshes=vllm_parts.refreshes(vllm_config, module, drafters), placement=placement,
+        load_layout=vllm_layout.load_layout(
+            vllm_config, module, drafters, placement, own_loader(module)
+        ),
+        rank=rank,
     )  # fmt: skip
     why = vllm_reload.why_not_in_place(module, target)
     if why is None:
