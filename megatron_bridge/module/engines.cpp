@@ -383,7 +383,8 @@ void bind_engines(py::module_& module) {
       "check(), stage(changes), commit(), undo(), drop(); each may raise. After a commit() that "
       "raised, undo() takes back what it wrote; if that raises, too, no version is held any more. "
       "If it has written(), that is called after a commit, and after one that was taken back; if "
-      "it raises, the commit is taken back. With `only_rule`, versions that are quantized by another "
+      "it raises, the commit is taken back. With `only_rule`, versions that are quantized by "
+      "another "
       "rule are refused. driftless.engines makes them from a module.");
   def_making(mapped, &make_parts);
   mapped.def_property_readonly("proven", &MappedHolder::proven,

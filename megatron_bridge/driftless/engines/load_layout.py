@@ -125,6 +125,40 @@ def put_back(restored: list[Restored], stand_ins: StandIns) -> Iterator[None]:
         stand_ins.clear()
 
 
+# --- what may be computed from codes and scales ---------------------------------------------------
+
+# In the names of tensors that quantized layers have beside their weights, and that are no copies.
+_NO_COPIES = ("expert", "physical", "logical", "bias", "workspace")
+
+
+def beside_quantized(bound: BoundTensors, trace: Trace) -> dict[str, str]:
+    """Parameters of quantized layers that have more tensors than the checkpoint: swizzled scales,
+    weights in a wider type. Nobody makes those again after a commit. Returns why, by parameter."""
+    followed = {copy.storage for copies in trace.copies.values() for copy in copies}
+    layers: dict[int, list[Any]] = defaultdict(list)
+    for each in bound.bindings:
+        layers[id(each.module)].append(each)
+    found: dict[str, str] = {}
+    for mine in layers.values():
+        ours = [each for each in mine if storage_key(each.data) in followed]
+        if not any(each.data.dtype.is_floating_point and each.data.element_size() == 1
+                   for each in ours):  # fmt: skip
+            continue
+        owners = [mine[0].module.__dict__, *(each.tensor.__dict__ for each in ours)]
+        tensors = [(each.attribute, each.data) for each in mine]
+        tensors += [pair for owner in owners for pair in owner.items()]
+        for name, tensor in tensors:
+            if _may_be_a_copy(name, tensor) and storage_key(tensor) not in followed:
+                why = f"'{name}' beside it may be computed from it, and nothing makes it again"
+                found |= {each.name: why for each in ours}
+    return found
+
+
+def _may_be_a_copy(name: str, tensor: Any) -> bool:
+    known = any(part in name for part in _NO_COPIES)
+    return isinstance(tensor, torch.Tensor) and tensor.numel() > 1 and not known
+
+
 # --- rows in another order ------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from ..errors import MismatchError, UnsupportedError
 from ..torch_dtypes import dtype_name
 from .bound import BoundTensors, View, storage_key
 from .derived import Refresh, derive, find_refreshes
-from .load_layout import LoadLayout, reload_groups
+from .load_layout import LoadLayout, beside_quantized, reload_groups
 from .loader_writer import LoaderWriter
 from .loaders import Loaders
 from .moves import Moves, Placement
@@ -109,7 +109,7 @@ class ModuleTarget(_native.MappedTarget):
             trace = self._loaders.trace(bound, specs, self._base)
         else:
             trace = _by_names(bound, self._layout)
-        self._note_unwritable(trace)
+        self._note_unwritable(trace, bound)
         plan = make_plan(trace, bound, self._layout)
         swap(plan, bound, self._layout, self._swapped)
         writer = LoaderWriter(
@@ -118,8 +118,9 @@ class ModuleTarget(_native.MappedTarget):
         )  # fmt: skip
         return _Made(bound, trace, plan, writer)
 
-    def _note_unwritable(self, trace: Trace) -> None:
-        for parameter, why in self._load_layout.unwritable().items():
+    def _note_unwritable(self, trace: Trace, bound: BoundTensors) -> None:
+        unwritable = {**beside_quantized(bound, trace), **self._load_layout.unwritable()}
+        for parameter, why in unwritable.items():
             names = [name for name, into in trace.parameters.items() if parameter in into]
             trace.problem(names, f"'{parameter}': {why}", parameter)
             trace.changed |= set(names)
