@@ -33,7 +33,7 @@ class Spec:
     dtype: str = "float32"
     load_layout: bool = True  # vLLM: parameters as they were loaded
     experts: bool = False  # each rank holds whole experts (EP), as many ranks as tp
-    fp8: str = ""  # vLLM: FP8 blocks on the CPU (vllm_plain_fp8.py)
+    fp8: str = ""  # blocks on the CPU (vllm_plain_fp8.py; SGLang: stand_in, "plain")
     hub: bool = False  # started by a name of the model hub, which its cache has
 
     @property
@@ -279,6 +279,7 @@ def start_sglang(pool, spec):
         HERE / "stand_in",
         SGLANG_USE_CPU_ENGINE=1,
         SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
+        **({"DRIFTLESS_TEST_FP8": spec.fp8} if spec.fp8 else {}),
     )
     # /health generates a token, and of DeepSeek SGLang's only attention for every CPU cannot: it
     # takes keys of the heads' size out of a cache of latent ones ("Expected size for first two

@@ -22,6 +22,7 @@ What a call may name is in allowed.py.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -218,6 +219,8 @@ def make_target(
     )  # fmt: skip
     why = vllm_reload.why_not_in_place(module, target)
     if why is None:
+        if any(way.way == "reload" for way in target.ways.values()):
+            logging.getLogger("driftless").warning("rank %s: %s", rank, target.describe())
         return target
     if not given.get("reload", True):
         raise errors.UnsupportedError(f"{why}; allow a reload, or keep the load layout")
