@@ -80,7 +80,7 @@ def experts_kernel(swapped):
         def _supports_current_device():
             return True
 
-        def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, *rest):
+        def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, *_, **__):
             output.zero_()
             w1, w2 = dequantized(w1, self.w1_scale), dequantized(w2, self.w2_scale)
             for expert in range(len(w1)):

@@ -127,8 +127,8 @@ def put_back(restored: list[Restored], stand_ins: StandIns) -> Iterator[None]:
 
 # --- what may be computed from codes and scales ---------------------------------------------------
 
-# In the names of tensors that quantized layers have beside their weights, and that are no copies.
-_NO_COPIES = ("expert", "physical", "logical", "bias", "workspace")
+# In the names of tensors that quantized layers compute from their weights, and of others.
+_COPIES, _NO_COPIES = ("weight", "scale"), ("input_scale", "expert")
 
 
 def beside_quantized(bound: BoundTensors, trace: Trace) -> dict[str, str]:
@@ -155,8 +155,9 @@ def beside_quantized(bound: BoundTensors, trace: Trace) -> dict[str, str]:
 
 
 def _may_be_a_copy(name: str, tensor: Any) -> bool:
-    known = any(part in name for part in _NO_COPIES)
-    return isinstance(tensor, torch.Tensor) and tensor.numel() > 1 and not known
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() < 2:
+        return False
+    return any(part in name for part in _COPIES) and not any(part in name for part in _NO_COPIES)
 
 
 # --- rows in another order ------------------------------------------------------------------------

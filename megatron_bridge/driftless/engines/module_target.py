@@ -124,6 +124,7 @@ class ModuleTarget(_native.MappedTarget):
             names = [name for name, into in trace.parameters.items() if parameter in into]
             trace.problem(names, f"'{parameter}': {why}", parameter)
             trace.changed |= set(names)
+            trace.unwritable |= dict.fromkeys(names, f"'{parameter}': {why}")
 
     def _prove(self, made: _Made) -> None:
         """The module holds the base: everything is tried with its values."""
@@ -134,6 +135,9 @@ class ModuleTarget(_native.MappedTarget):
         made.plan.restrict(self._allow)
         made.plan.device()
         self._leave_to_engine(made)
+        for name in made.trace.unwritable.keys() - made.plan.reload.keys():
+            made.plan.leave(name)
+            made.refused.setdefault(name, made.trace.unwritable[name])
         made.refused |= made.writer.prove(made.plan, made.trace)
 
     def _leave_to_engine(self, made: _Made) -> None:

@@ -70,6 +70,8 @@ class Trace:
     raised: dict[str, str] = field(default_factory=dict)  # a tensor at which the loader did -> what
     # Tensors that go to a parameter that the engine changed after loading, as was found.
     changed: set[str] = field(default_factory=set)
+    # Those of them that no loader's copy brings into the engine, and why.
+    unwritable: dict[str, str] = field(default_factory=dict)
     operations: int = 0  # seen so far
 
     def problem(self, names: Iterable[str], why: str, parameter: str = "") -> None:
