@@ -154,6 +154,19 @@ def beside_quantized(bound: BoundTensors, trace: Trace) -> dict[str, str]:
     return found
 
 
+def unloaded(bound: BoundTensors, trace: Trace, but: tuple[str, ...]) -> str | None:
+    """A quantized parameter that no tensor goes to: its loader did nothing, and said nothing. `but`:
+    not of drafters, which may have another checkpoint."""
+    reached = {copy.storage for copies in trace.copies.values() for copy in copies}
+    named = set().union(*trace.parameters.values())
+    for each in bound.bindings:
+        narrow = each.data.dtype.is_floating_point and each.data.element_size() == 1
+        if narrow and storage_key(each.data) not in reached and each.name not in named:
+            if not each.name.startswith(but):
+                return each.name
+    return None
+
+
 def _may_be_a_copy(name: str, tensor: Any) -> bool:
     if not isinstance(tensor, torch.Tensor) or tensor.numel() < 2:
         return False

@@ -19,7 +19,7 @@ from ..errors import MismatchError, UnsupportedError
 from ..torch_dtypes import dtype_name
 from .bound import BoundTensors, View, storage_key
 from .derived import Refresh, derive, find_refreshes
-from .load_layout import LoadLayout, beside_quantized, reload_groups
+from .load_layout import LoadLayout, beside_quantized, reload_groups, unloaded
 from .loader_writer import LoaderWriter
 from .loaders import Loaders
 from .moves import Moves, Placement
@@ -125,6 +125,12 @@ class ModuleTarget(_native.MappedTarget):
             trace.problem(names, f"'{parameter}': {why}", parameter)
             trace.changed |= set(names)
             trace.unwritable |= dict.fromkeys(names, f"'{parameter}': {why}")
+        empty = unloaded(bound, trace, tuple(f"{name}." for name in self._loaders.drafters))
+        if empty is not None:
+            why = f"it goes nowhere, and nothing of the checkpoint goes to '{empty}'"
+            lost = {spec.name for spec in self._layout.tensors} - trace.problems.keys()
+            lost -= {name for name, copies in trace.copies.items() if copies}
+            trace.unwritable |= dict.fromkeys(lost, why)
 
     def _prove(self, made: _Made) -> None:
         """The module holds the base: everything is tried with its values."""
@@ -135,9 +141,7 @@ class ModuleTarget(_native.MappedTarget):
         made.plan.restrict(self._allow)
         made.plan.device()
         self._leave_to_engine(made)
-        for name in made.trace.unwritable.keys() - made.plan.reload.keys():
-            made.plan.leave(name)
-            made.refused.setdefault(name, made.trace.unwritable[name])
+        self._refuse_unwritable(made)
         made.refused |= made.writer.prove(made.plan, made.trace)
 
     def _leave_to_engine(self, made: _Made) -> None:
@@ -157,6 +161,12 @@ class ModuleTarget(_native.MappedTarget):
                     plan.reload[name] = reason
                 else:
                     made.refused[name] = f"{reason}; {why}"
+
+    @staticmethod
+    def _refuse_unwritable(made: _Made) -> None:
+        for name in made.trace.unwritable.keys() - made.plan.reload.keys():
+            made.plan.leave(name)
+            made.refused.setdefault(name, made.trace.unwritable[name])
 
     def _advised(self, reason: str, parameters: Collection[str]) -> str:
         advice = next(filter(None, map(self._load_layout.advice, sorted(parameters))), "")
@@ -305,6 +315,7 @@ class ModuleTarget(_native.MappedTarget):
         made.plan.masked |= before.plan.masked
         made.plan.reload |= before.plan.reload
         made.refused = dict(before.refused)
+        self._refuse_unwritable(made)
         for name in (*made.plan.whole, *made.plan.masked):
             if name not in before.plan.whole and name not in before.plan.masked:
                 made.refused[name] = "it was traced again, and does not go by maps any more"

@@ -81,29 +81,42 @@ def restore_layer(
 
 
 def bind_loaders(layer: torch.nn.Module, parameter: torch.Tensor) -> None:
-    """vLLM keeps methods of the layer without it, so that the layer can be freed."""
+    """vLLM keeps methods of the layer without it, so that the layer can be freed. After a reload its
+    notes have the loader of that reload, which takes nothing outside of one: the one below it is
+    meant."""
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
     restore_layer_refs(parameter, layer)
+    load = getattr(parameter, "weight_loader", None)
+    while getattr(load, "__name__", "") == "online_process_loader":
+        load = load.__wrapped__
+        parameter.weight_loader = load  # type: ignore[attr-defined]
 
 
 # --- what must not be written in place ------------------------------------------------------------
 
 
 def computed_with_copies(modules: list[tuple[str, torch.nn.Module]]) -> dict[str, str]:
-    """Experts whose kernel has other scales than the layer: vLLM's reload leaves it those that it
-    loaded, and copies their values into the layer's."""
+    """Experts whose kernel has other scales than the layer."""
     found = {}
     for prefix, layer in layers(modules):
-        config = getattr(getattr(layer, "quant_method", None), "moe_quant_config", None)
-        own = {each.untyped_storage().data_ptr() for each in layer._parameters.values() if each is not None}
-        for scale in ("w1_scale", "w2_scale"):
-            kept = getattr(config, scale, None)
-            if isinstance(kept, torch.Tensor) and kept.untyped_storage().data_ptr() not in own:
-                names = [name for name in layer._parameters if name.startswith(("w13_", "w2_"))]
-                why = f"its kernel computes with another {scale} than the layer's"
-                found |= {f"{prefix}.{name}" if prefix else name: why for name in names}
+        if scale := foreign_scale(layer):
+            names = [name for name in layer._parameters if name.startswith(("w13_", "w2_"))]
+            why = f"its kernel computes with another {scale} than the layer's"
+            found |= {f"{prefix}.{name}" if prefix else name: why for name in names}
     return found
+
+
+def foreign_scale(layer: torch.nn.Module) -> str | None:
+    """vLLM's reload leaves a kernel the scales that it loaded, and copies them into the layer's."""
+    config = getattr(getattr(layer, "quant_method", None), "moe_quant_config", None)
+    tensors = [each for each in layer._parameters.values() if each is not None]
+    own = {each.untyped_storage().data_ptr() for each in tensors}
+    for scale in ("w1_scale", "w2_scale"):
+        kept = getattr(config, scale, None)
+        if isinstance(kept, torch.Tensor) and kept.untyped_storage().data_ptr() not in own:
+            return scale
+    return None
 
 
 def only_rule(modules: list[tuple[str, torch.nn.Module]], parameter: str) -> str:
@@ -133,6 +146,8 @@ def advice(modules: list[tuple[str, torch.nn.Module]], parameter: str) -> str:
         return ""
     if requantizes(layer):
         return DEEP_GEMM
+    if foreign_scale(layer):
+        return "restart vLLM, and let nobody else reload its weights"
     method = getattr(layer, "quant_method", None)
     if hasattr(method, "fp8_backend"):
         return "start vLLM with moe_backend=triton"
