@@ -42,11 +42,10 @@ def load_layout(
 def layer_infos() -> Any:
     """What vLLM noted of each layer; {}: a release that does not."""
     try:
-        from vllm.model_executor.model_loader.reload import layerwise
+        from vllm.model_executor.model_loader.reload import layerwise, sanitize
     except ImportError:
         return {}
-    found = getattr(layerwise, "LAYERWISE_INFO", None)
-    return found if found is not None else getattr(layerwise, "LAYER_RELOADING_INFO", {})
+    return getattr(layerwise, "LAYERWISE_INFO", {}) if hasattr(sanitize, "restore_layer_refs") else {}
 
 
 @contextmanager
