@@ -42,8 +42,8 @@ class LoadLayout:
     """`loading(stand_ins)`: a context in which the engine's loader finds the parameters that it
     wants. `unwritable()`: parameters that must not be written in place though their values are the
     loaded ones, and why. `only_rule`: the one quantization rule whose codes and scales the engine
-    keeps as they are in a parameter ("": it changes none). `advice`: what an operator can set so that a parameter
-    stays as it was loaded."""
+    keeps as they are in a parameter ("": it changes none). `advice`: what an operator can set so
+    that a parameter stays as it was loaded."""
 
     loading: Callable[[StandIns], AbstractContextManager[Any]] = lambda _: nullcontext()
     unwritable: Callable[[], Mapping[str, str]] = dict
@@ -155,8 +155,8 @@ def beside_quantized(bound: BoundTensors, trace: Trace) -> dict[str, str]:
 
 
 def unloaded(bound: BoundTensors, trace: Trace, but: tuple[str, ...]) -> str | None:
-    """A quantized parameter that no tensor goes to: its loader did nothing, and said nothing. `but`:
-    not of drafters, which may have another checkpoint."""
+    """A quantized parameter that no tensor goes to: its loader did nothing, and said nothing.
+    `but`: not of drafters, which may have another checkpoint."""
     reached = {copy.storage for copies in trace.copies.values() for copy in copies}
     named = set().union(*trace.parameters.values())
     for each in bound.bindings:
