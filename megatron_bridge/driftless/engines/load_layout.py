@@ -95,24 +95,25 @@ def restore(
     """Puts a parameter of the class and the attributes of `wanted` into a module's table, over the
     memory that is there if that has its shape and type. None: it is as wanted already. `bind` is
     called with it; `called`: its full name."""
-    held = table.get(name)
-    fits = held is not None and held.shape == wanted.shape and held.dtype == wanted.dtype
-    fits = fits and held.device.type != "meta"
-    if fits and type(held) is type(wanted) and held.__dict__.keys() >= wanted.__dict__.keys():
-        return None
-    if fits:
-        view = held.detach()
-    else:
-        view = torch.empty_strided(
-            wanted.shape, wanted.stride(), dtype=wanted.dtype, device="meta"
-        )
+    was = name in table, table.get(name)
+    held: torch.Tensor | None = was[1]
+    if held is not None and (
+        held.shape != wanted.shape or held.dtype != wanted.dtype or held.device.type == "meta"
+    ):
+        held = None
+    if held is None:
+        shape, strides = wanted.shape, wanted.stride()
+        view = torch.empty_strided(shape, strides, dtype=wanted.dtype, device="meta")
         stand_ins[storage_key(view)] = called
+    elif type(held) is type(wanted) and held.__dict__.keys() >= wanted.__dict__.keys():
+        return None
+    else:
+        view = held.detach()
     view.__class__ = wanted.__class__
     view.__dict__ = dict(wanted.__dict__)
     bind(view)
-    was = name in table, held
     table[name] = view
-    return Restored(table, name, view, held if fits else None, was, view.data_ptr() if fits else 0)
+    return Restored(table, name, view, held, was, 0 if held is None else view.data_ptr())
 
 
 @contextmanager

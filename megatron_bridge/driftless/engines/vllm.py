@@ -32,6 +32,7 @@ from .. import _native, errors
 from . import allowed, drive
 from .rank_receiver import RankReceiver, Reply, reply, text_of
 from .target import EngineTarget, checkpoint_directory
+from .ways import WayName
 
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
@@ -205,12 +206,14 @@ def make_target(
     base = given.get("base") or checkpoint_directory(model.model, getattr(model, "revision", None))
     drafters = vllm_parts.drafters(module, runner)
     placement = partial(vllm_parts.experts, runner)
+    allow: tuple[WayName, ...] = ("direct", "plan", "masked", "whole")
     # Of packed layers all is reloaded, or nothing.
-    reloads = given.get("reload", True) and not vllm_reload.packed_copies(module)
+    if given.get("reload", True) and not vllm_reload.packed_copies(module):
+        allow += ("reload",)
     target = ModuleTarget(
         module, base=base, run=given.get("run"), version=given.get("version", 0),
         chunk_bytes=chunk_bytes, drafters=drafters,
-        allow=("direct", "plan", "masked", "whole", *(["reload"] if reloads else [])),
+        allow=allow,
         refreshes=vllm_parts.refreshes(vllm_config, module, drafters), placement=placement,
         load_layout=vllm_layout.load_layout(
             vllm_config, module, drafters, placement, own_loader(module)

@@ -86,10 +86,10 @@ def bind_loaders(layer: torch.nn.Module, parameter: torch.Tensor) -> None:
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
     restore_layer_refs(parameter, layer)
-    load = getattr(parameter, "weight_loader", None)
+    load: Any = getattr(parameter, "weight_loader", None)
     while getattr(load, "__name__", "") == "online_process_loader":
         load = load.__wrapped__
-        parameter.weight_loader = load  # type: ignore[attr-defined]
+        parameter.weight_loader = load
 
 
 # --- what must not be written in place ------------------------------------------------------------
@@ -97,7 +97,7 @@ def bind_loaders(layer: torch.nn.Module, parameter: torch.Tensor) -> None:
 
 def computed_with_copies(modules: list[tuple[str, torch.nn.Module]]) -> dict[str, str]:
     """Experts whose kernel has other scales than the layer."""
-    found = {}
+    found: dict[str, str] = {}
     for prefix, layer in layers(modules):
         if scale := foreign_scale(layer):
             names = [name for name in layer._parameters if name.startswith(("w13_", "w2_"))]
