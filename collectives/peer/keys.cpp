@@ -28,6 +28,10 @@ constexpr std::array kKeys = {
         "road.peer.address", "host:port",
         "Each trainer rank serves its parts there. Empty: on the address by which it reaches the "
         "hub, on any port"),
+    Rows::key<setting::Text, DRIFTLESS_FIELD(fallback)>(
+        "road.peer.fallback", "shared_fs or object_store",
+        "The road, with settings of its own, by which versions go once they cannot go peer to peer. "
+        "Empty: that is an error"),
     Rows::key<setting::Count<1, 4096>, DRIFTLESS_FIELD(readers)>(
         "road.peer.readers", "Connections that one trainer rank serves at once"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(stall)>(
@@ -45,12 +49,17 @@ Status check(const RoadOptions& options, const RoadUse& use) {
                "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
 }
 
+std::string fallback(const RoadOptions& options) { return options_in<PeerOptions>(options).fallback; }
+
 }  // namespace
 }  // namespace peer
 
 constinit const RoadKind kPeerKind{.name = "peer",
                                    .defaults = [] { return RoadOptions(PeerOptions()); },
                                    .keys = peer::kKeys,
-                                   .check = peer::check};
+                                   .check = peer::check,
+                                   .fallback = peer::fallback,
+                                   .fallback_key = "road.peer.fallback",
+                                   .fallback_label = "[P2P]"};
 
 }  // namespace driftless

@@ -21,6 +21,8 @@ struct PeerOptions {
   // the hub, with a port that the system chooses.
   std::string address = {};
   PeerCarrier carrier = PeerCarrier::kAuto;
+  // The name of the road that takes over if this one fails (fallback/fallback_road.h); empty: none.
+  std::string fallback = {};
   // Of the versions that each trainer rank holds, beside the newest anchor and what it writes.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
   unsigned ring_versions = 64;
