@@ -43,7 +43,7 @@ VersionRecord delivery_record(const DeliveryReport& delivery, unsigned rank) {
 Status check_agent_config(const Config& config) {
   if (!config.kind().one_host) return {};
   return error(StatusCode::kInvalidArgument, "road.kind: ", config.road,
-               " is what an agent offers; it follows a road between hosts: mpi_rma, nccl, "
+               " is what an agent offers; it follows a road between hosts: mpi_rma, nccl, peer, "
                "shared_fs or object_store");
 }
 
