@@ -7,6 +7,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kSlice{1'000};  // of a call to the first road, between two looks
+constexpr milliseconds kBetween{20};
 
 const Status& status_of(const Status& status) { return status; }
 template <typename T>
@@ -102,7 +103,7 @@ class Receiver final : public ReceiveRoad {
   // By the first road, in slices, until the trainer has gone over; then by the second.
   template <typename Found, typename First, typename Second>
   Found either(const Deadline& deadline, const First& first, const Second& second) {
-    Backoff backoff(milliseconds(20), kFallbackLook);
+    Backoff backoff(kBetween, kBetween);
     for (;;) {
       if (look()) return second();
       if (first_ == nullptr) {
@@ -114,7 +115,7 @@ class Receiver final : public ReceiveRoad {
       if (status_of(found).ok()) return found;
       if (look(true)) return second();
       const bool late = status_of(found).code() == StatusCode::kDeadlineExceeded;
-      if (!late || deadline.expired()) return found;
+      if (!late || !backoff.sleep(deadline)) return found;
     }
   }
 

@@ -104,6 +104,7 @@ def test_a_version_larger_than_the_ring_goes_by_files_and_so_does_all_that_follo
     assert versions(work / "trainer.jsonl") == [1, 2, 3, 4]
 
     again = job.train("--rollouts", 1)
+    wait_for(lambda: not (job.dir / "closed.json").exists(), "the end of the first part to be withdrawn", 60)
     result = settle(job, history, again, {"next": job.roll_out("next")}, "goes on there", 5)[0]
     assert json.loads(result.stdout.splitlines()[-1])["version"] == 5
 
