@@ -155,7 +155,9 @@ class Receiver final : public ReceiveRoad {
 
 Result<std::unique_ptr<ReceiveRoad>> make_receiver(std::shared_ptr<State> state) {
   FallbackRoads& roads = state->roads;
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<ReceiveRoad> second, roads.second.receiver());
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::unique_ptr<ReceiveRoad> second,
+      roads.second.receiver().with_context(concat("the fallback ", roads.name)));
   Status trouble = roads.first.status();
   std::unique_ptr<ReceiveRoad> first;
   if (roads.first.ok()) {

@@ -156,7 +156,9 @@ class Sender final : public SendRoad, public Fallback {
 
 Result<std::unique_ptr<SendRoad>> make_sender(std::shared_ptr<State> state) {
   FallbackRoads& roads = state->roads;
-  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<SendRoad> second, roads.second.sender());
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::unique_ptr<SendRoad> second,
+      roads.second.sender().with_context(concat("the fallback ", roads.name)));
   Status trouble = roads.first.status();
   std::unique_ptr<SendRoad> first;
   if (roads.held && roads.held()) {
