@@ -38,7 +38,7 @@ template <typename Options>
 struct RoadUse {
   bool chosen = false;    // road.kind names it
   bool fallback = false;  // it is the fallback of the road that road.kind names
-  bool anchors = false;  // a setting asks for anchors
+  bool anchors = false;   // a setting asks for anchors
 };
 
 struct RoadKind {

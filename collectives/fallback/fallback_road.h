@@ -23,7 +23,7 @@ struct FallbackRoads {
   OpenRoad second = {};
   std::string name = {};   // of the second road: "shared_fs"
   std::string label = {};  // "[P2P]"
-  bool leads = false;  // the leading trainer
+  bool leads = false;      // the leading trainer
   // [leading trainer] Whether a run is announced on the second road already.
   std::function<bool()> held = {};
   // The end of a run on the second road; may be empty.

@@ -121,9 +121,8 @@ class Receiver final : public ReceiveRoad {
 
   Result<std::vector<PublicationId>> list_both(const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids, second_->list(deadline));
-    std::erase_if(old_, [&](const PublicationId& id) {
-      return std::ranges::find(ids, id) != ids.end();
-    });
+    std::erase_if(old_,
+                  [&](const PublicationId& id) { return std::ranges::find(ids, id) != ids.end(); });
     ids.insert(ids.end(), old_.begin(), old_.end());
     std::ranges::sort(ids);
     return ids;

@@ -142,9 +142,7 @@ class Sender final : public SendRoad, public Fallback {
 
  private:
   // Publisher::open() goes over before anything else if there is no first road.
-  [[nodiscard]] SendRoad& road() const {
-    return used() || first_ == nullptr ? *second_ : *first_;
-  }
+  [[nodiscard]] SendRoad& road() const { return used() || first_ == nullptr ? *second_ : *first_; }
 
   const std::shared_ptr<State> state_;
   const std::unique_ptr<SendRoad> first_;  // null: it could not be made
@@ -169,8 +167,8 @@ Result<std::unique_ptr<SendRoad>> make_sender(std::shared_ptr<State> state) {
     trouble = made.status();
     if (made.ok()) first = std::move(*made);
   }
-  return std::unique_ptr<SendRoad>(std::make_unique<Sender>(
-      std::move(state), std::move(first), std::move(trouble), std::move(second)));
+  return std::unique_ptr<SendRoad>(std::make_unique<Sender>(std::move(state), std::move(first),
+                                                            std::move(trouble), std::move(second)));
 }
 
 }  // namespace driftless::fallback

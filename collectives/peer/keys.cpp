@@ -30,7 +30,8 @@ constexpr std::array kKeys = {
         "hub, on any port"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(fallback)>(
         "road.peer.fallback", "shared_fs or object_store",
-        "The road, with settings of its own, by which versions go once they cannot go peer to peer. "
+        "The road, with settings of its own, by which versions go once they cannot go peer to "
+        "peer. "
         "Empty: that is an error"),
     Rows::key<setting::Count<1, 4096>, DRIFTLESS_FIELD(readers)>(
         "road.peer.readers", "Connections that one trainer rank serves at once"),
@@ -49,7 +50,9 @@ Status check(const RoadOptions& options, const RoadUse& use) {
                "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
 }
 
-std::string fallback(const RoadOptions& options) { return options_in<PeerOptions>(options).fallback; }
+std::string fallback(const RoadOptions& options) {
+  return options_in<PeerOptions>(options).fallback;
+}
 
 }  // namespace
 }  // namespace peer

@@ -97,8 +97,7 @@ Result<PublishReport> Publisher::publish_guarded(WeightSource& weights) {
   if (report.ok() || !all_heard_) return report;
   const Result<bool> over = use_fallback();
   if (!over.ok()) {
-    return error(report.status().code(), report.status().message(), "; ",
-                 over.status().message());
+    return error(report.status().code(), report.status().message(), "; ", over.status().message());
   }
   return *over ? publish_once(ready, weights) : report;
 }

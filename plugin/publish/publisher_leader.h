@@ -105,9 +105,9 @@ class PublisherLeader {
   // Of each tensor of version 0, as the layout. Empty if the announcement on the road has none.
   std::vector<Digest> base_tensor_digests_;
 
-  RunInfo announced_;         // once the run is announced
-  std::string fallback_;      // why the road's fallback is used; empty: it is not
-  bool bridging_ = false;     // no version is there that receivers of any other one can take
+  RunInfo announced_;      // once the run is announced
+  std::string fallback_;   // why the road's fallback is used; empty: it is not
+  bool bridging_ = false;  // no version is there that receivers of any other one can take
   Status fenced_;  // not ok: another publisher has taken the road over; nothing more is published
   std::map<std::uint32_t, std::uint64_t> changed_;  // units of tensors that changed most
   Hash128 sealing_;  // the hash of the manifest that was sealed last, or was to be

@@ -115,8 +115,8 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
       };
     }
     roads.second.sender = [this, rank]() -> Result<std::unique_ptr<SendRoad>> {
-      DRIFTLESS_ASSIGN_OR_RETURN(
-          auto files, make_shared_fs_sender(posix_file_system(), files_, rank, kRanks));
+      DRIFTLESS_ASSIGN_OR_RETURN(auto files,
+                                 make_shared_fs_sender(posix_file_system(), files_, rank, kRanks));
       auto made = std::make_unique<FaultyRoad>(std::move(files));
       faulty_files_[rank] = made.get();
       return std::unique_ptr<SendRoad>(std::move(made));
@@ -182,9 +182,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
       return std::unique_ptr<ReceiveRoad>(
           std::make_unique<Reach>(hub_->receiver(), rollout->reached));
     };
-    roads.second.receiver = [this] {
-      return make_shared_fs_receiver(posix_file_system(), files_);
-    };
+    roads.second.receiver = [this] { return make_shared_fs_receiver(posix_file_system(), files_); };
     made->open = open_with_fallback(std::move(roads));
     made->road = std::move(*made->open.receiver());
     ReceiverOptions options;
@@ -269,25 +267,20 @@ TEST_P(FallbackFaultTest, AVersionThatFailsGoesByTheFallbackAndNothingIsLost) {
   EXPECT_EQ(near->versions.back(), 5U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, FallbackFaultTest,
-                         ::testing::Values(std::pair(RoadFault::kBegin, 0U),
-                                           std::pair(RoadFault::kBegin, 1U),
-                                           std::pair(RoadFault::kCreate, 0U),
-                                           std::pair(RoadFault::kCreate, 1U),
-                                           std::pair(RoadFault::kWrite, 1U),
-                                           std::pair(RoadFault::kFlush, 0U),
-                                           std::pair(RoadFault::kFlush, 1U),
-                                           std::pair(RoadFault::kSeal, 0U)));
+INSTANTIATE_TEST_SUITE_P(
+    Faults, FallbackFaultTest,
+    ::testing::Values(std::pair(RoadFault::kBegin, 0U), std::pair(RoadFault::kBegin, 1U),
+                      std::pair(RoadFault::kCreate, 0U), std::pair(RoadFault::kCreate, 1U),
+                      std::pair(RoadFault::kWrite, 1U), std::pair(RoadFault::kFlush, 0U),
+                      std::pair(RoadFault::kFlush, 1U), std::pair(RoadFault::kSeal, 0U)));
 
 class FallbackTest : public FallbackFaultTest {};
-INSTANTIATE_TEST_SUITE_P(Once, FallbackTest,
-                         ::testing::Values(std::pair(RoadFault::kNone, 0U)));
+INSTANTIATE_TEST_SUITE_P(Once, FallbackTest, ::testing::Values(std::pair(RoadFault::kNone, 0U)));
 
 TEST_P(FallbackTest, ARankThatCannotServeSendsAllRanksToTheFallbackAtTheStart) {
   start_trainer(1);
   ASSERT_EQ(lines_.size(), 1U);
-  EXPECT_EQ(lines_[0],
-            "[P2P] publisher rank 1: rank 1 cannot serve; using shared_fs instead.");
+  EXPECT_EQ(lines_[0], "[P2P] publisher rank 1: rank 1 cannot serve; using shared_fs instead.");
   auto rollout = start_rollout("rollout");
   publish_well();
   follow(*rollout);
