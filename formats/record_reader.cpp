@@ -188,6 +188,7 @@ Result<VersionRecord> read_version_record(const Json& json, std::string_view wha
   fields.read("full_bytes", record.full_bytes);
   fields.read("delta_bytes", record.delta_bytes);
   fields.read("wire_bytes", record.wire_bytes);
+  fields.read("fallback", record.fallback);
   fields.read_list("most_changed", kMostChangedTensors, record.most_changed, read_density);
   if (fields.has("encoding")) record.published = read_published(fields);
   if (fields.has("captured_bytes")) record.captured = read_captured(fields);

@@ -38,6 +38,11 @@ constexpr std::array kKeys = {
         "road.peer.address", "host:port",
         "Each trainer rank serves its parts there. Empty: on the address by which it reaches the "
         "hub, on any port"),
+    Rows::key<setting::Text, DRIFTLESS_FIELD(fallback)>(
+        "road.peer.fallback", "shared_fs or object_store",
+        "The road, with settings of its own, by which versions go once they cannot go peer to "
+        "peer. "
+        "Empty: that is an error"),
     Rows::key<setting::Count<1, 4096>, DRIFTLESS_FIELD(readers)>(
         "road.peer.readers", "Connections that one trainer rank serves at once"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(stall)>(
@@ -52,12 +57,19 @@ Status check(const RoadOptions& options, const RoadUse& use) {
   return use.chosen ? hub::check_token_file(options_in<PeerOptions>(options).hub) : Status();
 }
 
+std::string fallback(const RoadOptions& options) {
+  return options_in<PeerOptions>(options).fallback;
+}
+
 }  // namespace
 }  // namespace peer
 
 constinit const RoadKind kPeerKind{.name = "peer",
                                    .defaults = [] { return RoadOptions(PeerOptions()); },
                                    .keys = peer::kKeys,
-                                   .check = peer::check};
+                                   .check = peer::check,
+                                   .fallback = peer::fallback,
+                                   .fallback_key = "road.peer.fallback",
+                                   .fallback_label = "[P2P]"};
 
 }  // namespace driftless

@@ -363,6 +363,12 @@ const RoadOptions& Config::road_options() const {
                                     : roads[static_cast<std::size_t>(at - table->kinds().begin())];
 }
 
+Config Config::of_fallback() const {
+  Config other = *this;
+  other.road = fallback();
+  return other;
+}
+
 void Config::use_gpu(int device) {
   if (!gpu_device_auto) return;
   // Also of the roads that have it. A number that the key refuses is no GPU.

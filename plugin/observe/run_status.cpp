@@ -95,6 +95,7 @@ OrderedJson to_json(const RunStatus& status) {
       {"version", status.version},
       {"digest", status.digest},
       {"trainer", {{"state", to_string(status.trainer)}, {"seen", status.trainer_seen}}}};
+  if (!status.fallback.empty()) json["fallback"] = status.fallback;
   json["versions"] = OrderedJson::array();
   for (const VersionRecord& version : status.versions) {
     json["versions"].push_back(to_json(version));
@@ -120,6 +121,9 @@ Result<RunStatus> parse_run_status(std::string_view text, std::string_view what)
     return error(StatusCode::kCorrupt, what, ": version: too large");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(status.digest, json_string(json, "digest", what));
+  if (json.contains("fallback")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(status.fallback, json_string(json, "fallback", what));
+  }
   DRIFTLESS_RETURN_IF_ERROR(read_trainer(json, what, status));
   DRIFTLESS_RETURN_IF_ERROR(
       read_list(json, "versions", kMostVersions, what, read_version_record, status.versions));
