@@ -39,8 +39,9 @@ template <typename Options>
 
 // For a check: how the job uses the road.
 struct RoadUse {
-  bool chosen = false;   // road.kind names it
-  bool anchors = false;  // a setting asks for anchors
+  bool chosen = false;    // road.kind names it
+  bool fallback = false;  // it is the fallback of the road that road.kind names
+  bool anchors = false;   // a setting asks for anchors
 };
 
 struct RoadKind {
@@ -60,6 +61,10 @@ struct RoadKind {
   std::string (*directory)(const RoadOptions& options) = nullptr;
   // Frames reach a rollout in the memory of its GPU.
   bool (*on_device)(const RoadOptions& options) = nullptr;
+  // The road that takes over from this one, by the setting `fallback_key`; empty: none.
+  std::string (*fallback)(const RoadOptions& options) = nullptr;
+  std::string_view fallback_key = {};    // "road.peer.fallback"
+  std::string_view fallback_label = {};  // how the line about it begins: "[P2P]"
   bool keeps = false;     // holds versions until they are pruned; else a bounded number of them
   bool one_host = false;  // joins processes of one host: an agent offers it
 };
@@ -95,6 +100,9 @@ struct OpenRoad {
   // As the opener's, for a road that keeps a connection to hear it by; may be empty.
   std::function<Result<std::optional<std::string>>()> hear_end;
   std::function<Status(std::string_view text)> tell_end;  // as the opener's; may be empty
+  std::function<Status()> withdraw_end;                   // likewise
+  // The road that this process uses in place of the one that was chosen; empty: none. May be empty.
+  std::function<std::string()> fallback;
   std::function<Status()> close;  // collective, at an orderly end; may be empty
   bool threads = true;            // may be used by other threads than the one that opened it
 };

@@ -24,6 +24,7 @@ constexpr auto kWalkEndpoint = [](auto& fields, auto& endpoint) {
   fields.text(endpoint.tcp, kMaxNameBytes);
   fields.text(endpoint.socket, kMaxNameBytes);
   fields.text(endpoint.host, kMaxNameBytes);
+  fields.choice(endpoint.nixl, NixlOffer::kFast);
 };
 
 constexpr auto kWalkRange = [](auto& fields, auto& range) {
@@ -53,7 +54,7 @@ struct Walk {
     fields.choice(message.code, StatusCode::kInternal);
     fields.text(message.text, hub::kMaxMessageBytes);
     fields.list(message.ids, kMaxItems, 9, kWalkId);
-    fields.list(message.endpoints, kMaxItems, 28, kWalkEndpoint);
+    fields.list(message.endpoints, kMaxItems, 29, kWalkEndpoint);
   }
   static void over(auto& fields, auto& message)
     requires requires { message.ranges; }
@@ -61,8 +62,17 @@ struct Walk {
     kWalkId(fields, message.id);
     fields.text(message.name, kMaxNameBytes);
     fields.number(message.size_bytes);
-    fields.number(message.descriptor);
+    fields.choice(message.by, Means::kDone);
     fields.list(message.ranges, kMaxRanges, 16, kWalkRange);
+    fields.number(message.known);
+  }
+  static void over(auto& fields, auto& message)
+    requires requires { message.description; }
+  {
+    fields.number(message.address);
+    fields.number(message.state);
+    fields.number(message.removals);
+    fields.text(message.description, kMaxDescriptionBytes);
   }
   static void over(auto& fields, auto& message)
     requires(
@@ -96,6 +106,7 @@ std::string to_bytes(const Request& message) { return written(message); }
 std::string to_bytes(const Reply& message) { return written(message); }
 std::string to_bytes(const Want& message) { return written(message); }
 std::string to_bytes(const Answer& message) { return written(message); }
+std::string to_bytes(const Place& message) { return written(message); }
 
 Result<Request> parse_request(std::string_view bytes) { return read<Request>(bytes, "a request"); }
 Result<Reply> parse_reply(std::string_view bytes) { return read<Reply>(bytes, "a reply"); }
@@ -105,6 +116,7 @@ Result<Want> parse_want(std::string_view bytes) {
   return want;
 }
 Result<Answer> parse_answer(std::string_view bytes) { return read<Answer>(bytes, "an answer"); }
+Result<Place> parse_place(std::string_view bytes) { return read<Place>(bytes, "a place"); }
 
 std::string host_identity() {
   std::string boot;

@@ -9,12 +9,16 @@
 
 namespace driftless::peer {
 
+// Whether a trainer rank serves by NIXL; kFast: over a fast network.
+enum class NixlOffer : std::uint8_t { kNone, kThere, kFast };
+
 // Where a trainer rank serves its parts.
 struct Endpoint {
   std::uint32_t rank = 0;
   std::string tcp;     // "host:port"
   std::string socket;  // an abstract Unix socket's name; empty: no shared memory
   std::string host;    // host_identity() of the process
+  NixlOffer nixl = NixlOffer::kNone;
 
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
@@ -58,14 +62,21 @@ struct Reply {
   friend bool operator==(const Reply&, const Reply&) = default;
 };
 
-// Ranges of one part, which follow each other in the answer. If a reader on a Unix socket asks for
-// a descriptor, the answer brings one of the whole part's memory instead of bytes.
+// How a reader wants a part.
+enum class Means : std::uint8_t {
+  kBytes,       // of the ranges, which follow each other in the answer
+  kDescriptor,  // of the whole part's memory; on a Unix socket
+  kPlace,       // the answer brings a Place. The part stays for PeerOptions::stall, or until kDone
+  kDone,        // with the place; no answer
+};
+
 struct Want {
   PublicationId id = {};
   std::string name = {};
   std::uint64_t size_bytes = 0;  // of the part
-  std::uint8_t descriptor = 0;   // 1: by one
+  Means by = Means::kBytes;
   std::vector<ByteRange> ranges = {};
+  std::uint64_t known = 0;  // kPlace: Place::state of an earlier answer on the connection
 
   friend bool operator==(const Want&, const Want&) = default;
 };
@@ -79,15 +90,28 @@ struct Answer {
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
+// Where a part lies on a trainer rank, for one-sided reads. A message of its own after the Answer.
+struct Place {
+  std::uint64_t address = 0;
+  std::uint64_t state = 0;       // changes with what the rank has registered; never 0
+  std::uint64_t removals = 0;    // changes if something is not registered any more
+  std::string description = {};  // for NIXL, of all that is registered; empty: the reader has it
+
+  friend bool operator==(const Place&, const Place&) = default;
+};
+inline constexpr std::uint64_t kMaxDescriptionBytes = std::uint64_t{64} << 20;
+
 [[nodiscard]] std::string to_bytes(const Request& message);
 [[nodiscard]] std::string to_bytes(const Reply& message);
 [[nodiscard]] std::string to_bytes(const Want& message);
 [[nodiscard]] std::string to_bytes(const Answer& message);
+[[nodiscard]] std::string to_bytes(const Place& message);
 // kCorrupt if anything is not as to_bytes() writes it.
 [[nodiscard]] Result<Request> parse_request(std::string_view bytes);
 [[nodiscard]] Result<Reply> parse_reply(std::string_view bytes);
 [[nodiscard]] Result<Want> parse_want(std::string_view bytes);
 [[nodiscard]] Result<Answer> parse_answer(std::string_view bytes);
+[[nodiscard]] Result<Place> parse_place(std::string_view bytes);
 
 // Names this host as far as shared memory and abstract sockets go: its boot and network namespace.
 [[nodiscard]] std::string host_identity();

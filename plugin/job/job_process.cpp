@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "collectives/fallback/fallback_road.h"
 #include "collectives/hub/hub_group.h"
 #include "core/host_name.h"
 #include "core/line_log.h"
@@ -247,7 +248,7 @@ Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
     }
   }
   const std::unique_ptr<Watchdog> watched = watch();
-  DRIFTLESS_ASSIGN_OR_RETURN(open_, open_road(road_, config_, place));
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place));
   return open_.sender();
 }
 
@@ -255,17 +256,48 @@ Result<std::unique_ptr<ReceiveRoad>> JobProcess::receiver(const Deadline& deadli
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(0, deadline));
   std::unique_ptr<Watchdog> watched = watch();
-  DRIFTLESS_ASSIGN_OR_RETURN(open_, open_road(road_, config_, place));
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place));
   watched.reset();  // a receiver waits for its trainer with deadlines of its own
   return open_.receiver();
 }
 
+Result<OpenRoad> JobProcess::open(const RoadPlace& place) {
+  if (fallback_ == nullptr) return open_road(road_, config_, place);
+  const Config config = config_.of_fallback();
+  const RoadOptions options = config.road_options();
+  const RoadOpener* const opener = fallback_->opener;
+  FallbackRoads roads;
+  roads.first = open_road(road_, config_, place);
+  const Result<OpenRoad> second = open_road(*fallback_, config, place);
+  if (!second.ok()) return second.status().with_context(config_.kind().fallback_key);
+  roads.second = *second;
+  roads.name = config.road;
+  roads.label = config_.kind().fallback_label;
+  roads.leads = role_ == JobRole::kTrainer && place.rank == 0;
+  if (roads.leads) {
+    roads.held = [opener, options] {
+      const Deadline now = Deadline::after(std::chrono::milliseconds(0));
+      const auto history = opener->history(options);
+      return history.ok() && (*history)->run_info(now).ok();
+    };
+  }
+  roads.withdraw_end = [opener, options] { return opener->withdraw_end(options); };
+  roads.tell_end = [opener, options](std::string_view text) {
+    return opener->tell_end(options, text);
+  };
+  roads.hear_end = second->hear_end;
+  if (!roads.hear_end) roads.hear_end = [opener, options] { return opener->hear_end(options); };
+  roads.say = [](std::string_view line) { process_log().warning(line); };
+  return open_with_fallback(std::move(roads));
+}
+
 Result<std::unique_ptr<ReceiveRoad>> JobProcess::history() {
-  if (road_.opener->history == nullptr) return std::unique_ptr<ReceiveRoad>();
-  return road_.opener->history(config_.road_options());
+  if (keeping().opener->history == nullptr) return std::unique_ptr<ReceiveRoad>();
+  return keeping().opener->history(keeping_config().road_options());
 }
 
 Status JobProcess::withdraw_end() {
+  if (open_.withdraw_end) return open_.withdraw_end();
   const auto withdraw = road_.opener->withdraw_end;
   return withdraw == nullptr ? Status() : withdraw(config_.road_options());
 }
@@ -324,6 +356,11 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
   }
   process->linked_ = &roads;
   if (!launch.mpi) DRIFTLESS_RETURN_IF_ERROR(process->make_port(launch, role));
+  if (!config.fallback().empty()) {
+    const Config other = config.of_fallback();
+    DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const found, table_for(roads, other, launch.mpi));
+    DRIFTLESS_ASSIGN_OR_RETURN(process->fallback_, road_of(*found, other));
+  }
   process_log().set_name(role == JobRole::kRollout ? receiver_id(config, *process, process->rank())
                                                    : concat(to_string(role), ".", process->rank()));
   return process;

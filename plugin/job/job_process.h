@@ -55,6 +55,8 @@ class JobProcess {
   [[nodiscard]] Status withdraw_end();
   [[nodiscard]] virtual Status tell_end(std::string_view text, const Deadline& deadline);
   [[nodiscard]] virtual Result<std::optional<std::string>> hear_end();
+  // The road that this process uses in place of the configured one, which failed; empty: none.
+  [[nodiscard]] std::string fallback() const { return open_.fallback ? open_.fallback() : ""; }
 
   // Collective: the orderly end. Without it nothing is waited for.
   [[nodiscard]] virtual Status close(const Deadline& deadline) = 0;
@@ -78,11 +80,20 @@ class JobProcess {
   OpenRoad open_;
 
  private:
+  [[nodiscard]] Result<OpenRoad> open(const RoadPlace& place);
+  // The road that keeps what was published: the configured one, or its fallback.
+  [[nodiscard]] const Road& keeping() const { return fallback_ != nullptr ? *fallback_ : road_; }
+  [[nodiscard]] Config keeping_config() const {
+    return fallback_ != nullptr ? config_.of_fallback() : config_;
+  }
+
   friend Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
                                                       JobRole role, const Launch& launch,
                                                       const LateHandler& late);
-  const RoadTable* linked_ = nullptr;
   [[nodiscard]] Status make_port(const Launch& launch, JobRole role);
+
+  const RoadTable* linked_ = nullptr;
+  const Road* fallback_ = nullptr;  // the row of Config::fallback(); null: none
 };
 
 // `launch`: if its processes find each other by MPI, all that were started join, whatever the road;

@@ -120,7 +120,9 @@ Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool 
 void PublisherSession::record(Result<PublishReport>& report) {
   if (records().empty()) return;
   if (!report.ok()) return records().failed(report.status());
-  records().add(record_of(*report, rank()));
+  VersionRecord record = record_of(*report, rank());
+  record.fallback = process_.fallback();
+  records().add(record);
   if (leads() && sinks_->view() != nullptr) static_cast<void>(hear_rollouts());
   const Status trouble = records().take_trouble();
   if (!trouble.ok()) report->notes.push_back(trouble.to_string());
