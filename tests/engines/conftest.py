@@ -137,8 +137,12 @@ class Replay:
         return self.file.with_suffix(".log").read_text()
 
     def publish(self):
-        """The trainer before has ended, or does as soon as the engine has its version."""
-        assert self.trainer.wait(120) == 0, self.said()
+        """The trainer before has ended, or does as soon as the engine has its version; if that was
+        refused, it is killed."""
+        try:
+            assert self.trainer.wait(20) == 0, self.said()
+        except subprocess.TimeoutExpired:
+            self.close()
         self.version += 1
         self.trainer = self.train()
         wait_for(
