@@ -151,20 +151,17 @@ def test_requantized_modules_are_loaded_again(started, run_of, spec):
 
 @pytest.mark.parametrize("spec", [PLAIN], ids=str)
 def test_what_does_not_belong_is_refused(started, run_of, spec):
-    """bfloat16 into FP8, other blocks of a base, and a rollback after a rank failed."""
+    """A run in bfloat16, and one whose base was made by another rule; and a way back."""
     engine, run = follow(started, run_of, spec)
     take(engine, run)
-    engine.rpc("probe_fault", rank=0, point="after")
-    run.publish()
-    with pytest.raises(HostError, match="injected"):
-        engine.update()
+    take(engine, run)
+    (reply,) = engine.rpc("driftless_rollback", version=1)
+    assert reply["ok"] and reply["version"] == 1, reply
     assert_weights(engine, run.model, 1)
     assert engine.update()["version"] == 2
     assert_at(engine, run.model, 2)
-    engine.to_base(run.model.checkpoint(0))
-    plain = run_of("qwen3")
-    plain.publish()
-    with pytest.raises(HostError, match="layout|base"):
-        engine.follow(plain.config)
-        engine.update()
-    assert_weights(engine, run.model, 0)
+    for other in (run_of("qwen3"), run_of("qwen3_blocks.ue8m0", "quantize.rule=ue8m0")):
+        engine.to_base(run.model.checkpoint(0))
+        with pytest.raises(HostError, match="wrong_layout|wrong_run|wrong_base"):
+            engine.follow(other.config)
+        assert_weights(engine, run.model, 0)
