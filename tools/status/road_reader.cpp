@@ -69,7 +69,6 @@ class RoadReader final : public StatusReader {
     Sighting sighting;
     sighting.status.origin = record_origin("status", 0);
     DRIFTLESS_RETURN_IF_ERROR(read_versions(ids, deadline, sighting));
-    RunStatus& status = sighting.status;
     DRIFTLESS_RETURN_IF_ERROR(read_run(ids.empty(), deadline, sighting));
     // Before the signs and after them: a trainer that begins, or ends, meanwhile is not silent.
     bool ended = read_end(sighting);
