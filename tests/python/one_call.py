@@ -255,6 +255,9 @@ def misuse(work):
         assert one.follower().update().version == 1
         one.run.leave()
 
+    empty = torch.nn.Linear(2, 2, device="meta")
+    tried("no values", driftless.publish, empty, work / "meta")
+
     one = Misused(work / "right")
     one.put("a", torch.randn(8, 8))  # others in their place are read
     one.run.publish()

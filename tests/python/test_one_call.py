@@ -314,6 +314,7 @@ def test_wrong_use_ends_neither_with_other_weights_nor_never(start):
     changed = ("WrongLayoutError", "not those that the publisher was opened with")
     wanted = {
         **dict.fromkeys(["order", "another name", "one more", "a tie", "another shape"], changed),
+        "no values": ("InvalidArgumentError", "weight", "meta device"),
         "Ctrl-C": ("KeyboardInterrupt",),
         "closed": ("InvalidArgumentError", "closed"),
         "written by others": ("MismatchError", "'a'", "Somebody else wrote into the weights"),
