@@ -162,12 +162,13 @@ class Replay:
 
 @pytest.fixture
 def run_of(place, models):
-    """Makes runs that end with the test."""
+    """Makes runs that end with the test; `replay=False`: codes and scales are published as they
+    are."""
     made = []
 
-    def make(kind, *overrides):
+    def make(kind, *overrides, replay=True):
         directory = tempfile.mkdtemp(dir=place, prefix="run-")
-        maker = Replay if kind in FP8_KINDS else Run
+        maker = Replay if kind in FP8_KINDS and replay else Run
         made.append(maker(Path(directory) / "road", models[kind], *overrides))
         return made[-1]
 
