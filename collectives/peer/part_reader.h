@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PartReader: reads parts from the trainer ranks that serve them (part_server.h). Keeps a
-// connection to each. One thread at a time.
+// PartReader: reads parts from the processes that serve them (part_server.h): trainer ranks, or one
+// receiver. Keeps a connection to each rank. One thread at a time.
 #pragma once
 
 #include <map>
@@ -25,6 +25,14 @@ class PartReader {
                                                      const PartReceipt& part,
                                                      std::span<const ByteRange> ranges,
                                                      const Deadline& deadline);
+  // The hash of each chunk, from a trainer rank. Not proven by the manifest: they show who sent
+  // which bytes, and the caller proves the whole.
+  [[nodiscard]] Result<std::vector<Hash128>> chunk_hashes(const Endpoint& from,
+                                                          const PublicationId& id,
+                                                          const PartReceipt& part,
+                                                          const Deadline& deadline);
+  // Whether bytes come from there by shared memory.
+  [[nodiscard]] bool by_memory(const Endpoint& to) const;
 
  private:
   struct Connection {
@@ -34,11 +42,15 @@ class PartReader {
     hub::FrameReader reader;
   };
 
-  [[nodiscard]] bool by_memory(const Endpoint& to) const;
+  template <typename Got, typename Over>
+  [[nodiscard]] Result<Got> exchange(const Endpoint& from, const Deadline& deadline,
+                                     const Over& over);
   [[nodiscard]] Result<Connection*> connect(const Endpoint& to, const Deadline& deadline);
   [[nodiscard]] Result<std::vector<MappedFile>> read_over(Connection& connection, const Want& want,
                                                           const PartReceipt& part,
                                                           const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<Hash128>> hashes_over(Connection& connection, const Want& want,
+                                                         const Deadline& deadline);
   [[nodiscard]] Result<Answer> ask(Connection& connection, const Want& want,
                                    const Deadline& deadline);
 

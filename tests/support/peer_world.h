@@ -19,6 +19,7 @@ class PeerWorld final : public RoadWorld {
     options_.ring_versions = options.ring_versions;
     options_.carrier = carrier;
     options_.stall = std::chrono::milliseconds(5'000);
+    options_.late = std::chrono::milliseconds(60'000);
     options_.farewell = std::chrono::milliseconds(200);
     options_.hub.token_file = write_token(dir_.file("token"), "a secret of a test's run");
     meet_ = tcp_rendezvous(options_.hub.token_file);
