@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collectives/part_ranges.h"
+#include "collectives/peer/tracker.h"
 #include "collectives/range_fetcher.h"
 #include "core/parallel.h"
 
@@ -16,6 +17,7 @@ using std::chrono::milliseconds;
 // reader was sent for soon helps the others.
 constexpr std::uint64_t kLeastBatch = std::uint64_t{256} << 10,
                         kMostBatch = std::uint64_t{16} << 20;
+constexpr std::uint64_t kWindow = Tracker::kMaxWanted * kChunkBytes;
 constexpr milliseconds kShort{50}, kLong{200};
 constexpr std::size_t kMostConnections = 32;  // to receivers, beyond those of a batch
 
@@ -98,6 +100,7 @@ class SharedReader::Read {
     }
     std::ranges::stable_sort(pieces_, {}, &Piece::chunk);
     missing_ = pieces_.size();
+    if (missing_ * kChunkBytes > kWindow) begin_ = random_hash128().low % missing_;
   }
 
   [[nodiscard]] Status read_edges() {
@@ -135,11 +138,12 @@ class SharedReader::Read {
     }
   }
 
-  // The chunks that are missing, in ranges of at most so many bytes in all.
-  [[nodiscard]] std::vector<ByteRange> missing(std::uint64_t most_bytes) const {
+  // Chunks that are missing from piece `first` on, in ranges of at most so many bytes in all.
+  [[nodiscard]] std::vector<ByteRange> missing(std::uint64_t most_bytes, std::size_t first) const {
     std::vector<ByteRange> ranges;
     std::uint64_t bytes = 0;
-    for (const Piece& piece : pieces_) {
+    for (std::size_t i = first; i < pieces_.size(); ++i) {
+      const Piece& piece = pieces_[i];
       if (piece.there) continue;
       const ByteRange range = chunk_at(piece.chunk, part_.size_bytes);
       if (!ranges.empty() && end_of_range(ranges.back()) > range.offset) continue;  // the same
@@ -160,7 +164,7 @@ class SharedReader::Read {
     Deadline patience = deadline_.sooner(reader_.options_.late);
     while (missing_ > 0) {
       DRIFTLESS_RETURN_IF_ERROR(deadline_.check(concat("peer: reading part '", part_.name, "'")));
-      Result<Reply> reply = ask(missing(~std::uint64_t{0}));
+      Result<Reply> reply = ask(next_window());
       const bool useless = !reply.ok() || !check_sources(reply->sources);
       // Others were sent for what is missing, and it does not come; or the leader does not answer.
       if (useless || (reply->sources.empty() && patience.expired())) {
@@ -168,6 +172,7 @@ class SharedReader::Read {
         break;
       }
       if (reply->sources.empty()) {
+        begin_ += kWindow / kChunkBytes;  // there may be something further on
         backoff.sleep(patience);
         continue;
       }
@@ -176,6 +181,15 @@ class SharedReader::Read {
       patience = deadline_.sooner(reader_.options_.late);
     }
     return {};
+  }
+
+  // What the leader is asked for: readers begin at different places of a large part.
+  [[nodiscard]] std::vector<ByteRange> next_window() {
+    if (begin_ >= pieces_.size()) begin_ = 0;
+    std::vector<ByteRange> ranges = missing(kWindow, begin_);
+    if (!ranges.empty()) return ranges;
+    begin_ = 0;
+    return missing(kWindow, begin_);
   }
 
   [[nodiscard]] Result<Reply> ask(std::vector<ByteRange> wanted) {
@@ -308,7 +322,7 @@ class SharedReader::Read {
   }
 
   [[nodiscard]] Status read_rest() {
-    while (missing_ > 0) DRIFTLESS_RETURN_IF_ERROR(read_from_trainer(missing(kMostBatch)));
+    while (missing_ > 0) DRIFTLESS_RETURN_IF_ERROR(read_from_trainer(missing(kMostBatch, 0)));
     return {};
   }
 
@@ -330,7 +344,8 @@ class SharedReader::Read {
   std::vector<Piece> pieces_;  // by chunk; the same one several times if ranges overlap
   std::vector<Edge> edges_;
   std::size_t missing_ = 0;
-  Exchange exchange_;  // to be reported with the next request
+  std::size_t begin_ = 0;  // the piece at which the next request begins
+  Exchange exchange_;      // to be reported with the next request
 };
 
 SharedReader::SharedReader(const PeerOptions& options, std::string reached_by, std::string token,

@@ -33,12 +33,6 @@ void add_chunk(std::vector<ByteRange>& ranges, std::uint64_t chunk, std::uint64_
   }
 }
 
-std::uint64_t bytes_in(std::span<const ByteRange> ranges) {
-  std::uint64_t bytes = 0;
-  for (const ByteRange& range : ranges) bytes += range.size_bytes;
-  return bytes;
-}
-
 }  // namespace
 
 Result<Tracker::Part*> Tracker::part_of(const Request& request, std::uint64_t publication_bytes) {
@@ -87,29 +81,55 @@ void Tracker::take_faults(Part& part, const Exchange& exchange) {
   }
 }
 
-std::uint64_t Tracker::choose(const Part& part, std::uint64_t chunk, std::uint64_t reader,
-                              const std::map<std::uint64_t, std::vector<ByteRange>>& given,
-                              bool* busy) const {
+std::vector<Tracker::Holder> Tracker::holders_for(std::uint64_t reader, const Part& part) const {
   const Clock::time_point now = Clock::now();
-  std::uint64_t best = 0;
-  std::pair<std::uint64_t, std::size_t> least;
-  for (const auto& [holder, kept] : part.kept) {
-    const auto found = receivers_.find(holder);
-    if (holder == reader || !kept[chunk] || found == receivers_.end()) continue;
+  std::vector<Holder> holders;
+  for (const auto& [number, kept] : part.kept) {
+    const auto found = receivers_.find(number);
+    if (number == reader || found == receivers_.end()) continue;
     const Receiver& known = found->second;
     if (known.damages || known.blocked_until > now || known.endpoint.tcp.empty()) continue;
-    const auto mine = given.find(holder);
-    if (mine == given.end() && known.read_by.size() >= readers_) {
-      *busy = true;
-      continue;
-    }
-    const std::pair load(mine == given.end() ? 0 : bytes_in(mine->second), known.read_by.size());
-    if (best == 0 || load < least) {
-      best = holder;
-      least = load;
-    }
+    const std::size_t readers = known.read_by.size();
+    holders.push_back({number, &kept, readers, 0, readers >= readers_});
   }
-  return best;
+  return holders;
+}
+
+// Each chunk from the holder with the least to send, if there is one, else from the trainer rank.
+std::vector<Source> Tracker::share_out(std::uint64_t reader, Part& part,
+                                       std::span<const std::uint64_t> wanted,
+                                       std::uint64_t most_bytes) {
+  const Clock::time_point now = Clock::now();
+  std::vector<Holder> holders = holders_for(reader, part);
+  std::map<std::uint64_t, std::vector<ByteRange>> given;  // by source
+  std::uint64_t from_trainer = 0, from_receivers = 0;
+  for (const std::uint64_t chunk : wanted) {
+    const std::uint64_t size = chunk_at(chunk, part.size_bytes).size_bytes;
+    if (from_trainer >= most_bytes && from_receivers >= most_bytes) break;
+    bool held = false;
+    Holder* best = nullptr;
+    for (Holder& each : holders) {
+      if (!(*each.kept)[chunk]) continue;
+      held = true;
+      if (each.busy) continue;
+      const auto load = [](const Holder& one) { return std::pair(one.given_bytes, one.readers); };
+      if (best == nullptr || load(each) < load(*best)) best = &each;
+    }
+    if (best != nullptr && from_receivers < most_bytes) {
+      add_chunk(given[best->number], chunk, part.size_bytes);
+      best->given_bytes += size;
+      from_receivers += size;
+    }
+    if (held || from_trainer >= most_bytes) continue;
+    const auto claim = part.claims.find(chunk);
+    if (claim != part.claims.end() && claim->second.until > now) continue;
+    part.claims[chunk] = {reader, now + late_};
+    add_chunk(given[0], chunk, part.size_bytes);
+    from_trainer += size;
+  }
+  std::vector<Source> sources;
+  for (auto& [number, ranges] : given) sources.push_back({number, {}, std::move(ranges)});
+  return sources;
 }
 
 Result<std::vector<Source>> Tracker::assign(std::uint64_t reader, const Request& request,
@@ -134,32 +154,13 @@ Result<std::vector<Source>> Tracker::assign(std::uint64_t reader, const Request&
     const std::uint64_t first = reader * 0x9E3779B97F4A7C15U % wanted.size();
     std::rotate(wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(first), wanted.end());
   }
-  const Clock::time_point now = Clock::now();
-  const Clock::time_point until = now + late_;
-  std::map<std::uint64_t, std::vector<ByteRange>> given;  // by source
-  std::uint64_t from_trainer = 0, from_receivers = 0;
-  for (const std::uint64_t chunk : wanted) {
-    const std::uint64_t size = chunk_at(chunk, part->size_bytes).size_bytes;
-    if (from_trainer >= exchange.most_bytes && from_receivers >= exchange.most_bytes) break;
-    bool busy = false;
-    const std::uint64_t holder = choose(*part, chunk, reader, given, &busy);
-    if (holder != 0 && from_receivers < exchange.most_bytes) {
-      add_chunk(given[holder], chunk, part->size_bytes);
-      from_receivers += size;
-    }
-    if (holder != 0 || busy || from_trainer >= exchange.most_bytes) continue;
-    const auto claim = part->claims.find(chunk);
-    if (claim != part->claims.end() && claim->second.until > now) continue;
-    part->claims[chunk] = {reader, until};
-    add_chunk(given[0], chunk, part->size_bytes);
-    from_trainer += size;
-  }
-  std::vector<Source> sources;
-  for (auto& [source, ranges] : given) {
-    sources.push_back({source, source == 0 ? Endpoint() : receivers_[source].endpoint, ranges});
-    if (source == 0) continue;
-    known.reads_from.insert(source);
-    receivers_[source].read_by.insert(reader);
+  if (wanted.size() > kMaxWanted) wanted.resize(kMaxWanted);
+  std::vector<Source> sources = share_out(reader, *part, wanted, exchange.most_bytes);
+  for (Source& source : sources) {
+    if (source.number == 0) continue;
+    source.from = receivers_[source.number].endpoint;
+    known.reads_from.insert(source.number);
+    receivers_[source.number].read_by.insert(reader);
   }
   return sources;
 }

@@ -7,7 +7,8 @@
 // A receiver asks again and again (Ask::kSources): it reports what it keeps by now, and is assigned
 // some of what it still wants. A chunk that another reader was sent to the trainer rank for is not
 // assigned until that one has it, or PeerOptions::late has passed. A source that was late is not
-// assigned for that time, twice as long each further time; one that sent damaged bytes never again.
+// assigned for twice that time, and twice as long each further time; one that sent damaged bytes is
+// never assigned again.
 #pragma once
 
 #include <map>
@@ -21,11 +22,13 @@ namespace driftless::peer {
 class Tracker {
  public:
   using Clock = Deadline::Clock;
+  static constexpr std::size_t kMaxWanted = 1024;  // chunks
 
   explicit Tracker(const PeerOptions& options) : late_(options.late), readers_(options.readers) {}
 
   // The answer to a kSources of receiver `reader`, a number of the hub. No sources: what it wants
-  // is on its way to others; it asks again. `publication_bytes`: of all parts of request.id, which
+  // is on its way to others; it asks again. At most kMaxWanted chunks are looked at, from any of
+  // them on. `publication_bytes`: of all parts of request.id, which
   // bounds what is recorded of it. kInvalidArgument: the request contradicts itself. kNoSpace: more
   // parts than the publication can have.
   [[nodiscard]] Result<std::vector<Source>> assign(std::uint64_t reader, const Request& request,
@@ -61,10 +64,18 @@ class Tracker {
   [[nodiscard]] Result<Part*> part_of(const Request& request, std::uint64_t publication_bytes);
   void end_reads(std::uint64_t reader, Receiver& known);
   void take_faults(Part& part, const Exchange& exchange);
-  // The receiver that shall send a chunk; 0: none has it. `busy`: one has it, but not now.
-  [[nodiscard]] std::uint64_t choose(const Part& part, std::uint64_t chunk, std::uint64_t reader,
-                                     const std::map<std::uint64_t, std::vector<ByteRange>>& given,
-                                     bool* busy) const;
+  // A receiver that may send chunks of a part.
+  struct Holder {
+    std::uint64_t number = 0;
+    const std::vector<bool>* kept = nullptr;
+    std::size_t readers = 0;
+    std::uint64_t given_bytes = 0;  // by this answer
+    bool busy = false;              // it has as many readers as it may have
+  };
+  [[nodiscard]] std::vector<Holder> holders_for(std::uint64_t reader, const Part& part) const;
+  [[nodiscard]] std::vector<Source> share_out(std::uint64_t reader, Part& part,
+                                              std::span<const std::uint64_t> wanted,
+                                              std::uint64_t most_bytes);
 
   const std::chrono::milliseconds late_;
   const unsigned readers_;
