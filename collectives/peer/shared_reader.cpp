@@ -19,7 +19,8 @@ constexpr std::uint64_t kLeastBatch = std::uint64_t{256} << 10,
                         kMostBatch = std::uint64_t{16} << 20;
 constexpr std::uint64_t kWindow = Tracker::kMaxWanted * kChunkBytes;
 constexpr milliseconds kShort{50}, kLong{200};
-constexpr std::size_t kMostConnections = 32;  // to receivers, beyond those of a batch
+constexpr milliseconds kFirstWait{1}, kLongestWait{50};  // for chunks that others were sent for
+constexpr std::size_t kMostConnections = 32;             // to receivers, beyond those of a batch
 
 std::uint64_t end_of_range(const ByteRange& range) { return range.offset + range.size_bytes; }
 
@@ -134,7 +135,9 @@ class SharedReader::Read {
     for (const Piece& piece : pieces_) {
       if (piece.there) continue;
       const std::span<const std::byte> kept = reader_.kept_.find(id_, part_, piece.chunk);
-      if (!kept.empty()) place(piece.chunk, kept);
+      if (kept.empty()) continue;
+      place(piece.chunk, kept);
+      note_kept(piece.chunk);  // the leader may be another one by now
     }
   }
 
@@ -160,7 +163,7 @@ class SharedReader::Read {
   }
 
   [[nodiscard]] Status read_chunks() {
-    Backoff backoff(reader_.options_.poll_first, reader_.options_.poll_longest);
+    Backoff backoff(kFirstWait, kLongestWait);
     Deadline patience = deadline_.sooner(reader_.options_.late);
     while (missing_ > 0) {
       DRIFTLESS_RETURN_IF_ERROR(deadline_.check(concat("peer: reading part '", part_.name, "'")));
@@ -288,6 +291,10 @@ class SharedReader::Read {
 
   void keep(std::uint64_t chunk, std::span<const std::byte> bytes) {
     if (!reader_.start_server().ok() || !reader_.kept_.keep(id_, part_, chunk, bytes)) return;
+    note_kept(chunk);
+  }
+
+  void note_kept(std::uint64_t chunk) {
     const ByteRange range = chunk_at(chunk, part_.size_bytes);
     std::vector<ByteRange>& kept = exchange_.kept;
     if (!kept.empty() && end_of_range(kept.back()) == range.offset) {
