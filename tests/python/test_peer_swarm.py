@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from jobs import ended, make_run, stop_started, wait_for
+from jobs import ended, make_run, stop_started
 from support import COMMAND, read_checkpoint
 from test_peer import Peers, start_trainer
 
