@@ -193,8 +193,9 @@ class ReceiveRoad {
   // if a range leaves the part; else as fetch_part(). All ranges come, or none does.
   //
   // No hash of the road's proves a range: the hash of a part is that of all its bytes. The caller
-  // proves what it gets by hashes of its own inside the part (of blocks), unless the bytes are in
-  // device memory: those were compared with the whole part.
+  // proves what it gets by hashes of its own inside the part (of blocks). A road that returns bytes
+  // in device memory has the whole part there, and has compared it; one that reads ranges alone
+  // returns host memory.
   [[nodiscard]] virtual Result<std::vector<MappedFile>> fetch_ranges(
       const PublicationId& id, const PartReceipt& part, std::span<const ByteRange> ranges,
       const Deadline& deadline) = 0;
@@ -208,6 +209,9 @@ class ReceiveRoad {
   // has closed its road: it keeps nothing any more. One that is there is waited for; where it has
   // died without a word a road that needs its answer ends with kDeadlineExceeded.
   [[nodiscard]] virtual Status leave(const Deadline& deadline) = 0;
+  // How the last bytes of parts came, on a road that has several ways: "shm", "tcp". Empty: there
+  // is one, or nothing came yet.
+  [[nodiscard]] virtual std::string carrier() const { return {}; }
 };
 
 }  // namespace driftless

@@ -193,11 +193,13 @@ Result<VersionRecord> read_version_record(const Json& json, std::string_view wha
     fields.read("fetch_ms", delivered.fetch_ms);
     fields.read("process_ms", delivered.process_ms);
     fields.read("apply_ms", delivered.apply_ms);
+    fields.read("carrier", delivered.carrier);
   } else if (fields.has("resume_ms")) {
     VersionRecord::Received& received = record.received.emplace();
     fields.read("needed_bytes", received.needed_bytes);
     fields.read("fetch_ms", received.fetch_ms);
     read(fields, received.commit);
+    fields.read("carrier", received.carrier);
   }
   DRIFTLESS_RETURN_IF_ERROR(fields.status());
   return record;

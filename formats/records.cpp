@@ -57,6 +57,7 @@ void add(OrderedJson& json, const VersionRecord::Received& received) {
   json["needed_bytes"] = received.needed_bytes;
   json["fetch_ms"] = received.fetch_ms;
   add(json, received.commit);
+  if (!received.carrier.empty()) json["carrier"] = received.carrier;
 }
 
 void add(OrderedJson& json, const VersionRecord::Delivered& delivered) {
@@ -65,6 +66,7 @@ void add(OrderedJson& json, const VersionRecord::Delivered& delivered) {
   json["apply_ms"] = delivered.apply_ms;
   json["process_ms"] = delivered.process_ms;
   json["plain_bytes"] = delivered.plain_bytes;
+  if (!delivered.carrier.empty()) json["carrier"] = delivered.carrier;
 }
 
 double number_after(std::string_view text, std::string_view key) {

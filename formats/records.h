@@ -73,10 +73,12 @@ struct VersionRecord {
     std::uint64_t needed_bytes = 0;
     double fetch_ms = 0;
     CommitTimes commit;
+    std::string carrier{};  // UpdateReport::carrier
   };
   struct Delivered {  // by an agent
     std::uint64_t needed_bytes = 0, plain_bytes = 0;
     double fetch_ms = 0, process_ms = 0, apply_ms = 0;
+    std::string carrier{};
   };
   std::optional<Published> published{};
   std::optional<Captured> captured{};

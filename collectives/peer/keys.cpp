@@ -10,8 +10,10 @@ namespace {
 using namespace road_key;
 #define DRIFTLESS_FIELD(field) DRIFTLESS_ROAD_FIELD(PeerOptions, field)
 
-constexpr setting::Choice<PeerCarrier> kCarriers[] = {
-    {"auto", PeerCarrier::kAuto}, {"shm", PeerCarrier::kShm}, {"tcp", PeerCarrier::kTcp}};
+constexpr setting::Choice<PeerCarrier> kCarriers[] = {{"auto", PeerCarrier::kAuto},
+                                                      {"shm", PeerCarrier::kShm},
+                                                      {"tcp", PeerCarrier::kTcp},
+                                                      {"nixl", PeerCarrier::kNixl}};
 
 constexpr std::array kKeys = {
     poll_first<DRIFTLESS_FIELD(poll_first)>(),
@@ -22,8 +24,16 @@ constexpr std::array kKeys = {
     road_key::hub_address<DRIFTLESS_FIELD(hub.address)>(),
     road_key::hub_token_file<DRIFTLESS_FIELD(hub.token_file)>(),
     Rows::key<setting::OneOf<kCarriers>, DRIFTLESS_FIELD(carrier)>(
-        "road.peer.carrier", "auto, shm or tcp",
-        "How bytes travel. auto: by shared memory on one host, else by TCP"),
+        "road.peer.carrier", "auto, shm, tcp or nixl",
+        "How bytes travel. auto: by shared memory on one host; else by NIXL, if both ends have it "
+        "and a fast network; else by TCP"),
+    Rows::key<setting::Text, DRIFTLESS_FIELD(library)>(
+        "road.peer.library", "a file",
+        "NIXL's libnixl_capi.so. Empty: where the loader and PyPI's nixl-cu13 have it"),
+    Rows::key<setting::Size<64 * setting::kKiB, 16 * setting::kTiB>, DRIFTLESS_FIELD(read_bytes)>(
+        "road.peer.read_memory",
+        "tcp, nixl: memory that a receiver keeps for further reads. nixl: reads that were given up "
+        "count, too; once they fill it, further ones are refused"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(address)>(
         "road.peer.address", "host:port",
         "Each trainer rank serves its parts there. Empty: on the address by which it reaches the "

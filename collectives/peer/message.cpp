@@ -24,6 +24,7 @@ constexpr auto kWalkEndpoint = [](auto& fields, auto& endpoint) {
   fields.text(endpoint.tcp, kMaxNameBytes);
   fields.text(endpoint.socket, kMaxNameBytes);
   fields.text(endpoint.host, kMaxNameBytes);
+  fields.choice(endpoint.nixl, NixlOffer::kFast);
 };
 
 constexpr auto kWalkRange = [](auto& fields, auto& range) {
@@ -76,8 +77,8 @@ struct Walk {
     fields.choice(message.code, StatusCode::kInternal);
     fields.text(message.text, hub::kMaxMessageBytes);
     fields.list(message.ids, kMaxItems, 9, kWalkId);
-    fields.list(message.endpoints, kMaxItems, 28, kWalkEndpoint);
-    fields.list(message.sources, kMaxExchanged, 44, kWalkSource);
+    fields.list(message.endpoints, kMaxItems, 29, kWalkEndpoint);
+    fields.list(message.sources, kMaxExchanged, 45, kWalkSource);
     fields.number(message.readers);
   }
   static void over(auto& fields, auto& message)
@@ -86,8 +87,17 @@ struct Walk {
     kWalkId(fields, message.id);
     fields.text(message.name, kMaxNameBytes);
     fields.number(message.size_bytes);
-    fields.choice(message.deliver, Deliver::kChunkHashes);
+    fields.choice(message.by, Means::kChunkHashes);
     fields.list(message.ranges, kMaxRanges, 16, kWalkRange);
+    fields.number(message.known);
+  }
+  static void over(auto& fields, auto& message)
+    requires requires { message.description; }
+  {
+    fields.number(message.address);
+    fields.number(message.state);
+    fields.number(message.removals);
+    fields.text(message.description, kMaxDescriptionBytes);
   }
   static void over(auto& fields, auto& message)
     requires(
@@ -121,6 +131,7 @@ std::string to_bytes(const Request& message) { return written(message); }
 std::string to_bytes(const Reply& message) { return written(message); }
 std::string to_bytes(const Want& message) { return written(message); }
 std::string to_bytes(const Answer& message) { return written(message); }
+std::string to_bytes(const Place& message) { return written(message); }
 
 std::string to_bytes(const std::vector<Hash128>& hashes) {
   WireWriter out;
@@ -136,6 +147,7 @@ Result<Want> parse_want(std::string_view bytes) {
   return want;
 }
 Result<Answer> parse_answer(std::string_view bytes) { return read<Answer>(bytes, "an answer"); }
+Result<Place> parse_place(std::string_view bytes) { return read<Place>(bytes, "a place"); }
 
 Result<std::vector<Hash128>> parse_hashes(std::string_view bytes) {
   WireReader in(bytes);

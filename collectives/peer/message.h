@@ -9,6 +9,9 @@
 
 namespace driftless::peer {
 
+// Whether a trainer rank serves by NIXL; kFast: over a fast network.
+enum class NixlOffer : std::uint8_t { kNone, kThere, kFast };
+
 // A receiver that serves what it keeps has this in the place of a rank.
 inline constexpr std::uint32_t kNoRank = ~std::uint32_t{0};
 
@@ -18,6 +21,7 @@ struct Endpoint {
   std::string tcp;     // "host:port"
   std::string socket;  // an abstract Unix socket's name; empty: no shared memory
   std::string host;    // host_identity() of the process
+  NixlOffer nixl = NixlOffer::kNone;
 
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
@@ -98,17 +102,22 @@ struct Reply {
   friend bool operator==(const Reply&, const Reply&) = default;
 };
 
-// What an answer brings: the bytes of the ranges; a descriptor of the whole part's memory, to a
-// reader on a Unix socket; or the hashes of all chunks, of whose bytes the head has the hash.
-enum class Deliver : std::uint8_t { kBytes, kDescriptor, kChunkHashes };
+// How a reader wants a part.
+enum class Means : std::uint8_t {
+  kBytes,        // of the ranges, which follow each other in the answer
+  kDescriptor,   // of the whole part's memory; on a Unix socket
+  kPlace,        // the answer brings a Place. The part stays for PeerOptions::stall, or until kDone
+  kDone,         // with the place; no answer
+  kChunkHashes,  // of all chunks; the head of the answer has the hash of their bytes
+};
 
-// Ranges of one part, which follow each other in the answer.
 struct Want {
   PublicationId id = {};
   std::string name = {};
   std::uint64_t size_bytes = 0;  // of the part
-  Deliver deliver = Deliver::kBytes;
+  Means by = Means::kBytes;
   std::vector<ByteRange> ranges = {};
+  std::uint64_t known = 0;  // kPlace: Place::state of an earlier answer on the connection
 
   friend bool operator==(const Want&, const Want&) = default;
 };
@@ -122,17 +131,30 @@ struct Answer {
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
+// Where a part lies on a trainer rank, for one-sided reads. A message of its own after the Answer.
+struct Place {
+  std::uint64_t address = 0;
+  std::uint64_t state = 0;       // changes with what the rank has registered; never 0
+  std::uint64_t removals = 0;    // changes if something is not registered any more
+  std::string description = {};  // for NIXL, of all that is registered; empty: the reader has it
+
+  friend bool operator==(const Place&, const Place&) = default;
+};
+inline constexpr std::uint64_t kMaxDescriptionBytes = std::uint64_t{64} << 20;
+
 [[nodiscard]] std::string to_bytes(const Request& message);
 [[nodiscard]] std::string to_bytes(const Reply& message);
 [[nodiscard]] std::string to_bytes(const Want& message);
 [[nodiscard]] std::string to_bytes(const Answer& message);
 [[nodiscard]] std::string to_bytes(const std::vector<Hash128>& hashes);
+[[nodiscard]] std::string to_bytes(const Place& message);
 // kCorrupt if anything is not as to_bytes() writes it.
 [[nodiscard]] Result<Request> parse_request(std::string_view bytes);
 [[nodiscard]] Result<Reply> parse_reply(std::string_view bytes);
 [[nodiscard]] Result<Want> parse_want(std::string_view bytes);
 [[nodiscard]] Result<Answer> parse_answer(std::string_view bytes);
 [[nodiscard]] Result<std::vector<Hash128>> parse_hashes(std::string_view bytes);
+[[nodiscard]] Result<Place> parse_place(std::string_view bytes);
 
 // Names this host as far as shared memory and abstract sockets go: its boot and network namespace.
 [[nodiscard]] std::string host_identity();

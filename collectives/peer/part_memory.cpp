@@ -18,21 +18,30 @@ constexpr std::uint64_t kFirstBytes = std::uint64_t{64} << 10;
 Segment::Segment(Segment&& other) noexcept
     : file_(std::move(other.file_)),
       data_(std::exchange(other.data_, nullptr)),
-      capacity_(std::exchange(other.capacity_, 0)) {}
+      capacity_(std::exchange(other.capacity_, 0)),
+      exposure_(std::move(other.exposure_)) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(file_, other.file_);
   std::swap(data_, other.data_);
   std::swap(capacity_, other.capacity_);
+  std::swap(exposure_, other.exposure_);
   return *this;
 }
 
 Segment::~Segment() {
-  if (data_ != nullptr) ::munmap(data_, capacity_);
+  if (data_ != nullptr && !exposed()) ::munmap(data_, capacity_);
 }
 
 Status Segment::reserve(std::uint64_t bytes) {
   if (bytes <= capacity_) return {};
+  if (exposed()) {  // its addresses stay: more room is elsewhere
+    Segment larger;
+    DRIFTLESS_RETURN_IF_ERROR(larger.reserve(bytes));
+    std::memcpy(larger.data_, data_, capacity_);
+    *this = std::move(larger);
+    return {};
+  }
   if (!file_.valid()) {
     Descriptor made(::memfd_create("driftless part", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!made.valid()) return errno_status(errno, "peer: memfd_create");

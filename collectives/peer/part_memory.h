@@ -27,10 +27,16 @@ class Segment {
   [[nodiscard]] std::uint64_t capacity() const { return capacity_; }
   [[nodiscard]] const Descriptor& descriptor() const { return file_; }
 
+  // Other hosts read it by its addresses. Whoever saw to that unmaps it: once the exposure is
+  // destroyed, the mapping is no longer this segment's.
+  [[nodiscard]] bool exposed() const { return exposure_ != nullptr; }
+  void set_exposure(std::shared_ptr<const void> exposure) const { exposure_ = std::move(exposure); }
+
  private:
   Descriptor file_;
   std::byte* data_ = nullptr;
   std::uint64_t capacity_ = 0;
+  mutable std::shared_ptr<const void> exposure_;
 };
 
 // Chunks of a part that a receiver has so far. Any thread.

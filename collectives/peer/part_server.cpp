@@ -80,20 +80,19 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+Answer refusal(const Status& why) { return {why.code(), std::string(why.message()), 0}; }
+
 // The answer to `want`, and what follows it if that is not of the part's own bytes.
 Answer answer_to(const Want& want, const StoredPart* part, std::string* content) {
-  const auto refuse = [](const Status& why) {
-    return Answer{why.code(), std::string(why.message()), 0};
-  };
-  if (part == nullptr) return refuse(not_there("peer", want.id));
+  if (part == nullptr) return refusal(not_there("peer", want.id));
   if (part->size_bytes != want.size_bytes) {
-    return refuse(error(StatusCode::kIncomplete, "peer: part '", want.name, "' of ",
-                        to_string(want.id), " has ", part->size_bytes, " bytes, expected ",
-                        want.size_bytes));
+    return refusal(error(StatusCode::kIncomplete, "peer: part '", want.name, "' of ",
+                         to_string(want.id), " has ", part->size_bytes, " bytes, expected ",
+                         want.size_bytes));
   }
   Answer answer;
-  if (want.deliver == Deliver::kChunkHashes) {
-    if (part->chunks != nullptr) return refuse(not_there("peer", want.id));
+  if (want.by == Means::kChunkHashes) {
+    if (part->chunks != nullptr) return refusal(not_there("peer", want.id));
     *content = to_bytes(part->chunk_hashes());
     answer.text = to_hex(xxh3_128(*content));
     answer.bytes = content->size();
@@ -103,10 +102,10 @@ Answer answer_to(const Want& want, const StoredPart* part, std::string* content)
     const bool inside =
         range.offset <= part->size_bytes && range.size_bytes <= part->size_bytes - range.offset;
     if (!inside) {
-      return refuse(error(StatusCode::kCorrupt, "peer: a range leaves part '", want.name, "'"));
+      return refusal(error(StatusCode::kCorrupt, "peer: a range leaves part '", want.name, "'"));
     }
     if (part->chunks != nullptr && !part->chunks->covers(range)) {
-      return refuse(not_there("peer", want.id));
+      return refusal(not_there("peer", want.id));
     }
     answer.bytes += range.size_bytes;
   }
@@ -138,13 +137,14 @@ Result<Socket> connect_to_local(const std::string& name, const Deadline& deadlin
 
 PartServer::PartServer(const PeerOptions& options, Endpoint endpoint, std::string token,
                        std::vector<Socket> listeners, Descriptor wake,
-                       std::shared_ptr<PartStore> store)
+                       std::shared_ptr<PartStore> store, std::unique_ptr<NixlPlaces> nixl)
     : options_(options),
       endpoint_(std::move(endpoint)),
       token_(std::move(token)),
       listeners_(std::move(listeners)),
       wake_(std::move(wake)),
       store_(std::move(store)),
+      nixl_(std::move(nixl)),
       thread_([this] { accept_all(); }) {}
 
 PartServer::~PartServer() {
@@ -257,7 +257,10 @@ Status PartServer::admit(Connection& connection, std::string* key) {
 Status PartServer::serve_requests(Connection& connection, const std::string& key) {
   hub::FrameReader reader(key, hub::Direction::kToServer);
   hub::FrameWriter writer(key, hub::Direction::kToClient);
+  std::shared_ptr<const StoredPart> kept;  // that the reader reads by itself
+  Deadline kept_until = Deadline::after(options_.stall);
   while (!stop_) {
+    if (kept_until.expired()) kept.reset();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> request, reader.next());
     if (!request) {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::string bytes,
@@ -272,26 +275,49 @@ Status PartServer::serve_requests(Connection& connection, const std::string& key
     }
     note_idle(connection, false);
     DRIFTLESS_ASSIGN_OR_RETURN(const Want want, parse_want(*request));
+    kept.reset();
+    if (want.by == Means::kDone) continue;
     const std::shared_ptr<const StoredPart> part = store_->find(want.id, want.name);
     std::string content;
-    const Answer answer = answer_to(want, part.get(), &content);
+    Answer answer = answer_to(want, part.get(), &content);
+    std::string place;
+    if (answer.code == StatusCode::kOk && want.by == Means::kPlace) {
+      kept = part;
+      kept_until = Deadline::after(options_.stall);
+      Result<std::string> found = place_of(want, *part);
+      if (found.ok()) place = std::move(*found);
+      if (!found.ok()) answer = refusal(found.status());
+    }
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string head, writer.frame(to_bytes(answer)));
     const Deadline soon = Deadline::after(options_.stall);
     DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, head, soon));
     if (answer.code != StatusCode::kOk) continue;
-    if (want.deliver == Deliver::kChunkHashes) {
-      DRIFTLESS_RETURN_IF_ERROR(
-          hub::write_all(connection.socket, content, Deadline::after(options_.stall)));
-    } else {
-      DRIFTLESS_RETURN_IF_ERROR(send_part(connection, want, *part));
+    if (!place.empty()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, writer.frame(place));
+      DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, frame, soon));
+      continue;
     }
+    if (want.by == Means::kChunkHashes) {
+      DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, content, soon));
+      continue;
+    }
+    DRIFTLESS_RETURN_IF_ERROR(send_part(connection, want, *part));
   }
   return {};
 }
 
+Result<std::string> PartServer::place_of(const Want& want, const StoredPart& part) {
+  if (nixl_ == nullptr) {
+    return error(StatusCode::kUnsupported, "peer: trainer rank ", endpoint_.rank,
+                 " does not serve by NIXL");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Place place, nixl_->place_of(part, want.known));
+  return to_bytes(place);
+}
+
 Status PartServer::send_part(const Connection& connection, const Want& want,
                              const StoredPart& part) {
-  if (want.deliver == Deliver::kDescriptor && connection.local && part.size_bytes > 0) {
+  if (want.by == Means::kDescriptor && connection.local && part.size_bytes > 0) {
     part.shared = true;
     return send_descriptor(connection.socket, part.memory.descriptor(),
                            Deadline::after(options_.stall));
@@ -314,7 +340,9 @@ Result<std::unique_ptr<PartServer>> make_part_server(const PeerOptions& options,
   Endpoint endpoint{.rank = rank, .tcp = {}, .socket = {}, .host = host_identity()};
   std::vector<Socket> listeners;
   DRIFTLESS_ASSIGN_OR_RETURN(listeners.emplace_back(), hub::listen_on(address, &endpoint.tcp));
-  if (options.carrier != PeerCarrier::kTcp) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<NixlPlaces> nixl,
+                             make_nixl_places(options, &endpoint.nixl));
+  if (options.carrier == PeerCarrier::kAuto || options.carrier == PeerCarrier::kShm) {
     endpoint.socket = concat("driftless-", to_hex(random_hash128()));
     DRIFTLESS_ASSIGN_OR_RETURN(listeners.emplace_back(), listen_locally(endpoint.socket));
   }
@@ -322,7 +350,8 @@ Result<std::unique_ptr<PartServer>> make_part_server(const PeerOptions& options,
   if (!wake.valid()) return errno_status(errno, "eventfd");
   try {
     return std::make_unique<PartServer>(options, std::move(endpoint), std::move(token),
-                                        std::move(listeners), std::move(wake), std::move(store));
+                                        std::move(listeners), std::move(wake), std::move(store),
+                                        std::move(nixl));
   } catch (const std::system_error& failure) {
     return error(StatusCode::kIo, "peer: no thread to serve parts: ", failure.what());
   }

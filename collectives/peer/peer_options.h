@@ -10,9 +10,12 @@ namespace driftless {
 
 // How the bytes of a part reach a receiver.
 enum class PeerCarrier : unsigned char {
-  kAuto,  // shared memory if both processes are on one host, else TCP
+  // Shared memory if both processes are on one host; else NIXL if both have it and a fast network;
+  // else TCP.
+  kAuto,
   kShm,
   kTcp,
+  kNixl,
 };
 
 struct PeerOptions {
@@ -21,6 +24,10 @@ struct PeerOptions {
   // the hub, with a port that the system chooses.
   std::string address = {};
   PeerCarrier carrier = PeerCarrier::kAuto;
+  std::string library = {};  // NIXL's libnixl_capi.so; empty: where it is usually found
+  // Memory that a receiver keeps for further reads by TCP and NIXL, and that of reads by NIXL which
+  // were given up and have not ended.
+  std::uint64_t read_bytes = std::uint64_t{1} << 30;
   // Of the versions that each trainer rank holds, beside the newest anchor and what it writes.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
   unsigned ring_versions = 64;

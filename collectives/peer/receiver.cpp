@@ -109,6 +109,16 @@ class Receiver final : public ReceiveRoad {
     return {};
   }
 
+  [[nodiscard]] std::string carrier() const override {
+    switch (reader_.carrier()) {
+      case PeerCarrier::kShm: return "shm";
+      case PeerCarrier::kTcp: return "tcp";
+      case PeerCarrier::kNixl: return "nixl";
+      case PeerCarrier::kAuto: break;
+    }
+    return {};
+  }
+
  private:
   [[nodiscard]] Backoff look_again() const {
     return {road_->options.poll_first, road_->options.poll_longest};
@@ -124,6 +134,9 @@ class Receiver final : public ReceiveRoad {
 }  // namespace
 
 Result<std::unique_ptr<ReceiveRoad>> make_receiver(const std::shared_ptr<Road>& road) {
+  if (road->options.carrier == PeerCarrier::kNixl) {
+    DRIFTLESS_RETURN_IF_ERROR(nixl_calls(road->options.library).status());
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(std::string token, data_token(road->options.hub.token_file));
   DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector connector, road->meeting.connector());
   road->client = std::make_shared<Client>(std::move(connector), Request{.ask = Ask::kHello},

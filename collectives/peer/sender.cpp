@@ -166,7 +166,8 @@ class Sender final : public SendRoad {
   [[nodiscard]] std::vector<std::string> notes() const override {
     const Endpoint& at = server_->endpoint();
     return {concat("peer: rank ", road_->rank, " serves its parts on ", at.tcp,
-                   at.socket.empty() ? "" : ", and by shared memory on this host")};
+                   at.socket.empty() ? "" : ", and by shared memory on this host",
+                   at.nixl == NixlOffer::kNone ? "" : ", and by NIXL")};
   }
 
  private:

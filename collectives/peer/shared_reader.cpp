@@ -20,7 +20,8 @@ constexpr std::uint64_t kLeastBatch = std::uint64_t{256} << 10,
 constexpr std::uint64_t kWindow = Tracker::kMaxWanted * kChunkBytes;
 constexpr milliseconds kShort{50}, kLong{200};
 constexpr milliseconds kFirstWait{1}, kLongestWait{50};  // for chunks that others were sent for
-constexpr std::size_t kMostConnections = 32;             // to receivers, beyond those of a batch
+constexpr std::uint64_t kKeptForReads = std::uint64_t{1} << 20;  // by the reader of each receiver
+constexpr std::size_t kMostConnections = 32;  // to receivers, beyond those of a batch
 
 std::uint64_t end_of_range(const ByteRange& range) { return range.offset + range.size_bytes; }
 
@@ -28,6 +29,7 @@ PeerOptions towards_receivers(const PeerOptions& options) {
   PeerOptions own = options;
   own.carrier = PeerCarrier::kTcp;
   own.stall = options.late;
+  own.read_bytes = kKeptForReads;
   return own;
 }
 
@@ -365,10 +367,10 @@ SharedReader::SharedReader(const PeerOptions& options, std::string reached_by, s
       kept_(options.keep_bytes),
       batch_bytes_(kLeastBatch) {}
 
-bool SharedReader::reads(const Endpoint& rank, const PartReceipt& part,
-                         std::uint32_t readers) const {
-  return options_.keep_bytes > 0 && readers > 1 && part.size_bytes >= kChunkBytes &&
-         !from_trainer_.by_memory(rank);
+bool SharedReader::reads(const Endpoint& rank, const PartReceipt& part, std::uint32_t readers) {
+  if (options_.keep_bytes == 0 || readers < 2 || part.size_bytes < kChunkBytes) return false;
+  const Result<PeerCarrier> carrier = from_trainer_.carrier_to(rank);
+  return carrier.ok() && *carrier == PeerCarrier::kTcp;
 }
 
 Status SharedReader::start_server() {

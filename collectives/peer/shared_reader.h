@@ -23,10 +23,9 @@ class SharedReader {
   SharedReader(const PeerOptions& options, std::string reached_by, std::string token,
                Client& leader, PartReader& from_trainer);
 
-  // Whether a part is read so: it has chunks, they do not come by shared memory, and there are
-  // `readers` that may want it.
-  [[nodiscard]] bool reads(const Endpoint& rank, const PartReceipt& part,
-                           std::uint32_t readers) const;
+  // Whether a part is read so: it has chunks, they come over TCP, and there are several
+  // receivers that may want it.
+  [[nodiscard]] bool reads(const Endpoint& rank, const PartReceipt& part, std::uint32_t readers);
   // As PartReader::read().
   [[nodiscard]] Result<std::vector<MappedFile>> read(const Endpoint& rank, const PublicationId& id,
                                                      const PartReceipt& part,

@@ -22,6 +22,7 @@ enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
 enum class HandOver : unsigned char {
   kHostShm,     // to receivers inside the engines' workers, through shared memory
   kCheckpoint,  // into a checkpoint directory, which engines read again
+  kWorkers,     // not at all: the engines' workers read the road themselves
 };
 
 struct AgentOptions {

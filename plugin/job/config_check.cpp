@@ -171,11 +171,16 @@ Status check_engines(const Config& config) {
 Status check_agent(const Config& config) {
   const AgentOptions& agent = config.agent;
   const bool files = agent.hand_over == HandOver::kCheckpoint;
+  if (agent.hand_over == HandOver::kWorkers && agent.workers > 0) {
+    return refuse(
+        "agent.workers: ", agent.workers,
+        " has no use with agent.hand_over: workers: the agent hands nothing over, and the "
+        "workers' engines answer for them; leave it out");
+  }
   if (files != agent.checkpoint_dir.empty()) return {};
   return refuse("agent.checkpoint_dir ",
-                files
-                    ? "is missing: agent.hand_over: checkpoint needs the directory to patch"
-                    : "has no use with agent.hand_over: host_shm; set agent.hand_over: checkpoint");
+                files ? "is missing: agent.hand_over: checkpoint needs the directory to patch"
+                      : "has no use without agent.hand_over: checkpoint");
 }
 
 Status check_monitor(const MonitorOptions& monitor) {

@@ -27,7 +27,8 @@ constexpr Choice<TargetKind> kTargets[] = {{"memory", TargetKind::kMemory},
                                            {"checkpoint", TargetKind::kCheckpoint},
                                            {"device", TargetKind::kDevice}};
 constexpr Choice<HandOver> kHandOvers[] = {{"host_shm", HandOver::kHostShm},
-                                           {"checkpoint", HandOver::kCheckpoint}};
+                                           {"checkpoint", HandOver::kCheckpoint},
+                                           {"workers", HandOver::kWorkers}};
 constexpr Choice<EngineKind> kEngineKinds[] = {{"vllm", EngineKind::kVllm},
                                                {"sglang", EngineKind::kSglang}};
 constexpr Choice<EngineAction> kActions[] = {
@@ -280,9 +281,10 @@ constexpr std::array kKeys = {
         "notify.cleanup",
         "Remove a version once every engine has acknowledged it, and no rollout needs it"),
     Job::key<OneOf<kHandOvers>, DRIFTLESS_FIELD(agent.hand_over)>(
-        "agent.hand_over", "host_shm or checkpoint",
+        "agent.hand_over", "host_shm, checkpoint or workers",
         "How driftless agent hands versions over: to receivers in the engines' workers "
-        "(road.host_shm.*), or as a checkpoint that they read again"),
+        "(road.host_shm.*), or as a checkpoint that they read again. workers: each worker reads "
+        "the road itself, by the configuration that the engine was started with"),
     Job::key<Text, DRIFTLESS_FIELD(agent.checkpoint_dir)>(
         "agent.checkpoint_dir", kPath,
         "Hand-over checkpoint: the directory to patch; {rank} stands for the agent's number"),

@@ -77,6 +77,11 @@ def allowed_configs():
     return Path(place)
 
 
+def own_config():
+    """The configuration that every engine of the tests is started with; a test may write it."""
+    return allowed_configs() / "own.yaml"
+
+
 def allow(config):
     """The name by which engines know a configuration from now on."""
     name = f"job-{hashlib.sha256(config.encode()).hexdigest()[:16]}"
@@ -89,5 +94,5 @@ def environment(*paths, **more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMPI_", "PMIX_"))}
     kept["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), str(HERE), *map(str, paths)])
     kept |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    kept["DRIFTLESS_ENGINE"] = json.dumps({"config_dir": str(allowed_configs())})
+    kept["DRIFTLESS_ENGINE"] = json.dumps({"config_dir": str(allowed_configs()), "config": str(own_config())})
     return kept | {k: str(v) for k, v in more.items()}

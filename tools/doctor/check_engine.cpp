@@ -86,7 +86,7 @@ class EngineCheck {
   }
 
   [[nodiscard]] bool hands_over_memory() const {
-    return context_.config.agent.hand_over == HandOver::kHostShm;
+    return context_.config.agent.hand_over != HandOver::kCheckpoint;
   }
 
   // --- vLLM

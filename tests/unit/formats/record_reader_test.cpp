@@ -38,10 +38,10 @@ TEST(RecordReader, ReadsWhatEachProcessWrites) {
   record.captured = {1, 2, 3, 4, 5};
   expect_same(record, read_version_record);
   record = version();
-  record.received = {1, 2, {3, 4, 5, 6}};
+  record.received = {1, 2, {3, 4, 5, 6}, "tcp"};
   expect_same(record, read_version_record);
   record = version();
-  record.delivered = {1, 2, 3, 4, 5};
+  record.delivered = {1, 2, 3, 4, 5, "nixl"};
   expect_same(record, read_version_record);
   EngineRecord engine;
   engine.origin = record_origin("agent", 0);
