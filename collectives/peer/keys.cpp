@@ -28,7 +28,7 @@ constexpr std::array kKeys = {
         "How bytes travel. auto: by shared memory on one host; else by NIXL, if both ends have it "
         "and a fast network; else by TCP"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(library)>(
-        "road.peer.library", "a file",
+        "road.peer.library", setting::kPath,
         "NIXL's libnixl_capi.so. Empty: where the loader and PyPI's nixl-cu13 have it"),
     Rows::key<setting::Size<64 * setting::kKiB, 16 * setting::kTiB>, DRIFTLESS_FIELD(read_bytes)>(
         "road.peer.read_memory",

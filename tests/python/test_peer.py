@@ -158,8 +158,13 @@ def test_a_stopped_trainer_that_continues_loses_nothing(job, work, rng):
     assert carriers == {job.carrier}
 
 
-def test_workers_read_for_themselves_what_they_hold(job, work, rng):
+LONG = [pytest.param(carrier, marks=pytest.mark.long) for carrier in ("shm", "nixl")]
+
+
+@pytest.mark.parametrize("carrier", ["tcp", *LONG])
+def test_workers_read_for_themselves_what_they_hold(work, rng, carrier):
     """Two processes that hold half of each matrix, under a trainer that sends whole versions."""
+    job = Peers(work, carrier)
     versions_of_it = make_halves(work / "run", rng)
     python = megatron_jobs.venv_python()
     job.set(mode="full", **{"road.poll_longest": "20ms"})
