@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/peer/tracker.h"
 
+#include "collectives/range_fetcher.h"
+
 namespace driftless::peer {
 namespace {
 
@@ -22,15 +24,6 @@ Result<std::vector<std::uint64_t>> chunks_of(std::span<const ByteRange> ranges,
     for (std::uint64_t i = 0; i < count; ++i) chunks.push_back(range.offset / kChunkBytes + i);
   }
   return chunks;
-}
-
-void add_chunk(std::vector<ByteRange>& ranges, std::uint64_t chunk, std::uint64_t part_bytes) {
-  const ByteRange range = chunk_at(chunk, part_bytes);
-  if (!ranges.empty() && ranges.back().offset + ranges.back().size_bytes == range.offset) {
-    ranges.back().size_bytes += range.size_bytes;
-  } else {
-    ranges.push_back(range);
-  }
 }
 
 }  // namespace
@@ -116,7 +109,7 @@ std::vector<Source> Tracker::share_out(std::uint64_t reader, Part& part,
       if (best == nullptr || load(each) < load(*best)) best = &each;
     }
     if (best != nullptr && from_receivers < most_bytes) {
-      add_chunk(given[best->number], chunk, part.size_bytes);
+      given[best->number].push_back(chunk_at(chunk, part.size_bytes));
       best->given_bytes += size;
       from_receivers += size;
     }
@@ -124,22 +117,23 @@ std::vector<Source> Tracker::share_out(std::uint64_t reader, Part& part,
     const auto claim = part.claims.find(chunk);
     if (claim != part.claims.end() && claim->second.until > now) continue;
     part.claims[chunk] = {reader, now + late_};
-    add_chunk(given[0], chunk, part.size_bytes);
+    given[0].push_back(chunk_at(chunk, part.size_bytes));
     from_trainer += size;
   }
   std::vector<Source> sources;
-  for (auto& [number, ranges] : given) sources.push_back({number, {}, std::move(ranges)});
+  for (const auto& [number, ranges] : given) sources.push_back({number, {}, union_of(ranges)});
   return sources;
 }
 
 Result<std::vector<Source>> Tracker::assign(std::uint64_t reader, const Request& request,
                                             std::uint64_t publication_bytes) {
   const Exchange& exchange = request.exchange;
+  DRIFTLESS_ASSIGN_OR_RETURN(Part* const part, part_of(request, publication_bytes));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> kept,
                              chunks_of(exchange.kept, request.bytes));
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::uint64_t> wanted,
                              chunks_of(exchange.wanted, request.bytes));
-  DRIFTLESS_ASSIGN_OR_RETURN(Part* const part, part_of(request, publication_bytes));
+  if (wanted.size() > kMaxWanted) wanted.resize(kMaxWanted);
   Receiver& known = receivers_[reader];
   known.endpoint = request.endpoint;
   end_reads(reader, known);
@@ -154,7 +148,6 @@ Result<std::vector<Source>> Tracker::assign(std::uint64_t reader, const Request&
     const std::uint64_t first = reader * 0x9E3779B97F4A7C15U % wanted.size();
     std::rotate(wanted.begin(), wanted.begin() + static_cast<std::ptrdiff_t>(first), wanted.end());
   }
-  if (wanted.size() > kMaxWanted) wanted.resize(kMaxWanted);
   std::vector<Source> sources = share_out(reader, *part, wanted, exchange.most_bytes);
   for (Source& source : sources) {
     if (source.number == 0) continue;

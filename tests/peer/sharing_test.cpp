@@ -112,7 +112,7 @@ TEST_F(SharingTest, RangesMayOverlapTouchAndEndAnywhere) {
       {130'000, 70'000}, {kMiB + 777, 0}, {kMiB + 770, 7}};
   expect_read(*one, ranges);
   expect_read(*other, ranges);
-  EXPECT_GT(other->shared.receiver_bytes(), 700'000U);
+  EXPECT_GT(other->shared.receiver_bytes(), 600'000U);
   std::mt19937_64 random(3);
   for (int round = 0; round < 20; ++round) {
     std::vector<ByteRange> some;
@@ -368,7 +368,7 @@ TEST_P(HostileReceiverTest, MakesNoReadFailAndIsDropped) {
   ASSERT_OK(liar.ask(sources({.kept = {whole()}}, hostile.endpoint), soon()));
   const auto other = reader();
   const bool takes_time = GetParam() == Lie::kSilent || GetParam() == Lie::kSlow;
-  if (takes_time) options_.late = milliseconds(1'000);
+  if (takes_time) options_.late = milliseconds(2'000);
   const auto one = reader();
   expect_read(*one);
   EXPECT_GT(hostile.connections, 0) << "it was not assigned";
