@@ -93,6 +93,22 @@ inline constexpr std::size_t kMaxReceiverIdBytes = 200;
 // kInvalidArgument where the id is not a plain file name, or something is too long.
 [[nodiscard]] Status check_report(const ReceiverReport& report);
 
+// The way from a road to the one behind it (collectives/fallback/fallback_road.h). The publisher
+// ranks agree, and all of them go over or none does.
+class Fallback {
+ public:
+  virtual ~Fallback() = default;
+  // [all] Why this rank could not go on by the first road since its last begin(), or from the start
+  // on; ok: it can.
+  [[nodiscard]] virtual Status trouble() const = 0;
+  [[nodiscard]] virtual bool used() const = 0;
+  // [all, the leader first, no publication is under way] From here on by the fallback. `run_info`
+  // [leader]: announced there; nothing: the run is not announced yet. Not ok: as before.
+  [[nodiscard]] virtual Status use(std::string_view reason,
+                                   const std::optional<std::string>& run_info,
+                                   const Deadline& deadline) = 0;
+};
+
 // The sending side of one publisher rank. Every publisher rank has one, and makes the calls marked
 // [all]; [leader] is rank 0 alone. One thread at a time.
 class SendRoad {
@@ -153,6 +169,8 @@ class SendRoad {
   [[nodiscard]] virtual std::string pending_directory() const { return {}; }
   // [all] What opening the road did that its user should know.
   [[nodiscard]] virtual std::vector<std::string> notes() const { return {}; }
+  // [all] Null: this road has none.
+  [[nodiscard]] virtual Fallback* fallback() { return nullptr; }
   // [all] Lets the road work; to be called now and then where it has no thread of its own. Cheap.
   virtual void progress() {}
 };

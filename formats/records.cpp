@@ -105,6 +105,7 @@ OrderedJson to_json(const VersionRecord& record) {
   json["full_bytes"] = record.full_bytes;
   json["delta_bytes"] = record.delta_bytes;
   json["wire_bytes"] = record.wire_bytes;
+  if (!record.fallback.empty()) json["fallback"] = record.fallback;
   for (const TensorDensity& change : record.most_changed) {
     json["most_changed"].push_back({{"tensor", change.tensor},
                                     {"changed_units", change.changed_units},

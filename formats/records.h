@@ -55,6 +55,8 @@ struct VersionRecord {
   Digest digest;
   std::uint64_t changed_units = 0;
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
+  // The road that it went by in place of the configured one, which had failed; empty: by that one.
+  std::string fallback{};
   // The tensors with the most changed weights, largest first; empty if this process does not know.
   std::vector<TensorDensity> most_changed{};
 

@@ -38,6 +38,11 @@ constexpr std::array kKeys = {
         "road.peer.address", "host:port",
         "Each trainer rank serves its parts there. Empty: on the address by which it reaches the "
         "hub, on any port"),
+    Rows::key<setting::Text, DRIFTLESS_FIELD(fallback)>(
+        "road.peer.fallback", "shared_fs or object_store",
+        "The road, with settings of its own, by which versions go once they cannot go peer to "
+        "peer. "
+        "Empty: that is an error"),
     Rows::key<setting::Count<1, 4096>, DRIFTLESS_FIELD(readers)>(
         "road.peer.readers", "Readers that one trainer rank, or one rollout, serves at once"),
     Rows::key<setting::Size<0, 16 * setting::kTiB>, DRIFTLESS_FIELD(keep_bytes)>(
@@ -57,10 +62,11 @@ constexpr std::array kKeys = {
 #undef DRIFTLESS_FIELD
 
 Status check(const RoadOptions& options, const RoadUse& use) {
-  if (!use.chosen || !options_in<PeerOptions>(options).hub.token_file.empty()) return {};
-  return error(StatusCode::kInvalidArgument,
-               "hub.token_file is missing: the hub needs a file with the run's secret, readable by "
-               "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
+  return use.chosen ? hub::check_token_file(options_in<PeerOptions>(options).hub) : Status();
+}
+
+std::string fallback(const RoadOptions& options) {
+  return options_in<PeerOptions>(options).fallback;
 }
 
 }  // namespace
@@ -69,6 +75,9 @@ Status check(const RoadOptions& options, const RoadUse& use) {
 constinit const RoadKind kPeerKind{.name = "peer",
                                    .defaults = [] { return RoadOptions(PeerOptions()); },
                                    .keys = peer::kKeys,
-                                   .check = peer::check};
+                                   .check = peer::check,
+                                   .fallback = peer::fallback,
+                                   .fallback_key = "road.peer.fallback",
+                                   .fallback_label = "[P2P]"};
 
 }  // namespace driftless

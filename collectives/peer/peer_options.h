@@ -28,6 +28,8 @@ struct PeerOptions {
   // Memory that a receiver keeps for further reads by TCP and NIXL, and that of reads by NIXL which
   // were given up and have not ended.
   std::uint64_t read_bytes = std::uint64_t{1} << 30;
+  // The name of the road that takes over if this one fails (fallback/fallback_road.h); empty: none.
+  std::string fallback = {};
   // Of the versions that each trainer rank holds, beside the newest anchor and what it writes.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
   unsigned ring_versions = 64;

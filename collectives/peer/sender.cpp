@@ -57,8 +57,10 @@ class Leader {
   void wait_until_closed(const Deadline& deadline) {
     if (client_ == nullptr || !began_) return;
     Backoff backoff(milliseconds(5), milliseconds(100));
+    Waiting waiting;
+    const auto whom = [] { return "peer: serving on until the leading trainer closes"; };
     while (client_->ask({.ask = Ask::kEnd}, deadline.sooner(kAskTime)).ok()) {
-      if (!backoff.sleep(deadline)) return;
+      if (!waiting.sleep(backoff, deadline, whom)) return;
     }
   }
 

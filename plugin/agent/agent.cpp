@@ -188,6 +188,7 @@ Result<bool> Agent::deliver() {
   commit_ms_ = made.update.apply_ms;
   VersionRecord record = delivery_record(made, process_.rank());
   record.run = delivery_->run();
+  record.fallback = process_.fallback();
   if (RunView* const view = sinks_->view(); view != nullptr) view->made(made.update.created);
   sinks_->records().add(record);
   tell(sinks_->records().take_trouble());

@@ -189,6 +189,19 @@ constexpr std::array kKeys = {
         "road.layout: hf_delta or flush: whole versions carry the other files of this checkpoint, "
         "its configuration and tokenizer; empty: of the one that is published, if it is a "
         "checkpoint"),
+    Job::key<Text, DRIFTLESS_FIELD(hub.address)>(
+        "hub.address", "host:port",
+        "The leading trainer listens there for all other processes. Empty: on port 27315 of the "
+        "host of rank 0, if the launcher names it")
+        .once("road.nccl.address"),
+    Job::key<Text, DRIFTLESS_FIELD(hub.token_file)>(
+        "hub.token_file", kPath,
+        "File with the run's secret, at least 16 bytes, readable by its owner alone")
+        .once("road.nccl.token_file"),
+    Job::key<Switch, DRIFTLESS_FIELD(hub_group)>(
+        "hub.group",
+        "The trainers that a launcher started without MPI agree over the hub, and need no "
+        "torch.distributed for it"),
     Job::auto_key<SwitchOrAuto, DRIFTLESS_FIELD(first_anchor_auto),
                   DRIFTLESS_FIELD(publisher.first_anchor)>(
         "anchors.first", "true, false or auto",
@@ -348,6 +361,12 @@ const RoadOptions& Config::road_options() const {
   const auto at = std::ranges::find(table->kinds(), road, &RoadKind::name);
   return at == table->kinds().end() ? kNone
                                     : roads[static_cast<std::size_t>(at - table->kinds().begin())];
+}
+
+Config Config::of_fallback() const {
+  Config other = *this;
+  other.road = fallback();
+  return other;
 }
 
 void Config::use_gpu(int device) {

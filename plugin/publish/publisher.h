@@ -210,6 +210,10 @@ class Publisher {
   void set_digests(std::vector<Digest> digests);
 
   [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights);
+  [[nodiscard]] Result<PublishReport> publish_once(Status ready, WeightSource& weights);
+  // Collective, after a failure that all ranks have heard of: whether they go over to the road's
+  // fallback now.
+  [[nodiscard]] Result<bool> use_fallback();
   [[nodiscard]] Result<PlanMessage> make_plan(Status ready, const Deadline& deadline);
   [[nodiscard]] PayloadMessage produce(const PlanMessage& plan, WeightSource& weights,
                                        const Deadline& deadline);
@@ -247,6 +251,7 @@ class Publisher {
   std::uint64_t step_ = 0;              // of publish()
   std::optional<Status> observed_;      // of observe(), until publish()
   bool needs_full_ = false;
+  bool all_heard_ = false;  // every rank knows that the last attempt at a version failed
   bool resumed_ = false;
   StageTimes stages_;    // of the last publication
   double flush_ms_ = 0;  // of its send_ms

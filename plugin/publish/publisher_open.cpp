@@ -82,6 +82,7 @@ Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& optio
     const Deadline deadline = Deadline::after(options.deadline);
     std::unique_ptr<Publisher> rank(new Publisher(options, group, road, history));
     group.next_epoch();
+    DRIFTLESS_RETURN_IF_ERROR(rank->use_fallback().status());  // a rank may lack the first road
     DRIFTLESS_RETURN_IF_ERROR(rank->assemble(base, deadline));
     DRIFTLESS_RETURN_IF_ERROR(rank->seed(base, live != nullptr ? *live : base, deadline));
     DRIFTLESS_RETURN_IF_ERROR(rank->start_or_resume(deadline));
@@ -279,7 +280,11 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
                             leader_->highest_number() + 1, ", in full"));
   }
   // Receivers without a base wait for this one, so here its failure is a failure.
-  return told.anchor ? add_anchor(notes_) : Status();
+  if (!told.anchor) return {};
+  const Status anchored = add_anchor(notes_);
+  if (anchored.ok() || !all_heard_) return anchored;
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());
+  return over ? publish_anchor() : anchored;
 }
 
 }  // namespace driftless

@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import engines  # noqa: E402
+import make_fp8  # noqa: E402
 from environments import HERE, environment, find_python, install_entry_points, package  # noqa: E402
 
 VERSIONS = 10
@@ -28,6 +29,14 @@ def place():
     path = Path(tempfile.mkdtemp(prefix="driftless-engines-", dir=memory if roomy else None))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+# Made when they are asked for: (what they are made of, the rule). Their runs replay the steps.
+FP8_KINDS = {
+    f"{kind}.{rule}": (kind, rule)
+    for kind in ("qwen3_blocks", "qwen3_moe_blocks")
+    for rule in ("linear", "ue8m0")
+}
 
 
 class Model:
@@ -48,9 +57,29 @@ def models(place):
     found = [python for python, _ in pythons if python]
     if not found:
         pytest.skip("; ".join(why for _, why in pythons))
-    line = [found[0], HERE / "make_models.py", place / "models", str(VERSIONS), *KINDS]
-    subprocess.run(line, check=True, env=environment(), timeout=300)
-    return {kind: Model(place / "models" / kind) for kind in KINDS}
+    return Models(found[0], place / "models")
+
+
+class Models(dict):
+    """{kind: Model}; those in FP8 are made with their first use."""
+
+    def __init__(self, python, place):
+        self.python, self.place = python, place
+        self.make(place, VERSIONS, *KINDS)
+        super().__init__({kind: Model(place / kind) for kind in KINDS})
+
+    def make(self, *arguments):
+        line = [self.python, HERE / "make_models.py", *map(str, arguments)]
+        subprocess.run(line, check=True, env=environment(), timeout=300)
+
+    def __missing__(self, name):
+        kind, rule = FP8_KINDS[name]
+        if not (self.place / kind).exists():
+            self.make(self.place, VERSIONS, kind)
+        path = make_fp8.convert_steps(self.place / kind, VERSIONS, rule)
+        self.make("--tokens", path)
+        self[name] = Model(path)
+        return self[name]
 
 
 class Run:
@@ -81,6 +110,33 @@ class Run:
         self.job.close()
 
 
+class Replay:
+    """A trainer in bfloat16 that quantizes: a process of its own for every version."""
+
+    def __init__(self, directory, model, *overrides):
+        package()
+        self.model, self.version = model, 0
+        self.overrides = [each for set_ in overrides for each in ("--set", set_)]
+        self.config = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {directory}\n"
+        self.file = Path(directory).with_suffix(".yaml")
+        self.file.write_text(self.config)
+        self.train()
+
+    def train(self):
+        line = [make_fp8.COMMAND, "trainer", "--config", self.file, *self.overrides]
+        line += ["--replay", self.model.path.parent / "run", "--base", self.model.checkpoint(0)]
+        line += ["--steps", self.version]
+        subprocess.run(list(map(str, line)), check=True, capture_output=True, timeout=120)
+
+    def publish(self):
+        self.version += 1
+        self.train()
+        return self.version
+
+    def close(self):
+        pass
+
+
 @pytest.fixture
 def run_of(place, models):
     """Makes runs that end with the test."""
@@ -88,7 +144,8 @@ def run_of(place, models):
 
     def make(kind, *overrides):
         directory = tempfile.mkdtemp(dir=place, prefix="run-")
-        made.append(Run(Path(directory) / "road", models[kind], *overrides))
+        maker = Replay if kind in FP8_KINDS else Run
+        made.append(maker(Path(directory) / "road", models[kind], *overrides))
         return made[-1]
 
     yield make

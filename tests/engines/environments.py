@@ -66,6 +66,11 @@ def install_entry_points(directory):
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    tests = Path(directory) / "driftless_tests-0.0.dist-info"
+    tests.mkdir()
+    (tests / "METADATA").write_text("Metadata-Version: 2.1\nName: driftless-tests\nVersion: 0.0\n")
+    plugin = "[vllm.general_plugins]\nplain_fp8 = vllm_plain_fp8:register\n"
+    (tests / "entry_points.txt").write_text(plugin)
     return str(directory)
 
 

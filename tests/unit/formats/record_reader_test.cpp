@@ -64,6 +64,9 @@ TEST(RecordReader, RefusesValuesOfAnotherTypeAndNamesThem) {
   const Json good = Json::parse(to_json(version()).dump());
   const std::pair<const char*, Json> wrong[] = {{"version", -1},
                                                 {"version", "7"},
+                                                {"version", ~std::uint64_t{0}},
+                                                {"monotonic_ms", -0.5},
+                                                {"monotonic_ms", 1e300},
                                                 {"rank", std::uint64_t{1} << 40},
                                                 {"anchor", 1},
                                                 {"host", 3},
