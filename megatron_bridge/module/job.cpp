@@ -214,6 +214,12 @@ class HeldGroup final : public JobMember {
     if (group_ == nullptr) fail(StatusCode::kInvalidArgument, "the group's job is closed");
     return *group_;
   }
+  template <typename Work>
+  auto call(const Work& work) {
+    Group& on = group();
+    const InUse::Turn turn = in_use_.take("the group");
+    return take(without_gil([&] { return work(on); }));
+  }
   [[nodiscard]] py::list gather(const py::bytes& message, double timeout_s) {
     const std::string text = message;
     const Deadline deadline = Deadline::after(milliseconds_of(timeout_s, "timeout_s"));
@@ -234,13 +240,6 @@ class HeldGroup final : public JobMember {
   }
 
  private:
-  template <typename Work>
-  auto call(const Work& work) {
-    Group& on = group();
-    const InUse::Turn turn = in_use_.take("the group");
-    return take(without_gil([&] { return work(on); }));
-  }
-
   std::shared_ptr<Job> job_;
   std::unique_ptr<Group> group_;
   InUse in_use_;

@@ -207,13 +207,13 @@ Result<const MonitorTable*> monitor_of(const RoadTable& table) {
   return static_cast<const MonitorTable*>(loaded);
 }
 
-Result<MakePort> port_maker_of(const RoadTable& table) {
-  if (table.make_port != nullptr) return table.make_port;
+// A table that makes ports.
+Result<const RoadTable*> hub_table(const RoadTable& table) {
+  if (table.make_port != nullptr) return &table;
   if (table.hub.library.empty()) {
     return error(StatusCode::kUnsupported, "the hub is not in this build: ", table.hub.why_not);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const loaded, load_roads(table.hub));
-  return loaded->make_port;
+  return load_roads(table.hub);
 }
 
 // [trainers] One port for the group and every road.
@@ -225,9 +225,9 @@ Status JobProcess::make_port(const Launch& launch, JobRole role) {
                  "driftless.launch(rank=, world=), or set RANK and WORLD_SIZE");
   }
   if (launch.world == 1) return {};
-  DRIFTLESS_ASSIGN_OR_RETURN(const MakePort make, port_maker_of(*linked_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, hub_table(*linked_));
   DRIFTLESS_ASSIGN_OR_RETURN(const HubOptions hub, hub::resolve(config_.hub, launch.address));
-  port_ = make(hub, nullptr);
+  port_ = table->make_port(hub, nullptr);
   return {};
 }
 

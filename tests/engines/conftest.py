@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import engines  # noqa: E402
 import make_fp8  # noqa: E402
 from environments import HERE, environment, find_python, install_entry_points, package  # noqa: E402
+from jobs import wait_for  # noqa: E402
 
 VERSIONS = 10
 KINDS = ("qwen3", "qwen3_tied", "qwen3_moe", "deepseek")
@@ -111,30 +112,52 @@ class Run:
 
 
 class Replay:
-    """A trainer in bfloat16 that quantizes: a process of its own for every version."""
+    """A trainer in bfloat16 that quantizes: a process of its own for every version, which ends once
+    the engine has that version."""
 
     def __init__(self, directory, model, *overrides):
         package()
         self.model, self.version = model, 0
         self.overrides = [each for set_ in overrides for each in ("--set", set_)]
         self.config = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {directory}\n"
-        self.file = Path(directory).with_suffix(".yaml")
+        self.directory = Path(directory)
+        self.file = self.directory.with_suffix(".yaml")
         self.file.write_text(self.config)
-        self.train()
+        self.trainer = self.train()
+        assert self.trainer.wait(120) == 0, self.said()
 
     def train(self):
         line = [make_fp8.COMMAND, "trainer", "--config", self.file, *self.overrides]
         line += ["--replay", self.model.path.parent / "run", "--base", self.model.checkpoint(0)]
         line += ["--steps", self.version]
-        subprocess.run(list(map(str, line)), check=True, capture_output=True, timeout=120)
+        with open(self.file.with_suffix(".log"), "w") as log:
+            return subprocess.Popen(list(map(str, line)), stdout=log, stderr=log)
+
+    def said(self):
+        return self.file.with_suffix(".log").read_text()
 
     def publish(self):
+        """The trainer before has ended, or does as soon as the engine has its version; if that was
+        refused, it is killed."""
+        try:
+            assert self.trainer.wait(20) == 0, self.said()
+        except subprocess.TimeoutExpired:
+            self.close()
         self.version += 1
-        self.train()
+        self.trainer = self.train()
+        wait_for(
+            lambda: self.on_road() or self.trainer.poll() not in (None, 0), "a version", 120
+        )
+        assert self.on_road(), self.said()
         return self.version
 
+    def on_road(self):
+        return (self.directory / f"weight_v{self.version:06d}" / "DONE").exists()
+
     def close(self):
-        pass
+        """Nobody may have taken its last version."""
+        self.trainer.kill()
+        self.trainer.wait(10)
 
 
 @pytest.fixture

@@ -206,8 +206,8 @@ def test_foreign_libraries_are_not_taken_for_its_own(wheel, installed, tmp_path)
     said = {line.split()[0]: line for line in done.stdout.splitlines()}
     for name in ("shared_fs", "object_store", "peer"):
         assert said[name].split()[1] == "True", said[name]
-    assert "mpi_rma False" in said["mpi_rma"] and "MPI_" in said["mpi_rma"], said["mpi_rma"]
-    assert "Open MPI" in said["mpi_rma"], said["mpi_rma"]
+    for word in ("mpi_rma False", "undefined symbol", "Open MPI", "LD_LIBRARY_PATH"):
+        assert word in said["mpi_rma"], said["mpi_rma"]
     command = [installed / "bin/driftless", "info"]
     assert subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 0
 

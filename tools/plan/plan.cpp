@@ -215,9 +215,8 @@ class Planner {
     // Captured: encode.captured has it.
     const bool down = trainer_gpu_ && in_.snapshot != "none" && !full_;
     const Term fetched = down ? rank_bytes_ / figure("bus") : Term();
-    if (road_ == PlanRoad::kMpiRma || road_ == PlanRoad::kPeer) {  // into memory of the host
-      const char* const put = road_ == PlanRoad::kPeer ? "peer.put" : "mpi_rma.put";
-      return trainer_gpu_ ? fetched + rank_bytes_ / figure(put) + seal() : seal();
+    if (is_read_from_ranks()) {  // into memory of the host, taken to be the same on both roads
+      return trainer_gpu_ ? fetched + rank_bytes_ / figure("mpi_rma.put") + seal() : seal();
     }
     // Files and uploads are written while the next bucket is compared.
     const Term write = host_bytes_ / write_rate();
