@@ -44,7 +44,15 @@ constexpr std::array kKeys = {
         "peer. "
         "Empty: that is an error"),
     Rows::key<setting::Count<1, 4096>, DRIFTLESS_FIELD(readers)>(
-        "road.peer.readers", "Connections that one trainer rank serves at once"),
+        "road.peer.readers", "Readers that one trainer rank, or one rollout, serves at once"),
+    Rows::key<setting::Size<0, 16 * setting::kTiB>, DRIFTLESS_FIELD(keep_bytes)>(
+        "road.peer.keep",
+        "Memory in which a rollout keeps what it read over TCP, to serve it to other rollouts. 0: "
+        "it serves nothing, and reads from trainer ranks alone"),
+    Rows::key<setting::Duration, DRIFTLESS_FIELD(late)>(
+        "road.peer.late",
+        "A rollout that does not send within that what another one was to read from it is passed "
+        "over for twice that time, and ever longer; the trainer sends it"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(stall)>(
         "road.peer.stall", "A reader or server whose bytes have stopped for so long is given up"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(farewell)>(

@@ -30,7 +30,12 @@ Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
                                hub::own_host_towards(road->options.hub.address));
     return make_sender(road);
   };
-  open.receiver = [road] { return make_receiver(road); };
+  open.receiver = [road] {
+    // Without an address of its own it serves nothing to other rollouts.
+    const Result<std::string> host = hub::own_host_towards(road->options.hub.address);
+    if (host.ok()) road->meeting.reached_by = *host;
+    return make_receiver(road);
+  };
   open.tell_end = [road](std::string_view text) { return tell_end(*road, text); };
   open.hear_end = [road] { return hear_end(*road); };
   return open;

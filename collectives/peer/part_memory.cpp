@@ -66,6 +66,36 @@ Status Segment::reserve(std::uint64_t bytes) {
   return {};
 }
 
+void ChunkSet::add(std::uint64_t chunk) {
+  const std::scoped_lock lock(mutex_);
+  has_[chunk] = true;
+}
+
+bool ChunkSet::has(std::uint64_t chunk) const {
+  const std::scoped_lock lock(mutex_);
+  return has_[chunk];
+}
+
+bool ChunkSet::covers(const ByteRange& range) const {
+  if (range.size_bytes == 0) return true;
+  const std::scoped_lock lock(mutex_);
+  const auto first = has_.begin() + static_cast<std::ptrdiff_t>(range.offset / kChunkBytes);
+  const std::uint64_t last = (range.offset + range.size_bytes - 1) / kChunkBytes;
+  return std::find(first, has_.begin() + static_cast<std::ptrdiff_t>(last) + 1, false) ==
+         has_.begin() + static_cast<std::ptrdiff_t>(last) + 1;
+}
+
+const std::vector<Hash128>& StoredPart::chunk_hashes() const {
+  std::call_once(hashed_, [this] {
+    hashes_.resize(chunks_in(size_bytes));
+    for (std::uint64_t i = 0; i < hashes_.size(); ++i) {
+      const ByteRange range = chunk_at(i, size_bytes);
+      hashes_[i] = xxh3_128(bytes().subspan(range.offset, range.size_bytes));
+    }
+  });
+  return hashes_;
+}
+
 Segment PartStore::take_memory() {
   const std::scoped_lock lock(mutex_);
   if (spare_.empty()) return {};
@@ -82,11 +112,13 @@ void PartStore::give_back(Segment memory) {
   spare_.push_back(std::move(memory));
 }
 
-void PartStore::put(const PublicationId& id, const std::string& name, Segment memory,
-                    std::uint64_t bytes) {
+std::shared_ptr<const StoredPart> PartStore::put(const PublicationId& id, const std::string& name,
+                                                 Segment memory, std::uint64_t bytes,
+                                                 std::unique_ptr<ChunkSet> chunks) {
   auto part = std::make_unique<StoredPart>();
   part->memory = std::move(memory);
   part->size_bytes = bytes;
+  part->chunks = std::move(chunks);
   // The last reader, or the store, lets go of it. The store may have gone by then.
   std::shared_ptr<const StoredPart> shared(
       part.release(), [store = weak_from_this()](const StoredPart* done) {
@@ -94,8 +126,10 @@ void PartStore::put(const PublicationId& id, const std::string& name, Segment me
         const std::shared_ptr<PartStore> home = store.lock();
         if (home != nullptr && !owned->shared) home->give_back(std::move(owned->memory));
       });
+  std::shared_ptr<const StoredPart> before;  // destroyed without the lock
   const std::scoped_lock lock(mutex_);
-  parts_[id].insert_or_assign(name, std::move(shared));
+  before = std::exchange(parts_[id][name], shared);
+  return shared;
 }
 
 std::shared_ptr<const StoredPart> PartStore::find(const PublicationId& id,

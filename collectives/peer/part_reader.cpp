@@ -187,6 +187,12 @@ Result<std::vector<MappedFile>> PartReader::read_over(Connection& connection, co
     DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, map(file, part));
     return slices(whole, want.ranges);
   }
+  std::uint64_t expected = 0;
+  for (const ByteRange& range : want.ranges) expected += range.size_bytes;
+  if (answer.bytes != expected) {
+    return error(StatusCode::kCorrupt, "peer: an answer of ", answer.bytes,
+                 " bytes to a request for ", expected, " of part '", part.name, "'");
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::shared_ptr<ReadLease> memory,
       memory_->take(places.total_bytes(), concat("peer: part '", part.name, "'")));
@@ -197,33 +203,76 @@ Result<std::vector<MappedFile>> PartReader::read_over(Connection& connection, co
   return places.files(part.name, memory, memory->bytes().data());
 }
 
-Result<std::vector<MappedFile>> PartReader::read(const Endpoint& from, const PublicationId& id,
-                                                 const PartReceipt& part,
-                                                 std::span<const ByteRange> ranges,
-                                                 const Deadline& deadline) {
-  Want want{.id = id, .name = part.name, .size_bytes = part.size_bytes};
+Result<std::vector<Hash128>> PartReader::hashes_over(Connection& connection, const Want& want,
+                                                     const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Answer answer,
+                             ask(connection, want, deadline.sooner(options_.stall)));
+  if (answer.code != StatusCode::kOk) return Status(answer.code, answer.text);
+  const std::uint64_t count = chunks_in(want.size_bytes);
+  if (answer.bytes != sizeof(std::uint64_t) + count * sizeof(Hash128)) {
+    return error(StatusCode::kCorrupt, "peer: ", answer.bytes, " bytes of hashes for ", count,
+                 " chunks");
+  }
+  std::string bytes(answer.bytes, '\0');
+  DRIFTLESS_RETURN_IF_ERROR(hub::read_into(
+      connection.socket, std::as_writable_bytes(std::span(bytes)), deadline, options_.stall));
+  if (to_hex(xxh3_128(bytes)) != answer.text) {
+    return error(StatusCode::kCorrupt, "peer: damaged hashes of part '", want.name, "'");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Hash128> hashes, parse_hashes(bytes));
+  if (hashes.size() == count) return hashes;
+  return error(StatusCode::kCorrupt, "peer: hashes of another number of chunks");
+}
+
+// Over a connection that is there, or a new one.
+template <typename Got, typename Over>
+Result<Got> PartReader::exchange(const Endpoint& from, const Deadline& deadline, const Over& over) {
   const bool had = connections_.contains(from.rank);
   for (bool again = had;; again = false) {
     DRIFTLESS_ASSIGN_OR_RETURN(Connection* const connection, connect(from, deadline));
-    const PeerCarrier carrier = connection->carrier;
-    const bool any = part.size_bytes > 0;
-    want.by = any && carrier == PeerCarrier::kShm    ? Means::kDescriptor
-              : any && carrier == PeerCarrier::kNixl ? Means::kPlace
-                                                     : Means::kBytes;
-    if (want.by != Means::kPlace) want.ranges.assign(ranges.begin(), ranges.end());
-    Result<std::vector<MappedFile>> got = want.by == Means::kPlace
-                                              ? read_by_nixl(*connection, want, ranges, deadline)
-                                              : read_over(*connection, want, part, deadline);
-    if (got.ok()) carrier_ = carrier;
+    Result<Got> got = over(*connection);
+    const bool shm = connection->carrier == PeerCarrier::kShm;
     const StatusCode code = got.status().code();
     const bool refused = code == StatusCode::kNotFound || code == StatusCode::kIncomplete ||
                          code == StatusCode::kBusy;
     if (got.ok() || refused) return got;
     connections_.erase(from.rank);  // what is left on it belongs to this answer
     if (again && code == StatusCode::kIo && !deadline.expired()) continue;  // it was an old one
-    return got.status().with_context(concat("reading from trainer rank ", from.rank, " at ",
-                                            carrier == PeerCarrier::kShm ? "this host" : from.tcp));
+    const std::string who =
+        from.rank == kNoRank ? std::string("another rollout") : concat("trainer rank ", from.rank);
+    return got.status().with_context(
+        concat("reading from ", who, " at ", shm ? "this host" : from.tcp));
   }
+}
+
+Result<std::vector<MappedFile>> PartReader::read(const Endpoint& from, const PublicationId& id,
+                                                 const PartReceipt& part,
+                                                 std::span<const ByteRange> ranges,
+                                                 const Deadline& deadline) {
+  Want want{.id = id, .name = part.name, .size_bytes = part.size_bytes};
+  return exchange<std::vector<MappedFile>>(from, deadline, [&](Connection& connection) {
+    const PeerCarrier carrier = connection.carrier;
+    const bool any = part.size_bytes > 0;
+    want.by = any && carrier == PeerCarrier::kShm    ? Means::kDescriptor
+              : any && carrier == PeerCarrier::kNixl ? Means::kPlace
+                                                     : Means::kBytes;
+    if (want.by != Means::kPlace) want.ranges.assign(ranges.begin(), ranges.end());
+    Result<std::vector<MappedFile>> got = want.by == Means::kPlace
+                                              ? read_by_nixl(connection, want, ranges, deadline)
+                                              : read_over(connection, want, part, deadline);
+    if (got.ok()) carrier_ = carrier;
+    return got;
+  });
+}
+
+Result<std::vector<Hash128>> PartReader::chunk_hashes(const Endpoint& from, const PublicationId& id,
+                                                      const PartReceipt& part,
+                                                      const Deadline& deadline) {
+  const Want want{
+      .id = id, .name = part.name, .size_bytes = part.size_bytes, .by = Means::kChunkHashes};
+  return exchange<std::vector<Hash128>>(from, deadline, [&](Connection& connection) {
+    return hashes_over(connection, want, deadline);
+  });
 }
 
 }  // namespace driftless::peer

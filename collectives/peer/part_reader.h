@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PartReader: reads parts from the trainer ranks that serve them (part_server.h). Keeps a
-// connection to each. One thread at a time.
+// PartReader: reads parts from the processes that serve them (part_server.h): trainer ranks, or one
+// receiver. Keeps a connection to each rank. One thread at a time.
 #pragma once
 
 #include <map>
@@ -29,6 +29,15 @@ class PartReader {
                                                      const PartReceipt& part,
                                                      std::span<const ByteRange> ranges,
                                                      const Deadline& deadline);
+  // The hash of each chunk, from a trainer rank. Not proven by the manifest: they show who sent
+  // which bytes, and the caller proves the whole.
+  [[nodiscard]] Result<std::vector<Hash128>> chunk_hashes(const Endpoint& from,
+                                                          const PublicationId& id,
+                                                          const PartReceipt& part,
+                                                          const Deadline& deadline);
+  // By which bytes come from there; never kAuto. kUnsupported if the carrier that is set does not
+  // lead there.
+  [[nodiscard]] Result<PeerCarrier> carrier_to(const Endpoint& to);
   // By which the last bytes came; kAuto before any did.
   [[nodiscard]] PeerCarrier carrier() const { return carrier_; }
 
@@ -41,12 +50,15 @@ class PartReader {
     hub::FrameReader reader;
   };
 
-  // Never kAuto. kUnsupported if the carrier that is set does not lead there.
-  [[nodiscard]] Result<PeerCarrier> carrier_to(const Endpoint& to);
+  template <typename Got, typename Over>
+  [[nodiscard]] Result<Got> exchange(const Endpoint& from, const Deadline& deadline,
+                                     const Over& over);
   [[nodiscard]] Result<Connection*> connect(const Endpoint& to, const Deadline& deadline);
   [[nodiscard]] Result<std::vector<MappedFile>> read_over(Connection& connection, const Want& want,
                                                           const PartReceipt& part,
                                                           const Deadline& deadline);
+  [[nodiscard]] Result<std::vector<Hash128>> hashes_over(Connection& connection, const Want& want,
+                                                         const Deadline& deadline);
   [[nodiscard]] Result<std::vector<MappedFile>> read_by_nixl(Connection& connection,
                                                              const Want& want,
                                                              std::span<const ByteRange> ranges,

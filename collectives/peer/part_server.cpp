@@ -19,6 +19,7 @@ using hub::Socket;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kProofTime{5'000};  // for a connection to prove itself
+constexpr milliseconds kIdleTime{250};     // of a connection that may be ended for another one
 constexpr std::size_t kMostStrangers = 64;
 constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // between two looks at the clock
 
@@ -81,8 +82,8 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 Answer refusal(const Status& why) { return {why.code(), std::string(why.message()), 0}; }
 
-// The answer to `want`; its bytes are those of `part`, if it is there.
-Answer answer_to(const Want& want, const StoredPart* part) {
+// The answer to `want`, and what follows it if that is not of the part's own bytes.
+Answer answer_to(const Want& want, const StoredPart* part, std::string* content) {
   if (part == nullptr) return refusal(not_there("peer", want.id));
   if (part->size_bytes != want.size_bytes) {
     return refusal(error(StatusCode::kIncomplete, "peer: part '", want.name, "' of ",
@@ -90,11 +91,21 @@ Answer answer_to(const Want& want, const StoredPart* part) {
                          want.size_bytes));
   }
   Answer answer;
+  if (want.by == Means::kChunkHashes) {
+    if (part->chunks != nullptr) return refusal(not_there("peer", want.id));
+    *content = to_bytes(part->chunk_hashes());
+    answer.text = to_hex(xxh3_128(*content));
+    answer.bytes = content->size();
+    return answer;
+  }
   for (const ByteRange& range : want.ranges) {
     const bool inside =
         range.offset <= part->size_bytes && range.size_bytes <= part->size_bytes - range.offset;
     if (!inside) {
       return refusal(error(StatusCode::kCorrupt, "peer: a range leaves part '", want.name, "'"));
+    }
+    if (part->chunks != nullptr && !part->chunks->covers(range)) {
+      return refusal(not_there("peer", want.id));
     }
     answer.bytes += range.size_bytes;
   }
@@ -151,8 +162,11 @@ void PartServer::accept_all() {
     for (const Socket& each : listeners_) waits.push_back({each.get(), POLLIN, 0});
     waits.push_back({wake_.get(), POLLIN, 0});
     const bool room = make_room();
-    // If there is none, new connections wait in the listeners' queues.
-    ::poll(waits.data(), room ? waits.size() : 0, room ? 1'000 : 10);
+    const int ready = ::poll(waits.data(), waits.size(), room ? 1'000 : 10);
+    if (!room && ready > 0) {  // new connections wait in the listeners' queues
+      end_idle();
+      std::this_thread::sleep_for(milliseconds(10));
+    }
     for (std::size_t i = 0; room && i < listeners_.size(); ++i) {
       if ((waits[i].revents & POLLIN) == 0) continue;
       Result<Socket> accepted = hub::accept_one(listeners_[i]);
@@ -199,6 +213,24 @@ bool PartServer::make_room() {
   return room;
 }
 
+// A reader that asks for nothing connects again when it does.
+void PartServer::end_idle() {
+  const std::scoped_lock lock(mutex_);
+  Connection* longest = nullptr;
+  for (Connection& each : connections_) {
+    const bool idle = each.admitted && !each.over && each.idle_since &&
+                      Deadline::Clock::now() - *each.idle_since > kIdleTime;
+    if (idle && (longest == nullptr || *each.idle_since < *longest->idle_since)) longest = &each;
+  }
+  if (longest != nullptr) ::shutdown(longest->socket.get(), SHUT_RDWR);
+}
+
+void PartServer::note_idle(Connection& connection, bool idle) {
+  const std::scoped_lock lock(mutex_);
+  if (idle == connection.idle_since.has_value()) return;
+  connection.idle_since = idle ? std::optional(Deadline::Clock::now()) : std::nullopt;
+}
+
 void PartServer::serve(Connection& connection) {
   std::string key;
   if (admit(connection, &key).ok()) static_cast<void>(serve_requests(connection, key));
@@ -235,16 +267,19 @@ Status PartServer::serve_requests(Connection& connection, const std::string& key
                                  hub::read_some(connection.socket, std::size_t{64} << 10));
       reader.append(bytes);
       if (bytes.empty()) {
+        note_idle(connection, true);
         static_cast<void>(
             hub::wait_for(connection.socket, POLLIN, Deadline::after(milliseconds(200))));
       }
       continue;
     }
+    note_idle(connection, false);
     DRIFTLESS_ASSIGN_OR_RETURN(const Want want, parse_want(*request));
     kept.reset();
     if (want.by == Means::kDone) continue;
     const std::shared_ptr<const StoredPart> part = store_->find(want.id, want.name);
-    Answer answer = answer_to(want, part.get());
+    std::string content;
+    Answer answer = answer_to(want, part.get(), &content);
     std::string place;
     if (answer.code == StatusCode::kOk && want.by == Means::kPlace) {
       kept = part;
@@ -260,6 +295,10 @@ Status PartServer::serve_requests(Connection& connection, const std::string& key
     if (!place.empty()) {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, writer.frame(place));
       DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, frame, soon));
+      continue;
+    }
+    if (want.by == Means::kChunkHashes) {
+      DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, content, soon));
       continue;
     }
     DRIFTLESS_RETURN_IF_ERROR(send_part(connection, want, *part));

@@ -9,9 +9,10 @@
 // A reader by NIXL asks for a part's place, reads it by itself (nixl_places.h), and says when it is
 // done. The part stays for it until then, or until it has said nothing for PeerOptions::stall.
 //
-// Each admitted connection has a thread; at most PeerOptions::readers are served at once, and a
-// reader that takes no byte for PeerOptions::stall is dropped. Nothing here waits for the trainer,
-// and the trainer never waits for a reader.
+// Each admitted connection has a thread; at most PeerOptions::readers are served at once: further
+// ones wait, and take the place of one that asks for nothing. A reader that takes no byte for
+// PeerOptions::stall is dropped. Nothing here waits for the trainer, and the trainer never waits
+// for a reader.
 #pragma once
 
 #include <list>
@@ -48,11 +49,14 @@ class PartServer {
     bool admitted = false;
     bool over = false;
     Deadline may_stay_until = Deadline::after(std::chrono::milliseconds(250));
+    std::optional<Deadline::Clock::time_point> idle_since = {};  // once admitted
     std::thread thread;
   };
 
   void accept_all();
   [[nodiscard]] bool make_room();
+  void end_idle();
+  void note_idle(Connection& connection, bool idle);
   void serve(Connection& connection);
   [[nodiscard]] Status admit(Connection& connection, std::string* key);
   [[nodiscard]] Status serve_requests(Connection& connection, const std::string& key);

@@ -7,6 +7,9 @@
 // if LIBRARY names libnixl_capi.so: one read of all by agents of its own, into memory that was
 // registered and touched before. Times of hashing what came are apart. Prints a line of JSON for
 // each carrier.
+//   peer_bench publish [MIB] [ROUNDS]
+// How long a rank takes to publish a version, with 8 readers over TCP that are stopped (SIGSTOP) in
+// the middle of a pull, and with none. Prints one line of JSON.
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -21,9 +24,12 @@
 #include <numeric>
 #include <thread>
 
+#include "collectives/hub/tcp/authentication.h"
 #include "collectives/hub/tcp/socket.h"
+#include "collectives/peer/board.h"
 #include "collectives/peer/part_reader.h"
 #include "collectives/peer/part_server.h"
+#include "collectives/peer/peer_road.h"
 #include "core/stopwatch.h"
 
 namespace driftless::peer {
@@ -206,17 +212,117 @@ void run(PeerCarrier carrier, std::string_view name, std::uint64_t size, int rou
   std::fflush(stdout);
 }
 
+constexpr int kStopped = 8;
+
+// A reader: asks for the whole part, takes some of it, and stops.
+[[noreturn]] void stop_in_the_middle(const std::string& token, std::uint64_t size,
+                                     int from_trainer) {
+  Told told{};
+  if (::read(from_trainer, &told, sizeof(told)) != sizeof(told)) std::exit(1);
+  const hub::Socket socket = must(hub::connect_to(told.tcp, soon()));
+  std::string expected;
+  const hub::Admission mine = must(hub::answer_hello(
+      token, must(hub::read_all(socket, hub::kServerHelloBytes, soon())), &expected));
+  static_cast<void>(hub::write_all(socket, mine.answer, soon()));
+  static_cast<void>(must(hub::read_all(socket, hub::kProofBytes, soon())));
+  hub::FrameWriter writer(mine.key, hub::Direction::kToServer);
+  const Want want{.id = kVersion, .name = "part", .size_bytes = size, .ranges = {{0, size}}};
+  static_cast<void>(hub::write_all(socket, must(writer.frame(to_bytes(want))), soon()));
+  static_cast<void>(must(hub::read_all(socket, std::size_t{1} << 20, soon())));
+  ::raise(SIGSTOP);
+  std::exit(0);
+}
+
+double publish_ms(SendRoad& road, std::uint64_t version, std::span<const std::byte> bytes) {
+  Stopwatch watch;
+  const auto check = [](const Status& status) {
+    if (!status.ok()) die(status);
+  };
+  check(road.begin({version, PublicationKind::kVersion}, soon()));
+  {
+    const auto file = must(road.create_part("part"));
+    for (std::size_t at = 0; at < bytes.size(); at += kPiece) {
+      check(file->pwrite(at, bytes.subspan(at, std::min(kPiece, bytes.size() - at))));
+    }
+    check(file->sync());
+  }
+  static_cast<void>(must(road.flush(soon())));
+  check(road.seal("manifest", soon()));
+  return watch.lap_ms();
+}
+
+void run_publish(std::uint64_t size, int rounds, const std::string& token_file) {
+  const std::string token = must(data_token(token_file));
+  std::vector<pid_t> readers;
+  int pipe[2];
+  if (::pipe(pipe) != 0) std::exit(1);
+  for (int i = 0; i < kStopped; ++i) {
+    readers.push_back(::fork());
+    if (readers.back() == 0) stop_in_the_middle(token, size, pipe[0]);
+  }
+  const HubOptions hub{.address = "127.0.0.1:0", .token_file = token_file};
+  const auto road = std::make_shared<Road>(
+      Road{.options = {.hub = hub, .ring_bytes = 4 * size, .ring_versions = 2},
+           .meeting = {.hub = [hub] { return hub::make_tcp_hub(hub); },
+                       .connector = [hub] { return hub::make_tcp_connector(hub); },
+                       .leader = "the benchmark",
+                       .reached_by = "127.0.0.1"}});
+  auto sender = must(make_sender(road));
+  std::vector<std::byte> bytes(size);
+  std::uint64_t version = 0;
+  const auto median = [&] {
+    std::vector<double> ms;
+    for (int i = 0; i < rounds; ++i) ms.push_back(publish_ms(*sender, ++version, bytes));
+    std::ranges::sort(ms);
+    return ms[ms.size() / 2];
+  };
+  publish_ms(*sender, ++version, bytes);
+  Told told{};  // notes(): "... serves its parts on HOST:PORT, and ..."
+  const std::string note = sender->notes().front();
+  const std::size_t at = note.find(" on ") + 4;
+  note.substr(at, note.find(',', at) - at).copy(told.tcp, sizeof(told.tcp) - 1);
+  for (int i = 0; i < kStopped; ++i) {
+    if (::write(pipe[1], &told, sizeof(told)) != sizeof(told)) std::exit(1);
+  }
+  for (const pid_t reader : readers) {
+    int status = 0;
+    if (::waitpid(reader, &status, WUNTRACED) != reader || !WIFSTOPPED(status)) std::exit(1);
+  }
+  const double stopped = median();
+  for (const pid_t reader : readers) {
+    ::kill(reader, SIGKILL);
+    ::waitpid(reader, nullptr, 0);
+  }
+  publish_ms(*sender, ++version, bytes);
+  const double none = median();
+  std::printf(
+      "{\"mib\":%llu,\"none_ms\":%.1f,\"stopped_readers\":%d,\"stopped_ms\":%.1f,"
+      "\"ratio\":%.2f}\n",
+      static_cast<unsigned long long>(size >> 20), none, kStopped, stopped, stopped / none);
+  road->board.reset();
+}
+
 }  // namespace
 }  // namespace driftless::peer
 
 int main(int argc, char** argv) {
   using namespace driftless;
+  const bool publish = argc > 1 && std::string_view(argv[1]) == "publish";
+  if (publish) {
+    --argc;
+    ++argv;
+  }
   const std::uint64_t size = (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1024) << 20;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 5;
   char path[] = "/tmp/peer_bench_XXXXXX";  // mkstemp makes it 0600
   const int file = ::mkstemp(path);
   if (file < 0 || ::write(file, "0123456789abcdef\n", 17) != 17) return 1;
   ::close(file);
+  if (publish) {
+    peer::run_publish(size, rounds, path);
+    ::unlink(path);
+    return 0;
+  }
   peer::run(PeerCarrier::kTcp, "tcp", size, rounds, path);
   peer::run(PeerCarrier::kShm, "shm", size, rounds, path);
   if (argc > 3) peer::run(PeerCarrier::kNixl, "nixl", size, rounds, path, argv[3]);

@@ -21,6 +21,7 @@ class PeerWorld final : public RoadWorld {
     options_.carrier = carrier;
     options_.library = library;
     options_.stall = std::chrono::milliseconds(5'000);
+    options_.late = std::chrono::milliseconds(60'000);
     options_.farewell = std::chrono::milliseconds(200);
     options_.hub.token_file = write_token(dir_.file("token"), "a secret of a test's run");
     meet_ = tcp_rendezvous(options_.hub.token_file);
