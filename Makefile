@@ -63,7 +63,7 @@ build: configure
 	@cmake --build build -j $(JOBS)
 
 build-tests: configure-tests
-	@date -u; cmake --build build -j $(JOBS) --target driftless driftless_python driftless_native driftless_road_library driftless_peer_road_library driftless_monitor_library driftless_object_store_road_library fault -- -k 0; touch /tmp/peerfb_first; date -u; cmake --build build -j $(JOBS) -- -k 0; touch /tmp/peerfb_second; date -u; cmake --build build -j $(JOBS) -- -k 0; touch /tmp/peerfb_third; date -u
+	@cmake --build build -j $(JOBS)
 
 # Both runners run, whatever the first one says.
 test: build-tests
