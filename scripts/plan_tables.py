@@ -23,7 +23,6 @@ LAYOUTS = (
 )  # fmt: skip
 # compact, for slow links, needs a snapshot.
 LINKS = (("400Gbit", "none"), ("100Gbit", "none"), ("1Gbit", "device"))
-FP8_LINKS = (("100Gbit", "host"), ("1Gbit", "host"))
 
 
 def ask(command, model, *options):
@@ -66,14 +65,14 @@ def layouts():
         yield f"| {name} | `tests/python/models/{model}.json` | `{trainer}` | `{engines}` |"
 
 
-def table(command, links, roads, *options):
+def table(command, links, roads):
     yield ("| model | link | road | encoding | publish | fetch | hand over, stage | pause | all "
            "| version | `full`, all |")  # fmt: skip
     yield "|---" * 11 + "|"
     for name, model, trainer, engines in LAYOUTS:
         for link, snapshot in links:
             found = ask(command, model, *trainer.split(), *engines.split(), "--link", link,
-                        "--snapshot", snapshot, *options)  # fmt: skip
+                        "--snapshot", snapshot)  # fmt: skip
             for road in roads:
                 plan = best_of(found["plans"], road)
                 full = best_of(found["plans"], road, ["full"])
@@ -86,8 +85,7 @@ def table(command, links, roads, *options):
 def tables(command):
     links = table(command, LINKS, ("mpi_rma", "nccl", "peer"))
     files = table(command, LINKS[1:2], ("shared_fs", "object_store"))
-    fp8 = table(command, FP8_LINKS, ("mpi_rma", "peer", "shared_fs"), "--precision", "fp8")
-    return tuple("\n".join(lines) + "\n" for lines in (layouts(), links, files, fp8))
+    return tuple("\n".join(lines) + "\n" for lines in (layouts(), links, files))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_a_configuration_that_is_wrong(work):
 
 
 def test_a_wrong_configuration_is_named_whatever_else_is_asked(work):
-    for arguments in (config(work, "road: { kind: pigeon }\n"), ["--config", work / "nowhere"]):
+    for arguments in (config(work, "rod: 3\n"), ["--config", work / "nowhere"]):
         rows = doctor(*arguments, "--only", "host", code=1)
         assert rows["configuration", "configuration"]["state"] == "fail"
         assert ("host", "cores") in rows

@@ -319,7 +319,7 @@ def test_wrong_use_ends_neither_with_other_weights_nor_never(start):
         "closed": ("InvalidArgumentError", "closed"),
         "written by others": ("MismatchError", "'a'", "Somebody else wrote into the weights"),
         "no full version": ("WrongBaseError", "publish an anchor"),
-        "another run": ("WrongRunError", "another run"),
+        "another run": ("WrongRunError", "follow the other run"),
     }
     for what, (kind, *words) in wanted.items():
         for each in (said[what], said.get(what + ", again", said[what])):

@@ -83,8 +83,8 @@ def test_fp8_engines(device):
     before = {(p["road"], p["encoding"]): p for p in plain["plans"] if "why_not" not in p}
     assert deltas["bytes"]["version"] < before["peer", "deltas"]["bytes"]["version"] / 3
     for plan in rows.values():
-        assert sum(plan["phases"].values()) == pytest.approx(plan["seconds"])
-        assert all(value >= 0 for value in plan["phases"].values())
+        phases = [value for name, value in plan["phases"].items() if name != "formulae"]
+        assert sum(phases) == pytest.approx(plan["seconds"]) and min(phases) >= 0
 
 
 def test_text_has_every_row_and_the_formulae():

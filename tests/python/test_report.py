@@ -207,8 +207,8 @@ def test_metrics_alone(work):
     path.write_text(text + "\nnot json\n" + "[" * 5000 + '\n{"role": 1}\n')
     found, page = report(work, "--metrics", path, noted=True)
     assert found["run"] == RUN and found["versions"] == 0
-    again = ok("report", "--metrics", path, "--out", work / "again.html")
-    assert f"run {RUN}, 3 versions in the metrics" in again
+    again = run("report", "--metrics", path, "--out", work / "again.html")
+    assert f"run {RUN}, 3 versions in the metrics" in again.stdout
     assert any("3 of 10 lines without a record" in note for note in found["notes"])
     assert any("line 8" in note for note in found["notes"])
     assert "1 metrics record of other runs" in found["notes"]

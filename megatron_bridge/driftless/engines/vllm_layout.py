@@ -148,6 +148,8 @@ def advice(modules: list[tuple[str, torch.nn.Module]], parameter: str) -> str:
     if foreign_scale(layer):
         return "restart vLLM, and let nobody else reload its weights"
     method = getattr(layer, "quant_method", None)
+    if any(kind.__name__.startswith("Online") for kind in type(method).__mro__):
+        return "start vLLM with a base that driftless quantize made, and without --quantization"
     if hasattr(method, "fp8_backend"):
         return "start vLLM with moe_backend=triton"
     kernel = getattr(method, "fp8_linear", None)
