@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdio>
 
 #include "core/status.h"
@@ -159,10 +160,17 @@ ProcessLog::ProcessLog()
     : warnings_([](std::string_view line) { write_to(stderr, line); }),
       events_([](std::string_view line) { write_to(stdout, line); }) {}
 
+namespace {
+std::atomic<ProcessLog*> used = nullptr;
+}
+
 ProcessLog& process_log() {
+  if (ProcessLog* const log = used.load()) return *log;
   // Never destroyed: threads of the process may still use it at its end.
   static ProcessLog& log = *new ProcessLog;
   return log;
 }
+
+void use_process_log(ProcessLog& log) { used = &log; }
 
 }  // namespace driftless

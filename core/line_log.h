@@ -69,6 +69,9 @@ class ProcessLog {
   LineLog warnings_, events_;
 };
 [[nodiscard]] ProcessLog& process_log();
+// From now on process_log() is `log`: a library that was loaded has code of its own, and writes to
+// the log of who loaded it. Before any line.
+void use_process_log(ProcessLog& log);
 
 // `text` as people may be shown it, on one line: control characters, which could break a line or
 // drive a terminal, and characters that are invisible or turn the direction of text are shown by

@@ -128,7 +128,9 @@ Status check_launch(const RoadTable& table, const Road& road, JobRole role, cons
 Result<const RoadTable*> load_roads(const Availability& at) {
   DRIFTLESS_ASSIGN_OR_RETURN(const void* const table,
                              load_table(std::string(at.library), kRoadLibrarySymbol, at.needs));
-  return static_cast<const RoadTable*>(table);
+  const auto* const roads = static_cast<const RoadTable*>(table);
+  roads->use_log(process_log());
+  return roads;
 }
 
 // What the road loads by itself.

@@ -57,6 +57,10 @@ Result<OpenRoad> open_road(const Road& row, const Config& config, RoadPlace plac
   }
   if (files != nullptr && config.trl && place.rank == 0)
     return open_trl(row, config, *files, place);
+  if (row.opener == nullptr) {
+    return error(StatusCode::kInternal, "the library that was loaded for ", row.name,
+                 " does not have this road: install it again");
+  }
   return row.opener->open(config.road_options(), place);
 }
 

@@ -26,12 +26,19 @@ template <typename Built>
 struct RoadRows {
   static constexpr bool always(JobRole) { return true; }
   static constexpr bool if_trainer(JobRole role) { return role == JobRole::kTrainer; }
-  // NCCL and something else, in whose library both are.
-  static constexpr Availability nccl_with(const Availability& other) {
-    if (!Built::kNcclAt.why_not.empty()) return Built::kNcclAt;
-    return {other.needs, other.library.empty() ? Built::kNcclAt.library : other.library,
-            other.why_not};
-  }
+  // NCCL and MPI: MPI's library has both.
+  static constexpr Availability kNcclWithMpiAt =
+      Built::kNcclAt.why_not.empty()
+          ? Availability{Built::kMpiAt.needs,
+                         Built::kMpiAt.library.empty() ? Built::kNcclAt.library
+                                                       : Built::kMpiAt.library,
+                         Built::kMpiAt.why_not}
+          : Built::kNcclAt;
+  // NCCL and TCP: NCCL's library has both.
+  static constexpr Availability kNcclWithTcpAt =
+      Built::kNcclAt.why_not.empty()
+          ? Availability{Built::kTcpAt.needs, Built::kNcclAt.library, Built::kTcpAt.why_not}
+          : Built::kNcclAt;
   static constexpr auto kDeviceHash = kIfLinked<Built::kNccl, &device_xxh3_128>;
 
   static constexpr std::array kRows = {
@@ -68,7 +75,7 @@ struct RoadRows {
            .kind = &kNcclKind},
       Road{.name = "nccl/hub",
            .help = "rendezvous of the nccl road by the hub, over TCP",
-           .at = nccl_with(Built::kTcpAt),
+           .at = kNcclWithTcpAt,
            .opener = kIfLinked<(Built::kNccl && Built::kTcp), &kNcclHubOpener>,
            .key = "road.nccl.rendezvous",
            .takes_groups = true,
@@ -76,7 +83,7 @@ struct RoadRows {
            .hash = kDeviceHash},
       Road{.name = "nccl/mpi",
            .help = "rendezvous of the nccl road in one mpirun job",
-           .at = nccl_with(Built::kMpiAt),
+           .at = kNcclWithMpiAt,
            .opener = kIfLinked<(Built::kNccl && Built::kMpi), &kNcclMpiOpener>,
            .needs_mpi = always,
            .key = "road.nccl.rendezvous",

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "collectives/hub/port.h"
+#include "core/line_log.h"
 #include "plugin/job/config.h"
 #include "plugin/job/watchdog.h"
 #include "plugin/observe/http_server.h"
@@ -76,9 +77,8 @@ struct RoadTable {
   const MonitorTable* monitor_parts = nullptr;  // null: not linked here
   Availability hub = {};                        // over TCP
   MakePort make_port = nullptr;                 // null: not linked here
+  decltype(&use_process_log) use_log = &use_process_log;  // of this table's code
 };
-// As monitor_of().
-[[nodiscard]] Result<MakePort> port_maker_of(const RoadTable& table);
 // What is linked, or in a library that is loaded. kUnsupported, with the reason.
 [[nodiscard]] Result<const MonitorTable*> monitor_of(const RoadTable& table);
 // The table that is linked.

@@ -55,7 +55,7 @@ def test_without_any_rollout_nobody_followed(work, rng):
     shutil.rmtree(job.dir)
     result = run(*job.trainer("--replay", work / "run", "--rollouts", 1))
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "1 of 1 rollouts never came" in result.stderr and "All rollouts" not in result.stdout
+    assert "1 of 1 rollout never came" in result.stderr and "All rollouts" not in result.stdout
 
 
 def test_one_that_reports_since_that_it_holds_nothing_does_not_hold_the_last_version(work, rng):

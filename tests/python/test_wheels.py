@@ -32,7 +32,7 @@ LOADED = {
 }
 
 
-@pytest.fixture(scope="module", params=WHEELS, ids=lambda path: path.name.split("-", 2)[2])
+@pytest.fixture(scope="module", params=WHEELS, ids=lambda path: path.name.split("-", 2)[-1])
 def wheel(request):
     return request.param
 
