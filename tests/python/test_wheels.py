@@ -104,8 +104,8 @@ def test_looks_for_libraries_beside_itself_alone(files):
             for element in paths.split(":"):
                 assert re.fullmatch(r"\$ORIGIN(/[\w.]+)*", element), f"{path.name}: {paths!r}"
         assert str(REPOSITORY).encode() not in path.read_bytes(), f"{path.name} names the build folder"
-        # RUNPATH comes after LD_LIBRARY_PATH, as it should where NCCL is loaded.
-        assert ("(RPATH)" in dynamic(path)) == path.name.startswith("_native."), path.name
+        # Not RUNPATH, which comes after LD_LIBRARY_PATH.
+        assert "RUNPATH" not in dynamic(path), path.name
     assert seen == 3 + len(LOADED)
 
 
@@ -208,7 +208,6 @@ def test_foreign_libraries_are_not_taken_for_its_own(wheel, installed, tmp_path)
         assert said[name].split()[1] == "True", said[name]
     for word in ("mpi_rma False", "undefined symbol", "Open MPI", "LD_LIBRARY_PATH"):
         assert word in said["mpi_rma"], said["mpi_rma"]
-    (tmp_path / shared(wheel)).unlink()
     command = [installed / "bin/driftless", "info"]
     assert subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 0
 
