@@ -135,6 +135,8 @@ AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks
   std::map<std::string_view, Offers> all;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
     const OfferMessage& from = ranks[rank];
+    message.shares_blocks = message.shares_blocks || from.shares_blocks;
+    if (!from.quantize_rule.empty()) message.quantize_rule = from.quantize_rule;
     for (std::uint32_t i = 0; i < from.tensors.size(); ++i) {
       const TensorBox box = i < from.boxes.size() ? from.boxes[i] : TensorBox();
       const Result<std::optional<RankOffer>> same =
@@ -167,6 +169,13 @@ AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks
   message.status = cuts.status();
   if (cuts.ok()) message.cuts = std::move(*cuts);
   return message;
+}
+
+MaximaMessage PublisherLeader::agree(const Result<std::vector<MaximaMessage>>& ranks) {
+  if (ranks.ok()) return maxima_.merge(*ranks);
+  MaximaMessage failed;
+  failed.status = ranks.status();
+  return failed;
 }
 
 DigestMessage PublisherLeader::add_up(const std::vector<BaseMessage>& ranks) {

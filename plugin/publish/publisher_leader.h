@@ -38,6 +38,8 @@ class PublisherLeader {
                                        const Deadline& deadline);
   [[nodiscard]] PlanMessage plan(const std::vector<ReadyMessage>& ranks, bool needs_full,
                                  const Deadline& deadline);
+  // What ranks have of FP8 blocks that they share.
+  [[nodiscard]] MaximaMessage agree(const Result<std::vector<MaximaMessage>>& ranks);
   // What becomes of the version. `behind`: it was made while the trainer went on.
   [[nodiscard]] OutcomeMessage conclude(const PlanMessage& plan,
                                         Result<std::vector<PayloadMessage>> ranks, bool behind,
@@ -100,6 +102,7 @@ class PublisherLeader {
   // Of each tensor of version 0, as the layout. Empty if the announcement on the road has none.
   std::vector<Digest> base_tensor_digests_;
 
+  BlockMaxima maxima_;  // of FP8 blocks that ranks cut between them
   Status fenced_;  // not ok: another publisher has taken the road over; nothing more is published
   std::map<std::uint32_t, std::uint64_t> changed_;  // units of tensors that changed most
   Hash128 sealing_;  // the hash of the manifest that was sealed last, or was to be
