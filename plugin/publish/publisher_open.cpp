@@ -115,8 +115,11 @@ Status Publisher::open_quantized(const WeightSource& own) {
                  "given the base checkpoint that has the scales");
   }
   FileSystem& fs = posix_file_system();
-  DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(fs, options_.base_checkpoint));
-  quantized_base_ = std::make_unique<Checkpoint>(std::move(base));
+  Result<Checkpoint> base = Checkpoint::open(fs, options_.base_checkpoint);
+  // Perhaps it lies on the leader's host alone, which then says so.
+  if (!base.ok() && settings.scheme == QuantizeScheme::kAuto) return {};
+  DRIFTLESS_RETURN_IF_ERROR(base.status());
+  quantized_base_ = std::make_unique<Checkpoint>(std::move(*base));
   DRIFTLESS_ASSIGN_OR_RETURN(quantized_,
                              QuantizedWeights::make(fs, *quantized_base_, own, settings, threads_));
   if (!quantized_) quantized_base_.reset();
