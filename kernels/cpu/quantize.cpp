@@ -27,7 +27,7 @@ void quantize_part(LargestBF16 largest_bf16, CodesOfBF16 codes_of_bf16, Quantize
                    static_cast<std::uint32_t>(wide), part.stride, strip, found);
       std::uint16_t* const known = largest + (part.row + i) / kQuantizeBlock * blocks_wide +
                                    (part.column + j) / kQuantizeBlock;
-      CodeRule code_rules[kStripBlocks];
+      CodeRule code_rules[kStripBlocks] = {};
       for (std::uint64_t block = 0; block < quantize_blocks(wide); ++block) {
         known[block] = std::max(known[block], found[block]);
         if (codes != nullptr) code_rules[block] = fp8_rule(rule, known[block]).codes;
