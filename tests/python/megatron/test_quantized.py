@@ -61,11 +61,11 @@ def make_base(work, layout, **job):
 @pytest.mark.parametrize(
     ("layout", "gathered"),
     [
-        ("tp2_pp2", False),
-        *(pytest.param(n, False, marks=pytest.mark.long) for n in LAYOUTS if n != "tp2_pp2"),
-        pytest.param("tp2_pp2", True, marks=pytest.mark.long),
+        *((name, False) for name in LAYOUTS),
+        ("tp2_pp2", True),
     ],
 )
+@pytest.mark.long
 def test_rollouts_hold_what_a_converter_makes(work, layout, gathered):
     base = make_base(work, LAYOUTS[layout])
     (work / "run").mkdir()

@@ -194,21 +194,18 @@ class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, QuantizedPublisher,
-    ::testing::Values(QuantizedWay{1, Cut::kWhole}, QuantizedWay{2, Cut::kRows},
-                      QuantizedWay{3, Cut::kColumns, QuantizeRule::kUe8m0},
-                      QuantizedWay{4, Cut::kBoth, QuantizeRule::kLinear, true, Encoding::kCompact},
-                      QuantizedWay{2, Cut::kFlat, QuantizeRule::kLinearDiv},
-                      QuantizedWay{1, Cut::kFlat},
-                      QuantizedWay{4, Cut::kFlatOfColumns, QuantizeRule::kUe8m0, true,
-                                   Encoding::kDeltasZstd},
-                      QuantizedWay{1, Cut::kWhole, QuantizeRule::kUe8m0, false},
-                      QuantizedWay{2, Cut::kRows, QuantizeRule::kLinearDiv, false},
-                      QuantizedWay{3, Cut::kColumns, QuantizeRule::kLinear, false,
-                                   Encoding::kIndices},
-                      QuantizedWay{4, Cut::kBoth, QuantizeRule::kUe8m0, false},
-                      QuantizedWay{2, Cut::kFlat, QuantizeRule::kLinear, false,
-                                   Encoding::kDeltasZstd},
-                      QuantizedWay{4, Cut::kFlatOfColumns, QuantizeRule::kLinear, false}));
+    ::testing::Values(
+        QuantizedWay{1, Cut::kWhole}, QuantizedWay{2, Cut::kRows},
+        QuantizedWay{3, Cut::kColumns, QuantizeRule::kUe8m0},
+        QuantizedWay{4, Cut::kBoth, QuantizeRule::kLinear, true, Encoding::kCompact},
+        QuantizedWay{2, Cut::kFlat, QuantizeRule::kLinearDiv}, QuantizedWay{1, Cut::kFlat},
+        QuantizedWay{4, Cut::kFlatOfColumns, QuantizeRule::kUe8m0, true, Encoding::kDeltasZstd},
+        QuantizedWay{1, Cut::kWhole, QuantizeRule::kUe8m0, false},
+        QuantizedWay{2, Cut::kRows, QuantizeRule::kLinearDiv, false},
+        QuantizedWay{3, Cut::kColumns, QuantizeRule::kLinear, false, Encoding::kIndices},
+        QuantizedWay{4, Cut::kBoth, QuantizeRule::kUe8m0, false},
+        QuantizedWay{2, Cut::kFlat, QuantizeRule::kLinear, false, Encoding::kDeltasZstd},
+        QuantizedWay{4, Cut::kFlatOfColumns, QuantizeRule::kLinear, false}));
 
 TEST_P(QuantizedPublisher, PublishesWhatOneRankWould) {
   make_base(GetParam().rule);
