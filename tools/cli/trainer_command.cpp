@@ -10,6 +10,7 @@
 #include "core/version.h"
 #include "formats/manifest.h"
 #include "formats/run_info.h"
+#include "plugin/checkpoint/quantization.h"
 #include "plugin/checkpoint/verify.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/publisher_session.h"
