@@ -74,6 +74,24 @@ Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* hist
   return receiver->leave();
 }
 
+// What only a snapshot can do.
+Status check_quantized_live(const PublisherOptions& options, const AssemblyMessage& told) {
+  const char* const instead = ": set snapshot: host";
+  if (options.device != nullptr) {
+    return error(StatusCode::kUnsupported,
+                 "the weights lie on a GPU, and are quantized in host memory", instead);
+  }
+  if (!publication_format(options.layout).takes_blocks) {
+    return error(StatusCode::kUnsupported, "layout ", to_string(options.layout),
+                 " is made from whole codes and scales, and without a snapshot there are none",
+                 instead, ", or publish frames");
+  }
+  if (told.copied.empty()) return {};
+  return error(StatusCode::kUnsupported, told.notes.front(),
+               "; without a snapshot what is quantized has one owner: leave it to others on all "
+               "ranks but one, or set snapshot: host");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& options, Group& group,
@@ -169,24 +187,6 @@ Status Publisher::make_live_store(std::vector<OwnedTensor> owned, const WeightSo
   store_ = std::move(made);
   own_offers_->use(*live_);
   return {};
-}
-
-// What only a snapshot can do.
-Status check_quantized_live(const PublisherOptions& options, const AssemblyMessage& told) {
-  const char* const instead = ": set snapshot: host";
-  if (options.device != nullptr) {
-    return error(StatusCode::kUnsupported,
-                 "the weights lie on a GPU, and are quantized in host memory", instead);
-  }
-  if (!publication_format(options.layout).takes_blocks) {
-    return error(StatusCode::kUnsupported, "layout ", to_string(options.layout),
-                 " is made from whole codes and scales, and without a snapshot there are none",
-                 instead, ", or publish frames");
-  }
-  if (told.copied.empty()) return {};
-  return error(StatusCode::kUnsupported, told.notes.front(),
-               "; without a snapshot what is quantized has one owner: leave it to others on all "
-               "ranks but one, or set snapshot: host");
 }
 
 Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status ready,

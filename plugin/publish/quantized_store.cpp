@@ -44,6 +44,84 @@ LiveStore::Options without_sweep(LiveStore::Options options) {
   return options;
 }
 
+// The block of a part that an element of it is in.
+std::uint64_t block_of(const MatrixPart& part, std::uint64_t at) {
+  return (part.row + at / part.columns) / kQuantizeBlock * part.blocks_wide() +
+         (part.column + at % part.columns) / kQuantizeBlock;
+}
+
+struct CodeChange {
+  std::uint64_t at = 0;  // in the box
+  std::uint8_t before = 0, now = 0;
+};
+
+void add_codes(std::uint32_t number, std::span<const CodeChange> changes, ChangeStore& store) {
+  for (std::size_t i = 0; i < changes.size();) {
+    const std::uint64_t piece = changes[i].at / ChangeStore::kPieceBytes;
+    PieceChanges found;
+    for (; i < changes.size() && changes[i].at / ChangeStore::kPieceBytes == piece; ++i) {
+      found.offsets.push_back(static_cast<std::uint32_t>(changes[i].at % ChangeStore::kPieceBytes));
+      found.values.push_back(std::byte{changes[i].now});
+      found.old_values.push_back(std::byte{changes[i].before});
+    }
+    store.add(number, piece, std::move(found));
+  }
+}
+
+// Units of a block that differ.
+void add_diff(const WeightStore& of, std::uint32_t number, const std::byte* before,
+              const std::byte* now, ChangeStore& store) {
+  const std::uint64_t units = of.owned(number).place().units;
+  const unsigned width = unit_bytes(of.spec(number).dtype);
+  const std::uint64_t step = ChangeStore::kPieceBytes / width;
+  for (std::uint64_t first = 0; first < units; first += step) {
+    PieceChanges found;
+    for (std::uint64_t i = first; i < std::min(units, first + step); ++i) {
+      const std::byte *const old = before + i * width, *const fresh = now + i * width;
+      if (std::memcmp(old, fresh, width) == 0) continue;
+      found.offsets.push_back(static_cast<std::uint32_t>(i - first));
+      found.values.insert(found.values.end(), fresh, fresh + width);
+      found.old_values.insert(found.old_values.end(), old, old + width);
+    }
+    if (!found.offsets.empty()) store.add(number, first / step, std::move(found));
+  }
+}
+
+// What changes add to the digest of each tensor.
+std::map<std::uint32_t, Digest> sum_changes(const WeightStore& of, const ChangeStore& store) {
+  std::map<std::uint32_t, Digest> sums;
+  for (std::uint32_t i = 0; i < store.blocks(); ++i) {
+    const DigestTensorKey key = digest_tensor_key(of.spec(i).name);
+    for (std::uint64_t piece = 0; piece < store.pieces(i); ++piece) {
+      const DeltaView delta = store.delta(i, piece);
+      if (delta.count() == 0) continue;
+      sums[of.owned(i).tensor()] += digest_block_change(host_kernels(), key, of.owned(i).place(),
+                                                        delta, store.old_values(i, piece));
+    }
+  }
+  return sums;
+}
+
+// All codes of a block, of which the scale changed.
+void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
+               const MatrixBlocks& blocks, const std::byte* weights, std::uint32_t block,
+               std::vector<CodeChange>& changes) {
+  const BoxOfBlock here = box_of_block(matrix.part, block);
+  for (std::uint64_t i = here.row; i < here.row + here.rows; ++i) {
+    const std::uint64_t first = i * matrix.part.columns + here.column;
+    auto change = std::ranges::lower_bound(blocks.changes, first, {}, &WeightChange::at);
+    for (std::uint64_t at = first; at < first + here.columns; ++at) {
+      const std::uint16_t now = unit_16(weights, at);
+      while (change != blocks.changes.end() && change->at < at) ++change;
+      const bool changed = change != blocks.changes.end() && change->at == at;
+      const std::uint8_t old_code =
+          fp8_code(rule, blocks.largest[block], changed ? change->before : now);
+      const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
+      if (old_code != code) changes.push_back({at, old_code, code});
+    }
+  }
+}
+
 }  // namespace
 
 QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& weights, Parts parts,
@@ -76,12 +154,6 @@ const std::byte* QuantizedStore::weights_of(std::size_t matrix) const {
   return live_.data(own_numbers_[weights_.matrices()[matrix].from]);
 }
 
-std::uint64_t QuantizedStore::block_of(const Matrix& matrix, std::uint64_t at) const {
-  const MatrixPart& part = matrix.part;
-  return (part.row + at / part.columns) / kQuantizeBlock * part.blocks_wide() +
-         (part.column + at % part.columns) / kQuantizeBlock;
-}
-
 Status QuantizedStore::open(std::vector<LivePlace> places) {
   DRIFTLESS_RETURN_IF_ERROR(live_.open(std::move(places)));
   for (std::uint32_t i = 0; i < kept_.size(); ++i) {
@@ -110,14 +182,11 @@ Status QuantizedStore::quantize(std::size_t number, Quantized& made) const {
                            matrix.scales ? made.scales.data() : nullptr);
 }
 
-Result<Digest> QuantizedStore::digest_of(std::uint32_t number, const std::byte* units) const {
-  return digest(spec(number), owned(number).place(), units, MemoryKind::kHost);
-}
-
 Result<std::vector<Digest>> QuantizedStore::digests() const {
   std::vector<Digest> sums(layout().size());
   const auto add = [&](std::uint32_t number, const std::byte* units) -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(const Digest sum, digest_of(number, units));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const Digest sum, digest(spec(number), owned(number).place(), units, MemoryKind::kHost));
     sums[owned(number).tensor()] += sum;
     return {};
   };
@@ -135,24 +204,6 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
   return sums;
 }
 
-// Units that differ, as changes of the first version.
-void QuantizedStore::add_diff(std::uint32_t number, const std::byte* before, const std::byte* now) {
-  const std::uint64_t units = owned(number).place().units;
-  const unsigned width = unit_bytes(spec(number).dtype);
-  const std::uint64_t step = ChangeStore::kPieceBytes / width;
-  for (std::uint64_t first = 0; first < units; first += step) {
-    PieceChanges found;
-    for (std::uint64_t i = first; i < std::min(units, first + step); ++i) {
-      const std::byte *const old = before + i * width, *const fresh = now + i * width;
-      if (std::memcmp(old, fresh, width) == 0) continue;
-      found.offsets.push_back(static_cast<std::uint32_t>(i - first));
-      found.values.insert(found.values.end(), fresh, fresh + width);
-      found.old_values.insert(found.old_values.end(), old, old + width);
-    }
-    if (!found.offsets.empty()) from_base_.add(number, first / step, std::move(found));
-  }
-}
-
 Status QuantizedStore::compare(WeightSource& base) {
   Quantized made;
   std::size_t held = blocks_.size();  // the matrix in `made`
@@ -160,7 +211,7 @@ Status QuantizedStore::compare(WeightSource& base) {
     const std::uint32_t number = numbers_[offered.tensor];
     const std::optional<std::size_t> of = made_[number];
     if (!of) {
-      add_diff(number, offered.data, data(number));
+      add_diff(*this, number, offered.data, data(number), from_base_);
       return {};
     }
     if (std::exchange(held, *of) != *of) {
@@ -168,7 +219,8 @@ Status QuantizedStore::compare(WeightSource& base) {
       blocks_[*of].largest = made.largest;
     }
     const bool codes = number == codes_of(weights_.matrices()[*of]);
-    add_diff(number, offered.data, codes ? made.codes.data() : made.scales.data());
+    add_diff(*this, number, offered.data, codes ? made.codes.data() : made.scales.data(),
+             from_base_);
     return {};
   };
   DRIFTLESS_RETURN_IF_ERROR(base.visit([&](std::span<const OfferedTensor> batch) -> Status {
@@ -201,10 +253,10 @@ void QuantizedStore::take_changes(std::size_t matrix, std::uint32_t number,
 // A block is looked at again only if its largest is smaller now.
 void QuantizedStore::measure_changes(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
-  Blocks& blocks = blocks_[number];
+  MatrixBlocks& blocks = blocks_[number];
   std::set<std::uint32_t> fell;
-  for (const Change& change : blocks.changes) {
-    const auto block = static_cast<std::uint32_t>(block_of(matrix, change.at));
+  for (const WeightChange& change : blocks.changes) {
+    const auto block = static_cast<std::uint32_t>(block_of(matrix.part, change.at));
     const std::uint16_t own = blocks.own[block];
     std::uint16_t& now = blocks.own_now.try_emplace(block, own).first->second;
     const std::uint16_t before_size = counted_size(change.before);
@@ -232,7 +284,7 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
   sent_.clear();
   changes_.clear();
   whole_.clear();
-  for (Blocks& blocks : blocks_) {
+  for (MatrixBlocks& blocks : blocks_) {
     blocks.changes.clear();
     blocks.own_now.clear();
     blocks.own_after.clear();
@@ -289,7 +341,7 @@ void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
   std::vector<std::uint32_t> jumped;
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    const Blocks& blocks = blocks_[m];
+    const MatrixBlocks& blocks = blocks_[m];
     std::uint64_t anew = 0;
     for (std::uint32_t block = 0; block < blocks.largest.size(); ++block) {
       const bool same =
@@ -321,7 +373,7 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
   coded_anew_ = false;
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    Blocks& blocks = blocks_[m];
+    MatrixBlocks& blocks = blocks_[m];
     blocks.largest_now = blocks.largest;
     for (const auto& [block, size] : blocks.own_now) blocks.largest_now[block] = size;
     for (const std::uint32_t block : matrix.joint) blocks.largest_now[block] = matrix.known[block];
@@ -339,7 +391,7 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
     if (sent_.whole(i)) mark_whole(owned(i).tensor());
   }
   sent_.release_whole();
-  DRIFTLESS_RETURN_IF_ERROR(sum_sent());
+  changes_ = sum_changes(*this, sent_);
   if (sweeps_) DRIFTLESS_RETURN_IF_ERROR(sweep(tracked, notes));
   since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;
   DRIFTLESS_RETURN_IF_ERROR(sum_whole(tracked));
@@ -349,7 +401,7 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
 
 void QuantizedStore::translate(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
-  const Blocks& blocks = blocks_[number];
+  const MatrixBlocks& blocks = blocks_[number];
   const QuantizeRule rule = weights_.rule();
   std::set<std::uint32_t> anew;
   const auto look = [&](std::uint32_t block) {
@@ -359,58 +411,24 @@ void QuantizedStore::translate(std::size_t number) {
   for (const std::uint32_t block : matrix.joint) look(block);
   std::vector<CodeChange> changes;
   for (const auto& [at, before, now] : blocks.changes) {
-    const auto block = static_cast<std::uint32_t>(block_of(matrix, at));
+    const auto block = static_cast<std::uint32_t>(block_of(matrix.part, at));
     if (anew.contains(block)) continue;
     const std::uint8_t old_code = fp8_code(rule, blocks.largest[block], before);
     const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
     if (old_code != code) changes.push_back({at, old_code, code});
   }
-  for (const std::uint32_t block : anew) code_anew(number, block, changes);
+  for (const std::uint32_t block : anew)
+    code_anew(rule, matrix, blocks, weights_of(number), block, changes);
   if (!anew.empty()) std::ranges::sort(changes, {}, &CodeChange::at);
   coded_anew_ = coded_anew_ || !anew.empty();
-  add_codes(codes_of(matrix), changes);
+  add_codes(codes_of(matrix), changes, sent_);
   if (matrix.scales && !anew.empty()) add_scales(number);
-}
-
-// All codes of a block, of which the scale changed.
-void QuantizedStore::code_anew(std::size_t number, std::uint32_t block,
-                               std::vector<CodeChange>& changes) const {
-  const Matrix& matrix = weights_.matrices()[number];
-  const Blocks& blocks = blocks_[number];
-  const std::byte* const weights = weights_of(number);
-  const BoxOfBlock here = box_of_block(matrix.part, block);
-  for (std::uint64_t i = here.row; i < here.row + here.rows; ++i) {
-    const std::uint64_t first = i * matrix.part.columns + here.column;
-    auto change = std::ranges::lower_bound(blocks.changes, first, {}, &Change::at);
-    for (std::uint64_t at = first; at < first + here.columns; ++at) {
-      const std::uint16_t now = unit_16(weights, at);
-      while (change != blocks.changes.end() && change->at < at) ++change;
-      const bool changed = change != blocks.changes.end() && change->at == at;
-      const std::uint8_t old_code =
-          fp8_code(weights_.rule(), blocks.largest[block], changed ? change->before : now);
-      const std::uint8_t code = fp8_code(weights_.rule(), blocks.largest_now[block], now);
-      if (old_code != code) changes.push_back({at, old_code, code});
-    }
-  }
-}
-
-void QuantizedStore::add_codes(std::uint32_t number, std::vector<CodeChange>& changes) {
-  for (std::size_t i = 0; i < changes.size();) {
-    const std::uint64_t piece = changes[i].at / ChangeStore::kPieceBytes;
-    PieceChanges found;
-    for (; i < changes.size() && changes[i].at / ChangeStore::kPieceBytes == piece; ++i) {
-      found.offsets.push_back(static_cast<std::uint32_t>(changes[i].at % ChangeStore::kPieceBytes));
-      found.values.push_back(std::byte{changes[i].now});
-      found.old_values.push_back(std::byte{changes[i].before});
-    }
-    sent_.add(number, piece, std::move(found));
-  }
 }
 
 void QuantizedStore::add_scales(std::size_t number) {
   constexpr std::uint64_t kPiece = ChangeStore::kPieceBytes / sizeof(float);
   const Matrix& matrix = weights_.matrices()[number];
-  const Blocks& blocks = blocks_[number];
+  const MatrixBlocks& blocks = blocks_[number];
   std::map<std::uint64_t, PieceChanges> found;
   for (std::uint64_t at = 0; at < matrix.scale_count(); ++at) {
     const std::uint64_t block =
@@ -431,20 +449,6 @@ void QuantizedStore::add_scales(std::size_t number) {
   for (auto& [piece, changes] : found) {
     sent_.add(numbers_[*matrix.scales], piece, std::move(changes));
   }
-}
-
-Status QuantizedStore::sum_sent() {
-  changes_.clear();
-  for (std::uint32_t i = 0; i < sent_.blocks(); ++i) {
-    const DigestTensorKey key = digest_tensor_key(spec(i).name);
-    for (std::uint64_t piece = 0; piece < sent_.pieces(i); ++piece) {
-      const DeltaView delta = sent_.delta(i, piece);
-      if (delta.count() == 0) continue;
-      changes_[owned(i).tensor()] += digest_block_change(host_kernels(), key, owned(i).place(),
-                                                         delta, sent_.old_values(i, piece));
-    }
-  }
-  return {};
 }
 
 // Quantizes all weights: codes and scales must be what the changes make of the last version's.
@@ -483,7 +487,7 @@ Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::s
 // What every block holds, if nobody knows what changed.
 Status QuantizedStore::scan(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
-  Blocks& blocks = blocks_[number];
+  MatrixBlocks& blocks = blocks_[number];
   blocks.own_after.assign(matrix.known.size(), 0);
   DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), weights_.rule(), matrix.part,
                                           weights_of(number), threads(), blocks.own_after.data(),
@@ -624,7 +628,7 @@ void QuantizedStore::commit() {
   from_base_.clear();
   sent_.clear();
   changes_.clear();
-  for (Blocks& blocks : blocks_) {
+  for (MatrixBlocks& blocks : blocks_) {
     if (!blocks.own_after.empty()) {
       blocks.own = std::exchange(blocks.own_after, {});
     } else {

@@ -20,6 +20,21 @@
 
 namespace driftless {
 
+struct WeightChange {
+  std::uint64_t at = 0;  // in the box
+  std::uint16_t before = 0, now = 0;
+};
+
+// Of a matrix: what its blocks hold, and what changed.
+struct MatrixBlocks {
+  std::vector<std::uint16_t> own;      // the largest of each block here, at the last version
+  std::vector<std::uint16_t> largest;  // the same, of all boxes: it decides the scale
+  std::vector<WeightChange> changes;   // since then, ascending
+  std::map<std::uint32_t, std::uint16_t> own_now;  // of blocks with changes
+  std::vector<std::uint16_t> largest_now;          // after settle()
+  std::vector<std::uint16_t> own_after;            // likewise; empty: own, with own_now
+};
+
 // One thread at a time.
 class QuantizedStore final : public WeightStore {
  public:
@@ -70,23 +85,6 @@ class QuantizedStore final : public WeightStore {
 
  private:
   using Matrix = QuantizedWeights::Matrix;
-  struct Change {          // of a weight
-    std::uint64_t at = 0;  // in the box
-    std::uint16_t before = 0, now = 0;
-  };
-  struct CodeChange {
-    std::uint64_t at = 0;
-    std::uint8_t before = 0, now = 0;
-  };
-  // Of a matrix.
-  struct Blocks {
-    std::vector<std::uint16_t> own;      // the largest of each block here, at the last version
-    std::vector<std::uint16_t> largest;  // the same, of all boxes: it decides the scale
-    std::vector<Change> changes;         // since then, ascending
-    std::map<std::uint32_t, std::uint16_t> own_now;  // of blocks with changes
-    std::vector<std::uint16_t> largest_now;          // after settle()
-    std::vector<std::uint16_t> own_after;            // likewise; empty: own, with own_now
-  };
   // Codes and scales of a matrix.
   struct Quantized {
     std::vector<std::byte> codes, scales;
@@ -97,7 +95,6 @@ class QuantizedStore final : public WeightStore {
   [[nodiscard]] std::uint32_t codes_of(const Matrix& matrix) const {
     return numbers_[matrix.codes];
   }
-  [[nodiscard]] std::uint64_t block_of(const Matrix& matrix, std::uint64_t at) const;
   [[nodiscard]] Status quantize(std::size_t matrix, Quantized& made) const;
   void measure_joint(std::size_t matrix);
   void take_changes(std::size_t matrix, std::uint32_t number, const DiffPiece& piece);
@@ -105,17 +102,12 @@ class QuantizedStore final : public WeightStore {
   void choose_whole(std::vector<std::string>& notes);
   [[nodiscard]] bool is_whole(std::size_t matrix) const;
   void translate(std::size_t matrix);
-  void code_anew(std::size_t matrix, std::uint32_t block, std::vector<CodeChange>& changes) const;
-  void add_codes(std::uint32_t number, std::vector<CodeChange>& changes);
   void add_scales(std::size_t matrix);
   [[nodiscard]] Status scan(std::size_t matrix);
   [[nodiscard]] Status sum_whole(std::span<const Digest> tracked);
-  [[nodiscard]] Status sum_sent();
   [[nodiscard]] Status sweep(std::span<const Digest> tracked, std::vector<std::string>& notes);
   void mark_whole(std::uint32_t tensor);
-  [[nodiscard]] Result<Digest> digest_of(std::uint32_t number, const std::byte* units) const;
   [[nodiscard]] Status each_unit(std::uint32_t number, const UseChange& use) const;
-  void add_diff(std::uint32_t number, const std::byte* before, const std::byte* now);
 
   QuantizedWeights& weights_;
   Options options_;
@@ -124,7 +116,7 @@ class QuantizedStore final : public WeightStore {
   LiveStore live_;
   std::vector<std::uint32_t> kept_;               // of each number in live_: here; or kNotHere
   std::vector<std::optional<std::size_t>> made_;  // of each number here: its matrix
-  std::vector<Blocks> blocks_;                    // of each matrix
+  std::vector<MatrixBlocks> blocks_;                    // of each matrix
   ChangeStore from_base_, sent_;
   std::map<std::uint32_t, Digest> changes_;            // by tensor, as sent_
   std::vector<Digest> own_digests_, own_digests_now_;  // of the weights, by tensor of own_layout

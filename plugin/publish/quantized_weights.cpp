@@ -22,6 +22,17 @@ Result<WeightLayout> layout_of(const WeightSource& own) {
   return WeightLayout::make(std::move(tensors));
 }
 
+// Which part of each of its tensors a source offers; a box of all of a tensor is the tensor.
+Result<std::vector<TensorBox>> offered_boxes(const WeightSource& own) {
+  std::vector<TensorBox> boxes(own.boxes().begin(), own.boxes().end());
+  boxes.resize(own.tensors().size());
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(own.tensors()[i], boxes[i]));
+    if (place.units == own.tensors()[i].units()) boxes[i] = {};
+  }
+  return boxes;
+}
+
 Status check_on_host(const OfferedTensor& offered, const std::string& name) {
   if (offered.memory == MemoryKind::kHost) return {};
   return error(StatusCode::kUnsupported, "tensor '", name,
@@ -56,22 +67,18 @@ Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(FileSystem& fs,
   std::unique_ptr<QuantizedWeights> made;
   if (!quantizes) return made;
   made.reset(new QuantizedWeights(base, settings.rule, threads));
-  const std::span<const TensorBox> boxes = own.boxes();
-  for (std::size_t i = 0; i < own.tensors().size(); ++i) {
-    DRIFTLESS_RETURN_IF_ERROR(
-        made->add(own.tensors()[i], i < boxes.size() ? boxes[i] : TensorBox(), i));
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(made->own_boxes_, offered_boxes(own));
   made->own_tensors_.assign(own.tensors().begin(), own.tensors().end());
-  made->own_boxes_.assign(boxes.begin(), boxes.end());
+  for (std::size_t i = 0; i < made->own_tensors_.size(); ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(made->add(made->own_tensors_[i], made->own_boxes_[i], i));
+  }
   made->find_joint_blocks();
   return made;
 }
 
 Status QuantizedWeights::check(const WeightSource& own) const {
-  if (std::ranges::equal(own.tensors(), own_tensors_) &&
-      std::ranges::equal(own.boxes(), own_boxes_)) {
-    return {};
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<TensorBox> boxes, offered_boxes(own));
+  if (std::ranges::equal(own.tensors(), own_tensors_) && boxes == own_boxes_) return {};
   return error(StatusCode::kWrongLayout,
                "the weights offered are not those that the publisher was opened with: other "
                "tensors, or other blocks of them");
@@ -93,7 +100,6 @@ Status QuantizedWeights::add(const TensorSpec& own, const TensorBox& box, std::s
                  info(there.dtype).name, " ", there.shape_string(),
                  scales ? " with scales, which is made of BF16" : " without scales");
   }
-  DRIFTLESS_RETURN_IF_ERROR(place_of(own, box).status());
   if (scales) return add_matrix(*at, *scales, box, from);
   places_.push_back({{}, tensors_.size()});
   tensors_.push_back(own);
