@@ -112,7 +112,7 @@ def _refuse(name: str, value: Any, family: Family, handled: str) -> None:
     flag = _table()["flags"].get(name)
     if name in ("fp8_param", "fp4_param"):
         raise MapError(
-            f"{name} ({flag}) is {value!r}: parameters that are quantized already are not "
+            f"{name} ({flag}) is {value!r}: quantized parameters of {family.name} are not "
             "published. Train without it: bfloat16 parameters become those of a base with FP8 "
             "blocks (driftless quantize; docs/operate/quantized.md)"
         )
