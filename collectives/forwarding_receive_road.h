@@ -44,6 +44,7 @@ class ForwardingReceiveRoad : public ReceiveRoad {
     return road_->report(report, deadline);
   }
   [[nodiscard]] Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
+  [[nodiscard]] std::string carrier() const override { return road_->carrier(); }
 
  protected:
   std::shared_ptr<ReceiveRoad> road_;

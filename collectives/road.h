@@ -93,6 +93,22 @@ inline constexpr std::size_t kMaxReceiverIdBytes = 200;
 // kInvalidArgument where the id is not a plain file name, or something is too long.
 [[nodiscard]] Status check_report(const ReceiverReport& report);
 
+// The way from a road to the one behind it (collectives/fallback/fallback_road.h). The publisher
+// ranks agree, and all of them go over or none does.
+class Fallback {
+ public:
+  virtual ~Fallback() = default;
+  // [all] Why this rank could not go on by the first road since its last begin(), or from the start
+  // on; ok: it can.
+  [[nodiscard]] virtual Status trouble() const = 0;
+  [[nodiscard]] virtual bool used() const = 0;
+  // [all, the leader first, no publication is under way] From here on by the fallback. `run_info`
+  // [leader]: announced there; nothing: the run is not announced yet. Not ok: as before.
+  [[nodiscard]] virtual Status use(std::string_view reason,
+                                   const std::optional<std::string>& run_info,
+                                   const Deadline& deadline) = 0;
+};
+
 // The sending side of one publisher rank. Every publisher rank has one, and makes the calls marked
 // [all]; [leader] is rank 0 alone. One thread at a time.
 class SendRoad {
@@ -153,6 +169,8 @@ class SendRoad {
   [[nodiscard]] virtual std::string pending_directory() const { return {}; }
   // [all] What opening the road did that its user should know.
   [[nodiscard]] virtual std::vector<std::string> notes() const { return {}; }
+  // [all] Null: this road has none.
+  [[nodiscard]] virtual Fallback* fallback() { return nullptr; }
   // [all] Lets the road work; to be called now and then where it has no thread of its own. Cheap.
   virtual void progress() {}
 };
@@ -193,8 +211,9 @@ class ReceiveRoad {
   // if a range leaves the part; else as fetch_part(). All ranges come, or none does.
   //
   // No hash of the road's proves a range: the hash of a part is that of all its bytes. The caller
-  // proves what it gets by hashes of its own inside the part (of blocks), unless the bytes are in
-  // device memory: those were compared with the whole part.
+  // proves what it gets by hashes of its own inside the part (of blocks). A road that returns bytes
+  // in device memory has the whole part there, and has compared it; one that reads ranges alone
+  // returns host memory.
   [[nodiscard]] virtual Result<std::vector<MappedFile>> fetch_ranges(
       const PublicationId& id, const PartReceipt& part, std::span<const ByteRange> ranges,
       const Deadline& deadline) = 0;
@@ -208,6 +227,9 @@ class ReceiveRoad {
   // has closed its road: it keeps nothing any more. One that is there is waited for; where it has
   // died without a word a road that needs its answer ends with kDeadlineExceeded.
   [[nodiscard]] virtual Status leave(const Deadline& deadline) = 0;
+  // How the last bytes of parts came, on a road that has several ways: "shm", "tcp". Empty: there
+  // is one, or nothing came yet.
+  [[nodiscard]] virtual std::string carrier() const { return {}; }
 };
 
 }  // namespace driftless

@@ -16,6 +16,9 @@
 namespace driftless {
 
 struct MpiComms;  // collectives/mpi_rma/mpi_comms.h
+namespace hub {
+class Port;  // collectives/hub/port.h
+}
 
 // A bystander is a process of the trainer that publishes nothing: it joins and closes with the
 // others, and has neither a group nor a road.
@@ -36,8 +39,9 @@ template <typename Options>
 
 // For a check: how the job uses the road.
 struct RoadUse {
-  bool chosen = false;   // road.kind names it
-  bool anchors = false;  // a setting asks for anchors
+  bool chosen = false;    // road.kind names it
+  bool fallback = false;  // it is the fallback of the road that road.kind names
+  bool anchors = false;   // a setting asks for anchors
 };
 
 struct RoadKind {
@@ -57,6 +61,10 @@ struct RoadKind {
   std::string (*directory)(const RoadOptions& options) = nullptr;
   // Frames reach a rollout in the memory of its GPU.
   bool (*on_device)(const RoadOptions& options) = nullptr;
+  // The road that takes over from this one, by the setting `fallback_key`; empty: none.
+  std::string (*fallback)(const RoadOptions& options) = nullptr;
+  std::string_view fallback_key = {};    // "road.peer.fallback"
+  std::string_view fallback_label = {};  // how the line about it begins: "[P2P]"
   bool keeps = false;     // holds versions until they are pruned; else a bounded number of them
   bool one_host = false;  // joins processes of one host: an agent offers it
 };
@@ -82,6 +90,7 @@ struct RoadPlace {
   std::string leader_host = {};  // of rank 0 of the trainers, by the launcher; empty: not known
   std::uint64_t start = 0;  // of this start of the trainers, the same on all ranks; 0: not known
   DeviceHash hash = {};     // empty: bytes are brought to the host to be hashed
+  std::shared_ptr<hub::Port> port = {};  // of the run's hub; null: a road that needs it makes one
 };
 
 // A road that one process has opened. It outlives what its functions make.
@@ -91,6 +100,9 @@ struct OpenRoad {
   // As the opener's, for a road that keeps a connection to hear it by; may be empty.
   std::function<Result<std::optional<std::string>>()> hear_end;
   std::function<Status(std::string_view text)> tell_end;  // as the opener's; may be empty
+  std::function<Status()> withdraw_end;                   // likewise
+  // The road that this process uses in place of the one that was chosen; empty: none. May be empty.
+  std::function<std::string()> fallback;
   std::function<Status()> close;  // collective, at an orderly end; may be empty
   bool threads = true;            // may be used by other threads than the one that opened it
 };
@@ -136,21 +148,15 @@ namespace road_key {
 
 using Rows = setting::Rows<RoadOptions>;
 
-// Of roads whose processes find each other by the hub (hub/hub.h).
+// Of roads whose processes find each other by the hub (hub/hub.h). The job's own rows have the
+// help.
 template <auto kAccess>
 constexpr RoadKey hub_address() {
-  return Rows::key<setting::Text, kAccess>(
-             "hub.address", "host:port",
-             "The leading trainer listens there for all other processes. Empty: on port 27315 of "
-             "the host of rank 0, if the launcher names it")
-      .once("road.nccl.address");
+  return Rows::key<setting::Text, kAccess>("hub.address", "host:port", "");
 }
 template <auto kAccess>
 constexpr RoadKey hub_token_file() {
-  return Rows::key<setting::Text, kAccess>(
-             "hub.token_file", setting::kPath,
-             "File with the run's secret, at least 16 bytes, readable by its owner alone")
-      .once("road.nccl.token_file");
+  return Rows::key<setting::Text, kAccess>("hub.token_file", setting::kPath, "");
 }
 
 template <auto kAccess>

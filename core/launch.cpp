@@ -205,6 +205,7 @@ Result<Launch> read_launch(const Variables& variables, long parent, const Launch
   launch.world = names.world.value_or(launch.world);
   launch.local_rank = names.local_rank.value_or(launch.local_rank);
   launch.address = names.address.value_or(launch.address);
+  launch.attempt = names.attempt.value_or(launch.attempt);
   DRIFTLESS_RETURN_IF_ERROR(check_place(launch));
   return launch;
 }

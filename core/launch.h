@@ -35,7 +35,7 @@ struct Launch {
 struct LaunchNames {
   std::optional<std::string> launcher = {};
   std::optional<unsigned> rank = {}, world = {}, local_rank = {};
-  std::optional<std::string> address = {};
+  std::optional<std::string> address = {}, attempt = {};
 };
 
 // The value of a variable, if it is set.

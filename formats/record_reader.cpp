@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/version.h"
+
 namespace driftless {
 namespace {
 
 constexpr std::size_t kMostTextBytes = 64 << 10;
+constexpr double kMostNumber = 1e18;  // of milliseconds, and of shares
 
 // The members of one object; remembers the first that is wrong.
 class Fields {
@@ -24,6 +27,7 @@ class Fields {
     if (found == nullptr) return;
     if (!found->is_number_unsigned()) return fail(key, "expected a whole number");
     value = found->get<std::uint64_t>();
+    if (value > kMaxVersion) fail(key, "too large");  // for a version, a count and a size
   }
   void read(const char* key, unsigned& value) {
     std::uint64_t wide = value;
@@ -36,6 +40,7 @@ class Fields {
     if (found == nullptr) return;
     if (!found->is_number()) return fail(key, "expected a number");
     value = found->get<double>();
+    if (!(value >= 0 && value <= kMostNumber)) fail(key, "out of range");
   }
   void read(const char* key, bool& value) {
     const Json* const found = find(key);
@@ -183,6 +188,7 @@ Result<VersionRecord> read_version_record(const Json& json, std::string_view wha
   fields.read("full_bytes", record.full_bytes);
   fields.read("delta_bytes", record.delta_bytes);
   fields.read("wire_bytes", record.wire_bytes);
+  fields.read("fallback", record.fallback);
   fields.read_list("most_changed", kMostChangedTensors, record.most_changed, read_density);
   if (fields.has("encoding")) record.published = read_published(fields);
   if (fields.has("captured_bytes")) record.captured = read_captured(fields);
@@ -193,11 +199,13 @@ Result<VersionRecord> read_version_record(const Json& json, std::string_view wha
     fields.read("fetch_ms", delivered.fetch_ms);
     fields.read("process_ms", delivered.process_ms);
     fields.read("apply_ms", delivered.apply_ms);
+    fields.read("carrier", delivered.carrier);
   } else if (fields.has("resume_ms")) {
     VersionRecord::Received& received = record.received.emplace();
     fields.read("needed_bytes", received.needed_bytes);
     fields.read("fetch_ms", received.fetch_ms);
     read(fields, received.commit);
+    fields.read("carrier", received.carrier);
   }
   DRIFTLESS_RETURN_IF_ERROR(fields.status());
   return record;

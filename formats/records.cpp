@@ -57,6 +57,7 @@ void add(OrderedJson& json, const VersionRecord::Received& received) {
   json["needed_bytes"] = received.needed_bytes;
   json["fetch_ms"] = received.fetch_ms;
   add(json, received.commit);
+  if (!received.carrier.empty()) json["carrier"] = received.carrier;
 }
 
 void add(OrderedJson& json, const VersionRecord::Delivered& delivered) {
@@ -65,6 +66,7 @@ void add(OrderedJson& json, const VersionRecord::Delivered& delivered) {
   json["apply_ms"] = delivered.apply_ms;
   json["process_ms"] = delivered.process_ms;
   json["plain_bytes"] = delivered.plain_bytes;
+  if (!delivered.carrier.empty()) json["carrier"] = delivered.carrier;
 }
 
 double number_after(std::string_view text, std::string_view key) {
@@ -103,6 +105,7 @@ OrderedJson to_json(const VersionRecord& record) {
   json["full_bytes"] = record.full_bytes;
   json["delta_bytes"] = record.delta_bytes;
   json["wire_bytes"] = record.wire_bytes;
+  if (!record.fallback.empty()) json["fallback"] = record.fallback;
   for (const TensorDensity& change : record.most_changed) {
     json["most_changed"].push_back({{"tensor", change.tensor},
                                     {"changed_units", change.changed_units},

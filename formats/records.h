@@ -55,6 +55,8 @@ struct VersionRecord {
   Digest digest;
   std::uint64_t changed_units = 0;
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
+  // The road that it went by in place of the configured one, which had failed; empty: by that one.
+  std::string fallback{};
   // The tensors with the most changed weights, largest first; empty if this process does not know.
   std::vector<TensorDensity> most_changed{};
 
@@ -73,10 +75,12 @@ struct VersionRecord {
     std::uint64_t needed_bytes = 0;
     double fetch_ms = 0;
     CommitTimes commit;
+    std::string carrier{};  // UpdateReport::carrier
   };
   struct Delivered {  // by an agent
     std::uint64_t needed_bytes = 0, plain_bytes = 0;
     double fetch_ms = 0, process_ms = 0, apply_ms = 0;
+    std::string carrier{};
   };
   std::optional<Published> published{};
   std::optional<Captured> captured{};

@@ -104,6 +104,7 @@ std::string run_info_to_json(const RunInfo& info) {
   json["run"] = to_hex(info.run);
   json["ranks"] = info.ranks;
   if (!info.quantize_rule.empty()) json["quantize_rule"] = info.quantize_rule;
+  if (info.used_numbers > 0) json["used_numbers"] = info.used_numbers;
   json["base_digest"] = to_hex(info.base_digest);
   json["weight_layout"] = to_hex(info.layout.signature());
   json["tensors"] = nlohmann::ordered_json::array();
@@ -140,6 +141,9 @@ Result<RunInfo> parse_run_info(std::string_view text, std::string_view what) {
   DRIFTLESS_RETURN_IF_ERROR(read_unpublished(json, what, result));
   DRIFTLESS_ASSIGN_OR_RETURN(result.quantize_rule,
                              json_optional_string(json, "quantize_rule", kMaxRuleName, what));
+  if (json.contains("used_numbers")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(result.used_numbers, json_u64(json, "used_numbers", what));
+  }
   return result;
 }
 

@@ -41,6 +41,9 @@ struct RunInfo {
   std::vector<UnpublishedTensor> unpublished = {};
   // By which rule the trainer quantizes its weights (core/quantize_rule.h); empty: it does not.
   std::string quantize_rule = {};
+  // The run was on another road before: numbers up to this one were used there, and are not used
+  // again. 0: it was not.
+  std::uint64_t used_numbers = 0;
 };
 
 // One line of JSON. A tensor's name that is not UTF-8 cannot be written: parse_run_info() refuses

@@ -83,9 +83,9 @@ def table(command, links, roads):
 
 
 def tables(command):
-    links = "\n".join(table(command, LINKS, ("mpi_rma", "nccl")))
-    files = "\n".join(table(command, LINKS[1:2], ("shared_fs", "object_store")))
-    return "\n".join(layouts()) + "\n", links + "\n", files + "\n"
+    links = table(command, LINKS, ("mpi_rma", "nccl", "peer"))
+    files = table(command, LINKS[1:2], ("shared_fs", "object_store"))
+    return tuple("\n".join(lines) + "\n" for lines in (layouts(), links, files))
 
 
 if __name__ == "__main__":

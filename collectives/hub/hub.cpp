@@ -15,4 +15,11 @@ Result<HubOptions> resolve(HubOptions options, std::string_view leader_host) {
   return options;
 }
 
+Status check_token_file(const HubOptions& options) {
+  if (!options.token_file.empty()) return {};
+  return error(StatusCode::kInvalidArgument,
+               "hub.token_file is missing: the hub needs a file with the run's secret, readable by "
+               "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
+}
+
 }  // namespace driftless::hub

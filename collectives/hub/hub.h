@@ -38,6 +38,9 @@ inline constexpr std::uint64_t kMaxMessageBytes = std::uint64_t{256} << 20;
 // host of rank 0 as the launcher gives it. kInvalidArgument if both are empty.
 [[nodiscard]] Result<HubOptions> resolve(HubOptions options, std::string_view leader_host);
 
+// kInvalidArgument without a token_file.
+[[nodiscard]] Status check_token_file(const HubOptions& options);
+
 struct HubEvent {
   enum class Kind : unsigned char { kCame, kSaid, kWent };
   Kind kind = Kind::kSaid;
@@ -57,6 +60,8 @@ class Hub {
   virtual void send(std::uint64_t peer, std::string_view message) = 0;
   // Ends the link to a peer; poll() returns the event.
   virtual void drop(std::uint64_t peer) = 0;
+  // drop(), over TCP once the peer's system has what was sent to it, or after about a second.
+  virtual void finish(std::uint64_t peer) { drop(peer); }
 };
 
 class Link {

@@ -278,6 +278,7 @@ Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<const vo
   std::vector<int> ended(requests.size());
   auto now = Deadline::Clock::now();
   auto worked = now;
+  Waiting waiting;
   for (;;) {
     const auto begin = now;
     int count = 0;
@@ -295,6 +296,7 @@ Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<const vo
       worked = now;
       backoff.reset();
     } else if (now - worked > kSpin) {
+      waiting.look([&] { return std::string(what); });
       backoff.sleep(deadline);
       now = Deadline::Clock::now();
     } else if (now - worked > kEager) {

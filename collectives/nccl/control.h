@@ -138,7 +138,9 @@ class LeaderControl final : public Control {
   void renew_group();
   void commit(std::string_view manifest);
   [[nodiscard]] std::set<std::uint64_t> members() const;
+  [[nodiscard]] std::set<std::uint64_t> unacknowledged() const;
   [[nodiscard]] std::string name_of(std::uint64_t peer) const;
+  [[nodiscard]] std::string names_of(const std::set<std::uint64_t>& peers) const;
 
   const NcclOptions options_;
   const unsigned ranks_;

@@ -65,10 +65,8 @@ constexpr std::array kKeys = {
 
 Status check(const RoadOptions& options, const RoadUse& use) {
   const RendezvousOptions& meet = options_in<NcclSettings>(options).rendezvous;
-  if (!use.chosen || meet.kind != RendezvousKind::kHub || !meet.hub.token_file.empty()) return {};
-  return error(StatusCode::kInvalidArgument,
-               "hub.token_file is missing: the hub needs a file with the run's secret, readable by "
-               "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
+  if (!use.chosen || meet.kind != RendezvousKind::kHub) return {};
+  return hub::check_token_file(meet.hub);
 }
 
 std::string_view variant(const RoadOptions& options, std::string_view) {

@@ -116,7 +116,7 @@ void LeaderControl::greet(std::uint64_t peer, const Message& message) {
   const bool ours =
       message.count == ranks_ && message.rank < ranks_ && message.session == options_.start;
   if (!came.receives && !ours) {
-    hub_->drop(peer);  // a rank of another job, or of an earlier start of this one
+    hub_->drop(peer);    // a rank of another job, or of an earlier start of this one
     peers_.erase(peer);  // messages that have arrived already are ignored, too
     return;
   }
@@ -210,6 +210,12 @@ std::set<std::uint64_t> LeaderControl::members() const {
     if (known.member) all.insert(peer);
   }
   return all;
+}
+
+std::string LeaderControl::names_of(const std::set<std::uint64_t>& peers) const {
+  std::string names;
+  for (const std::uint64_t peer : peers) names += concat(names.empty() ? "" : ", ", name_of(peer));
+  return names.empty() ? "none" : names;
 }
 
 std::string LeaderControl::name_of(std::uint64_t peer) const {

@@ -2,6 +2,7 @@
 // The LeaderControl's publications: from begin() to the commit, or the end of an attempt.
 
 #include "collectives/nccl/control.h"
+#include "core/wait_visibly.h"
 
 namespace driftless::nccl {
 namespace {
@@ -39,10 +40,14 @@ Result<Attempt> LeaderControl::begin(const PublicationId& id, const Deadline& de
   DRIFTLESS_RETURN_IF_ERROR(ring_.check_new(id));
   if (!began_) {
     const auto enough = [&] { return members().size() >= options_.receivers; };
-    if (!changed_.wait_until(lock, deadline.at(), enough)) {
-      return deadline.check(concat("nccl: ", members().size(), " of ", options_.receivers,
-                                   " receivers have joined; ", to_string(id), " waits for them"));
-    }
+    const auto whom = [&] {
+      return concat("nccl: ", members().size(), " of ", options_.receivers,
+                    " receivers have joined (", names_of(members()), "); ", to_string(id),
+                    " waits for them");
+    };
+    Waiting waiting;
+    if (!wait_visibly(waiting, changed_, lock, deadline, enough, whom))
+      return deadline.check(whom());
   }
   if (began_ && group_is_broken_) probe_members(lock, deadline);
   began_ = true;
@@ -169,26 +174,24 @@ void LeaderControl::abort(std::uint64_t attempt) {
   changed_.notify_all();
 }
 
-bool LeaderControl::all_acknowledged() const {
-  return std::ranges::all_of(pending_->members, [&](std::uint64_t peer) {
+// Members that have not acknowledged all that was offered.
+std::set<std::uint64_t> LeaderControl::unacknowledged() const {
+  std::set<std::uint64_t> some = pending_->members;
+  std::erase_if(some, [&](std::uint64_t peer) {
     const auto found = pending_->acknowledged.find(peer);
     const std::size_t ranks = found == pending_->acknowledged.end() ? 0 : found->second.size();
     return ranks == pending_->offers.size();
   });
+  return some;
 }
+bool LeaderControl::all_acknowledged() const { return unacknowledged().empty(); }
 
 Status LeaderControl::give_up_waiting(const Deadline& deadline) {
-  std::vector<std::uint64_t> silent;
-  std::string names;
-  for (const std::uint64_t peer : pending_->members) {
-    if (pending_->acknowledged[peer].size() == pending_->offers.size()) continue;
-    silent.push_back(peer);
-    names += concat(names.empty() ? "" : ", ", name_of(peer));
-  }
-  fail(deadline.check(concat("nccl: ", to_string(pending_->id), " was not acknowledged by ", names,
-                             ", which left the group")));
+  const std::set<std::uint64_t> late = unacknowledged();
+  fail(deadline.check(concat("nccl: ", to_string(pending_->id), " was not acknowledged by ",
+                             names_of(late), ", which left the group")));
   Status why = pending_->failure;
-  for (const std::uint64_t peer : silent) {
+  for (const std::uint64_t peer : late) {
     hub_->drop(peer);
     remove_peer(peer, "it was late");
   }
@@ -204,7 +207,11 @@ Status LeaderControl::seal(std::uint64_t attempt, std::string_view manifest,
                  " ranks have flushed ", to_string(pending_->id));
   }
   const auto over = [&] { return !check_pending(attempt).ok() || all_acknowledged(); };
-  const bool ended = changed_.wait_until(lock, deadline.at(), over);
+  Waiting waiting;
+  const bool ended = wait_visibly(waiting, changed_, lock, deadline, over, [&] {
+    return concat("nccl: ", to_string(pending_->id), " is not acknowledged by ",
+                  names_of(unacknowledged()));
+  });
   DRIFTLESS_RETURN_IF_ERROR(check_pending(attempt));
   if (!ended) return give_up_waiting(deadline);
   if (pending_->members.empty() && pending_->had_members) {

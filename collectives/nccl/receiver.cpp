@@ -21,6 +21,7 @@
 #include "collectives/nccl/message.h"
 #include "collectives/nccl/nccl_road.h"
 #include "collectives/part_ranges.h"
+#include "core/wait_visibly.h"
 
 namespace driftless::nccl {
 namespace {
@@ -46,10 +47,14 @@ class Receiver final : public ReceiveRoad {
   // From any thread.
   Result<std::string> run_info(const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline.at(), [&] { return run_info_.has_value(); });
-    if (run_info_.has_value()) return *run_info_;
-    return deadline.check(link_ == nullptr ? "nccl: looking for the leading trainer"
-                                           : "nccl: waiting for the announcement of the run");
+    Waiting waiting;
+    const auto whom = [&] {
+      return link_ == nullptr ? concat("nccl: looking for the leading trainer: ", missed_)
+                              : "nccl: waiting for the announcement of the run";
+    };
+    const auto there = [&] { return run_info_.has_value(); };
+    if (wait_visibly(waiting, changed_, lock, deadline, there, whom)) return *run_info_;
+    return deadline.check(whom());
   }
 
   Result<std::vector<PublicationId>> list(const Deadline&) override {
@@ -158,9 +163,16 @@ class Receiver final : public ReceiveRoad {
   [[nodiscard]] std::optional<Status> ask(Message message, std::string_view what,
                                           const Deadline& deadline) {
     std::unique_lock lock(mutex_);
+    Waiting waiting;
+    const auto whom = [&] {
+      return concat(
+          what,
+          link_ == nullptr ? ": the link to the leader is lost: " : ": the leader does not answer",
+          link_ == nullptr ? missed_ : "");
+    };
     while (!closed_ && !deadline.expired()) {
-      changed_.wait_until(lock, deadline.at(), [&] { return link_ != nullptr || closed_; });
-      if (link_ == nullptr || closed_) continue;
+      const auto there = [&] { return link_ != nullptr || closed_; };
+      if (!wait_visibly(waiting, changed_, lock, deadline, there, whom) || closed_) continue;
       const std::shared_ptr<Link> link = link_;
       const std::uint64_t request = ++requests_;
       message.request = request;
@@ -169,16 +181,14 @@ class Receiver final : public ReceiveRoad {
       const Status sent = link->send(to_bytes(message), deadline);
       lock.lock();
       // If it could not be sent the thread finds the link lost, too, and hears its last words.
-      changed_.wait_until(lock, deadline.at(), [&] {
-        return replies_[request].has_value() || link_ != link || closed_;
-      });
+      const auto over = [&] { return replies_[request].has_value() || link_ != link || closed_; };
+      static_cast<void>(wait_visibly(waiting, changed_, lock, deadline, over, whom));
       const std::optional<Message> reply = std::move(replies_[request]);
       replies_.erase(request);
       if (reply.has_value()) return status_of(*reply);
     }
     if (closed_) return std::nullopt;
-    return deadline.check(concat(what, link_ == nullptr ? ": the link to the leader is lost"
-                                                        : ": the leader does not answer"));
+    return deadline.check(whom());
   }
 
   // All below on the thread.
@@ -208,6 +218,9 @@ class Receiver final : public ReceiveRoad {
         heard_ = pinged_ = Clock::now();
         return update([&] { link_ = std::move(*made); });
       }
+    } else {
+      const std::scoped_lock lock(mutex_);
+      missed_ = made.status().message();
     }
     // Refused at once: not again at once.
     Backoff backoff(milliseconds(20), milliseconds(20));
@@ -428,6 +441,7 @@ class Receiver final : public ReceiveRoad {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<Link> link_;  // null while there is none; set by the thread alone
+  std::string missed_;          // why the last try to make one failed
   std::optional<std::string> run_info_;
   std::uint64_t session_ = 0;  // of the leader
   bool closed_ = false;        // it said goodbye; until another one says welcome

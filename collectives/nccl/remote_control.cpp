@@ -7,6 +7,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr milliseconds kTrySlice{2'000};  // of one try
+constexpr milliseconds kAskSlice{1'000};  // between two looks at how long it has waited
+
 class RemoteControl final : public Control {
  public:
   RemoteControl(Connector connector, unsigned rank, unsigned ranks, std::uint64_t start)
@@ -68,13 +71,17 @@ class RemoteControl final : public Control {
   [[nodiscard]] Status connect(const Deadline& deadline) {
     if (link_ != nullptr) return {};
     Backoff backoff(milliseconds(5), milliseconds(200));
+    Waiting waiting;
     for (;;) {
-      Result<std::unique_ptr<Link>> made = connector_(deadline);
+      Result<std::unique_ptr<Link>> made = connector_(deadline.sooner(kTrySlice));
       if (made.ok()) {
         link_ = std::move(*made);
         break;
       }
-      if (!backoff.sleep(deadline)) return made.status();
+      const auto whom = [&] {
+        return concat("nccl: rank ", rank_, " looks for the leader: ", made.status().message());
+      };
+      if (!waiting.sleep(backoff, deadline, whom)) return deadline.check(whom());
     }
     const Message hello{
         .kind = MessageKind::kHello, .rank = rank_, .count = ranks_, .session = start_};
@@ -116,10 +123,14 @@ class RemoteControl final : public Control {
       link_.reset();
       return sent;
     }
+    Waiting waiting;
     while (!reply_.has_value()) {
-      DRIFTLESS_RETURN_IF_ERROR(
-          deadline.check(concat("nccl: rank ", rank_, " waiting for an answer of the leader")));
-      DRIFTLESS_RETURN_IF_ERROR(take_one(deadline).status());
+      const auto whom = [&] {
+        return concat("nccl: rank ", rank_, " waiting for an answer of the leader");
+      };
+      DRIFTLESS_RETURN_IF_ERROR(deadline.check(whom()));
+      waiting.look(whom);
+      DRIFTLESS_RETURN_IF_ERROR(take_one(deadline.sooner(kAskSlice)).status());
     }
     DRIFTLESS_RETURN_IF_ERROR(status_of(*reply_));
     return std::move(*reply_);

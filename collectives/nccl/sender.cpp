@@ -191,13 +191,13 @@ class Sender final : public SendRoad {
 
   [[nodiscard]] Status wait_for_communicator(const Deadline& deadline, std::string_view what) {
     Backoff backoff(microseconds(20), microseconds(500));
+    Waiting waiting;
+    const auto whom = [&] { return concat("nccl: rank ", rank_, " ", what); };
     for (;;) {
       DRIFTLESS_ASSIGN_OR_RETURN(const bool done, communicator_->poll());
       if (done) return {};
       DRIFTLESS_RETURN_IF_ERROR(control_->check(begun_->attempt.number));
-      if (!backoff.sleep(deadline)) {
-        return deadline.check(concat("nccl: rank ", rank_, " ", what));
-      }
+      if (!waiting.sleep(backoff, deadline, whom)) return deadline.check(whom());
     }
   }
 

@@ -88,10 +88,10 @@ Status check(const RoadOptions& given, const RoadUse& use) {
       (options.presign < std::chrono::seconds(1) || options.presign > kLongestPresign)) {
     return refuse("road.object_store.presign: a store signs for 1s to 168h (7 days)");
   }
-  if (!use.chosen || options.store != nullptr) return {};
+  if ((!use.chosen && !use.fallback) || options.store != nullptr) return {};
   if (options.url.empty()) {
     return refuse(
-        "road.object_store.url is missing: road.kind: object_store needs s3://bucket/prefix (or "
+        "road.object_store.url is missing: object_store needs s3://bucket/prefix (or "
         "--set road.object_store.url=URL)");
   }
   // hf:// is reached through Python, which brings the store.

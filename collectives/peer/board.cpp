@@ -13,6 +13,7 @@ Board::Board(const PeerOptions& options, unsigned ranks, Endpoint own,
       hub_(std::move(hub)),
       endpoints_{{0U, std::move(own)}},
       ring_("peer", options.ring_bytes, options.ring_versions),
+      tracker_(options),
       thread_([this] { run(); }) {}
 
 Board::~Board() {
@@ -38,15 +39,15 @@ void Board::handle(const HubEvent& event) {
   const std::scoped_lock lock(mutex_);
   const auto found = peers_.find(event.peer);
   switch (event.kind) {
-    case HubEvent::Kind::kCame: peers_[event.peer]; break;
-    case HubEvent::Kind::kWent: peers_.erase(event.peer); break;
+    case HubEvent::Kind::kCame: peers_[event.peer].number = event.peer; break;
+    case HubEvent::Kind::kWent: remove(event.peer); break;
     case HubEvent::Kind::kSaid: {
       if (found == peers_.end()) break;  // dropped meanwhile
       const Result<Request> request = parse_request(event.text);
       const bool good = request.ok() && greet(found->second, *request);
       if (!good) {
         hub_->drop(event.peer);
-        peers_.erase(found);
+        remove(event.peer);
         break;
       }
       if (request->ask == Ask::kHello) break;
@@ -60,6 +61,11 @@ void Board::handle(const HubEvent& event) {
     }
   }
   changed_.notify_all();
+}
+
+void Board::remove(std::uint64_t peer) {
+  peers_.erase(peer);
+  tracker_.remove(peer);
 }
 
 // False: a rank of another job or of an earlier start of this one, or no hello came first.
@@ -84,11 +90,18 @@ Result<Reply> Board::answer(Peer& peer, const Request& request) {
       return Reply{.text = *run_info_};
     case Ask::kList: return Reply{.ids = ring_.ids()};
     case Ask::kManifest: {
-      const auto found = manifests_.find(request.id);
-      if (found == manifests_.end()) return not_there("peer", request.id);
-      return Reply{.text = found->second};
+      const auto found = published_.find(request.id);
+      if (found == published_.end()) return not_there("peer", request.id);
+      return Reply{.text = found->second.manifest};
     }
     case Ask::kEndpoints: return endpoints(request.id);
+    case Ask::kSources: {
+      const auto found = published_.find(request.id);
+      if (found == published_.end()) return not_there("peer", request.id);
+      DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Source> sources,
+                                 tracker_.assign(peer.number, request, found->second.bytes));
+      return Reply{.sources = std::move(sources)};
+    }
     case Ask::kReport: DRIFTLESS_RETURN_IF_ERROR(take_report(peer, request)); return Reply{};
     case Ask::kLeave: leave(peer, request.name); return Reply{};
     case Ask::kEnd: return Reply{.text = end_};
@@ -122,8 +135,9 @@ Result<Reply> Board::answer_rank(unsigned rank, const Request& request) {
 }
 
 Result<Reply> Board::endpoints(const PublicationId& id) const {
-  if (!manifests_.contains(id)) return not_there("peer", id);
+  if (!published_.contains(id)) return not_there("peer", id);
   Reply reply;
+  for (const auto& [number, peer] : peers_) reply.readers += peer.greeted && !peer.rank ? 1U : 0U;
   for (const auto& [rank, endpoint] : endpoints_) reply.endpoints.push_back(endpoint);
   return reply;
 }
@@ -191,12 +205,15 @@ Status Board::seal(std::string_view manifest) {
     return error(StatusCode::kIncomplete, "peer: sealing ", to_string(pending_->id), ", but rank ",
                  rank, " has not flushed its parts");
   }
+  Published& added = published_[pending_->id];
+  added = {std::string(manifest), 0};
+  for (const auto& [rank, bytes] : pending_->bytes) added.bytes += bytes;
   ring_.add(pending_->id, xxh3_128(std::as_bytes(std::span(manifest))), std::move(pending_->bytes));
-  manifests_[pending_->id] = manifest;
   const std::vector<PublicationId> kept = ring_.ids();
-  std::erase_if(manifests_, [&](const auto& each) {
+  std::erase_if(published_, [&](const auto& each) {
     return std::ranges::find(kept, each.first) == kept.end();
   });
+  tracker_.keep_only(kept);
   pending_.reset();
   return {};
 }

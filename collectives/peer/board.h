@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Board: what the leading trainer rank knows of the road, and the thread that answers everybody
 // else: the announcement, the manifests of what is published, where each rank serves its parts,
-// what receivers reported, and the end of the run. Every call may come from any thread.
+// which receivers serve parts of it, what receivers reported, and the end of the run. Every call
+// may come from any thread.
 //
 // A version is published when the leader seals it. Nobody waits for a receiver, except the orderly
 // end. The last reply to everybody is that the leader closes.
@@ -16,6 +17,7 @@
 #include "collectives/held_publications.h"
 #include "collectives/peer/message.h"
 #include "collectives/peer/peer_options.h"
+#include "collectives/peer/tracker.h"
 
 namespace driftless::peer {
 
@@ -44,6 +46,7 @@ class Board {
  private:
   using Clock = Deadline::Clock;
   struct Peer {
+    std::uint64_t number = 0;           // the hub's
     std::optional<std::uint32_t> rank;  // of a trainer; a receiver has none
     bool greeted = false;
     std::set<std::string> reported;  // receiver ids that came by this link
@@ -51,6 +54,10 @@ class Board {
   struct Known {
     ReceiverReport report;
     Clock::time_point at;
+  };
+  struct Published {
+    std::string manifest;
+    std::uint64_t bytes = 0;  // of all parts
   };
   struct Pending {
     PublicationId id;
@@ -69,6 +76,7 @@ class Board {
   void leave(Peer& peer, const std::string& id);
   [[nodiscard]] std::string connected() const;  // names of receivers that are
   void remove_silent();
+  void remove(std::uint64_t peer);
   void send(std::uint64_t peer, const Reply& reply) { hub_->send(peer, to_bytes(reply)); }
 
   const PeerOptions options_;
@@ -82,8 +90,9 @@ class Board {
   std::optional<std::string> run_info_;
   std::optional<Pending> pending_;
   RetentionRing ring_;
-  std::map<PublicationId, std::string> manifests_;  // of what the ring holds
-  std::map<std::string, Known> receivers_;          // by id
+  std::map<PublicationId, Published> published_;  // what the ring holds
+  Tracker tracker_;
+  std::map<std::string, Known> receivers_;  // by id
   std::set<std::string> left_;
   std::string end_;
   bool stop_ = false;

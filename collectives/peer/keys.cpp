@@ -10,8 +10,10 @@ namespace {
 using namespace road_key;
 #define DRIFTLESS_FIELD(field) DRIFTLESS_ROAD_FIELD(PeerOptions, field)
 
-constexpr setting::Choice<PeerCarrier> kCarriers[] = {
-    {"auto", PeerCarrier::kAuto}, {"shm", PeerCarrier::kShm}, {"tcp", PeerCarrier::kTcp}};
+constexpr setting::Choice<PeerCarrier> kCarriers[] = {{"auto", PeerCarrier::kAuto},
+                                                      {"shm", PeerCarrier::kShm},
+                                                      {"tcp", PeerCarrier::kTcp},
+                                                      {"nixl", PeerCarrier::kNixl}};
 
 constexpr std::array kKeys = {
     poll_first<DRIFTLESS_FIELD(poll_first)>(),
@@ -22,14 +24,35 @@ constexpr std::array kKeys = {
     road_key::hub_address<DRIFTLESS_FIELD(hub.address)>(),
     road_key::hub_token_file<DRIFTLESS_FIELD(hub.token_file)>(),
     Rows::key<setting::OneOf<kCarriers>, DRIFTLESS_FIELD(carrier)>(
-        "road.peer.carrier", "auto, shm or tcp",
-        "How bytes travel. auto: by shared memory on one host, else by TCP"),
+        "road.peer.carrier", "auto, shm, tcp or nixl",
+        "How bytes travel. auto: by shared memory on one host; else by NIXL, if both ends have it "
+        "and a fast network; else by TCP"),
+    Rows::key<setting::Text, DRIFTLESS_FIELD(library)>(
+        "road.peer.library", setting::kPath,
+        "NIXL's libnixl_capi.so. Empty: where the loader and PyPI's nixl-cu13 have it"),
+    Rows::key<setting::Size<64 * setting::kKiB, 16 * setting::kTiB>, DRIFTLESS_FIELD(read_bytes)>(
+        "road.peer.read_memory",
+        "tcp, nixl: memory that a receiver keeps for further reads. nixl: reads that were given up "
+        "count, too; once they fill it, further ones are refused"),
     Rows::key<setting::Text, DRIFTLESS_FIELD(address)>(
         "road.peer.address", "host:port",
         "Each trainer rank serves its parts there. Empty: on the address by which it reaches the "
         "hub, on any port"),
+    Rows::key<setting::Text, DRIFTLESS_FIELD(fallback)>(
+        "road.peer.fallback", "shared_fs or object_store",
+        "The road, with settings of its own, by which versions go once they cannot go peer to "
+        "peer. "
+        "Empty: that is an error"),
     Rows::key<setting::Count<1, 4096>, DRIFTLESS_FIELD(readers)>(
-        "road.peer.readers", "Connections that one trainer rank serves at once"),
+        "road.peer.readers", "Readers that one trainer rank, or one rollout, serves at once"),
+    Rows::key<setting::Size<0, 16 * setting::kTiB>, DRIFTLESS_FIELD(keep_bytes)>(
+        "road.peer.keep",
+        "Memory in which a rollout keeps what it read over TCP, to serve it to other rollouts. 0: "
+        "it serves nothing, and reads from trainer ranks alone"),
+    Rows::key<setting::Duration, DRIFTLESS_FIELD(late)>(
+        "road.peer.late",
+        "A rollout that does not send within that what another one was to read from it is passed "
+        "over for twice that time, and ever longer; the trainer sends it"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(stall)>(
         "road.peer.stall", "A reader or server whose bytes have stopped for so long is given up"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(farewell)>(
@@ -39,10 +62,11 @@ constexpr std::array kKeys = {
 #undef DRIFTLESS_FIELD
 
 Status check(const RoadOptions& options, const RoadUse& use) {
-  if (!use.chosen || !options_in<PeerOptions>(options).hub.token_file.empty()) return {};
-  return error(StatusCode::kInvalidArgument,
-               "hub.token_file is missing: the hub needs a file with the run's secret, readable by "
-               "its owner alone; (umask 077; openssl rand -hex 32 > FILE) makes one");
+  return use.chosen ? hub::check_token_file(options_in<PeerOptions>(options).hub) : Status();
+}
+
+std::string fallback(const RoadOptions& options) {
+  return options_in<PeerOptions>(options).fallback;
 }
 
 }  // namespace
@@ -51,6 +75,9 @@ Status check(const RoadOptions& options, const RoadUse& use) {
 constinit const RoadKind kPeerKind{.name = "peer",
                                    .defaults = [] { return RoadOptions(PeerOptions()); },
                                    .keys = peer::kKeys,
-                                   .check = peer::check};
+                                   .check = peer::check,
+                                   .fallback = peer::fallback,
+                                   .fallback_key = "road.peer.fallback",
+                                   .fallback_label = "[P2P]"};
 
 }  // namespace driftless

@@ -9,22 +9,41 @@
 
 namespace driftless::peer {
 
-// Where a trainer rank serves its parts.
+// Whether a trainer rank serves by NIXL; kFast: over a fast network.
+enum class NixlOffer : std::uint8_t { kNone, kThere, kFast };
+
+// A receiver that serves what it keeps has this in the place of a rank.
+inline constexpr std::uint32_t kNoRank = ~std::uint32_t{0};
+
+// Where a trainer rank serves its parts, or a receiver the chunks that it keeps.
 struct Endpoint {
   std::uint32_t rank = 0;
   std::string tcp;     // "host:port"
   std::string socket;  // an abstract Unix socket's name; empty: no shared memory
   std::string host;    // host_identity() of the process
+  NixlOffer nixl = NixlOffer::kNone;
 
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
+
+// Receivers serve each other whole chunks of a part: kChunkBytes at a multiple of it, the last one
+// as much as is left.
+inline constexpr std::uint64_t kChunkBytes = std::uint64_t{64} << 10;
+[[nodiscard]] inline std::uint64_t chunks_in(std::uint64_t part_bytes) {
+  return part_bytes / kChunkBytes + static_cast<std::uint64_t>(part_bytes % kChunkBytes != 0);
+}
+[[nodiscard]] inline ByteRange chunk_at(std::uint64_t chunk, std::uint64_t part_bytes) {
+  const std::uint64_t offset = chunk * kChunkBytes;
+  return {offset, std::min(kChunkBytes, part_bytes - offset)};
+}
 
 enum class Ask : std::uint8_t {
   kHello,      // first on every link: ranks (0: a receiver), start, endpoint of a rank
   kRunInfo,    // reply: text
   kList,       // reply: ids
   kManifest,   // id; reply: text
-  kEndpoints,  // id; reply: endpoints, of all ranks. kNotFound if it is not published (any more)
+  kEndpoints,  // id; reply: endpoints of all ranks, readers. kNotFound: not published (any more)
+  kSources,    // id, name, text (hash), bytes (size) of a part, and Exchange; reply: sources
   kReport,     // id.version, name, text: proof, needs
   kLeave,      // name
   kEnd,        // reply: text, empty before the end of the run
@@ -35,6 +54,28 @@ enum class Ask : std::uint8_t {
   kLast = kPublished,
 };
 
+// What a receiver reports of a part, and wants of it; tracker.h. All ranges are of whole chunks.
+struct Exchange {
+  std::vector<ByteRange> kept = {};    // serves them from now on
+  std::vector<ByteRange> wanted = {};  // and nothing else: what it was assigned before is over
+  std::uint64_t most_bytes = 0;        // from the trainer rank, and as much from receivers
+  // Sources that it read from: they do not have the bytes any more, did not send them in time, or
+  // sent others.
+  std::vector<std::uint64_t> gone = {}, late = {}, damaged = {};
+
+  friend bool operator==(const Exchange&, const Exchange&) = default;
+};
+inline constexpr std::uint64_t kMaxExchanged = std::uint64_t{1} << 12;  // ranges, or sources
+
+// Where a receiver shall read ranges of a part.
+struct Source {
+  std::uint64_t number = 0;  // 0: the trainer rank, which has no endpoint here
+  Endpoint from = {};
+  std::vector<ByteRange> ranges = {};
+
+  friend bool operator==(const Source&, const Source&) = default;
+};
+
 struct Request {
   Ask ask = Ask::kHello;
   std::uint64_t number = 0;  // of the request on its link; the reply has the same
@@ -43,7 +84,8 @@ struct Request {
   std::uint64_t bytes = 0;
   PublicationId id = {};
   std::string name = {}, text = {}, needs = {};
-  Endpoint endpoint = {};
+  Endpoint endpoint = {};  // of a rank, or of a receiver that serves; tcp is empty if it does not
+  Exchange exchange = {};
 
   friend bool operator==(const Request&, const Request&) = default;
 };
@@ -54,18 +96,28 @@ struct Reply {
   std::string text = {};  // or why not
   std::vector<PublicationId> ids = {};
   std::vector<Endpoint> endpoints = {};
+  std::vector<Source> sources = {};
+  std::uint32_t readers = 0;  // receivers that are connected
 
   friend bool operator==(const Reply&, const Reply&) = default;
 };
 
-// Ranges of one part, which follow each other in the answer. If a reader on a Unix socket asks for
-// a descriptor, the answer brings one of the whole part's memory instead of bytes.
+// How a reader wants a part.
+enum class Means : std::uint8_t {
+  kBytes,        // of the ranges, which follow each other in the answer
+  kDescriptor,   // of the whole part's memory; on a Unix socket
+  kPlace,        // the answer brings a Place. The part stays for PeerOptions::stall, or until kDone
+  kDone,         // with the place; no answer
+  kChunkHashes,  // of all chunks; the head of the answer has the hash of their bytes
+};
+
 struct Want {
   PublicationId id = {};
   std::string name = {};
   std::uint64_t size_bytes = 0;  // of the part
-  std::uint8_t descriptor = 0;   // 1: by one
+  Means by = Means::kBytes;
   std::vector<ByteRange> ranges = {};
+  std::uint64_t known = 0;  // kPlace: Place::state of an earlier answer on the connection
 
   friend bool operator==(const Want&, const Want&) = default;
 };
@@ -79,15 +131,30 @@ struct Answer {
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
+// Where a part lies on a trainer rank, for one-sided reads. A message of its own after the Answer.
+struct Place {
+  std::uint64_t address = 0;
+  std::uint64_t state = 0;       // changes with what the rank has registered; never 0
+  std::uint64_t removals = 0;    // changes if something is not registered any more
+  std::string description = {};  // for NIXL, of all that is registered; empty: the reader has it
+
+  friend bool operator==(const Place&, const Place&) = default;
+};
+inline constexpr std::uint64_t kMaxDescriptionBytes = std::uint64_t{64} << 20;
+
 [[nodiscard]] std::string to_bytes(const Request& message);
 [[nodiscard]] std::string to_bytes(const Reply& message);
 [[nodiscard]] std::string to_bytes(const Want& message);
 [[nodiscard]] std::string to_bytes(const Answer& message);
+[[nodiscard]] std::string to_bytes(const std::vector<Hash128>& hashes);
+[[nodiscard]] std::string to_bytes(const Place& message);
 // kCorrupt if anything is not as to_bytes() writes it.
 [[nodiscard]] Result<Request> parse_request(std::string_view bytes);
 [[nodiscard]] Result<Reply> parse_reply(std::string_view bytes);
 [[nodiscard]] Result<Want> parse_want(std::string_view bytes);
 [[nodiscard]] Result<Answer> parse_answer(std::string_view bytes);
+[[nodiscard]] Result<std::vector<Hash128>> parse_hashes(std::string_view bytes);
+[[nodiscard]] Result<Place> parse_place(std::string_view bytes);
 
 // Names this host as far as shared memory and abstract sockets go: its boot and network namespace.
 [[nodiscard]] std::string host_identity();

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "collectives/hub/port.h"
 #include "collectives/hub/tcp/socket.h"
 #include "collectives/peer/peer_road.h"
 
@@ -6,18 +7,20 @@ namespace driftless {
 namespace peer {
 namespace {
 
+constexpr const char* kService = "peer";
+
 Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
   PeerOptions options = options_in<PeerOptions>(given);
   DRIFTLESS_ASSIGN_OR_RETURN(options.hub, hub::resolve(options.hub, place.leader_host));
   options.start = place.start;
-  const HubOptions hub = options.hub;
+  const auto port = place.port != nullptr ? place.port : hub::make_tcp_port(options.hub);
   // Another rank serves on the address by which it reaches the leader, which it knows once the
   // leader listens.
   auto road = std::make_shared<Road>(
       Road{.options = options,
-           .meeting = {.hub = [hub] { return hub::make_tcp_hub(hub, nullptr); },
-                       .connector = [hub] { return hub::make_tcp_connector(hub); },
-                       .leader = hub.address,
+           .meeting = {.hub = [port] { return port->serve(kService); },
+                       .connector = [port] { return port->connector(kService); },
+                       .leader = options.hub.address,
                        .reached_by = {}},
            .rank = place.rank,
            .ranks = place.trainers});
@@ -27,7 +30,12 @@ Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
                                hub::own_host_towards(road->options.hub.address));
     return make_sender(road);
   };
-  open.receiver = [road] { return make_receiver(road); };
+  open.receiver = [road] {
+    // Without an address of its own it serves nothing to other rollouts.
+    const Result<std::string> host = hub::own_host_towards(road->options.hub.address);
+    if (host.ok()) road->meeting.reached_by = *host;
+    return make_receiver(road);
+  };
   open.tell_end = [road](std::string_view text) { return tell_end(*road, text); };
   open.hear_end = [road] { return hear_end(*road); };
   return open;

@@ -18,21 +18,30 @@ constexpr std::uint64_t kFirstBytes = std::uint64_t{64} << 10;
 Segment::Segment(Segment&& other) noexcept
     : file_(std::move(other.file_)),
       data_(std::exchange(other.data_, nullptr)),
-      capacity_(std::exchange(other.capacity_, 0)) {}
+      capacity_(std::exchange(other.capacity_, 0)),
+      exposure_(std::move(other.exposure_)) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(file_, other.file_);
   std::swap(data_, other.data_);
   std::swap(capacity_, other.capacity_);
+  std::swap(exposure_, other.exposure_);
   return *this;
 }
 
 Segment::~Segment() {
-  if (data_ != nullptr) ::munmap(data_, capacity_);
+  if (data_ != nullptr && !exposed()) ::munmap(data_, capacity_);
 }
 
 Status Segment::reserve(std::uint64_t bytes) {
   if (bytes <= capacity_) return {};
+  if (exposed()) {  // its addresses stay: more room is elsewhere
+    Segment larger;
+    DRIFTLESS_RETURN_IF_ERROR(larger.reserve(bytes));
+    std::memcpy(larger.data_, data_, capacity_);
+    *this = std::move(larger);
+    return {};
+  }
   if (!file_.valid()) {
     Descriptor made(::memfd_create("driftless part", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!made.valid()) return errno_status(errno, "peer: memfd_create");
@@ -57,6 +66,36 @@ Status Segment::reserve(std::uint64_t bytes) {
   return {};
 }
 
+void ChunkSet::add(std::uint64_t chunk) {
+  const std::scoped_lock lock(mutex_);
+  has_[chunk] = true;
+}
+
+bool ChunkSet::has(std::uint64_t chunk) const {
+  const std::scoped_lock lock(mutex_);
+  return has_[chunk];
+}
+
+bool ChunkSet::covers(const ByteRange& range) const {
+  if (range.size_bytes == 0) return true;
+  const std::scoped_lock lock(mutex_);
+  const auto first = has_.begin() + static_cast<std::ptrdiff_t>(range.offset / kChunkBytes);
+  const std::uint64_t last = (range.offset + range.size_bytes - 1) / kChunkBytes;
+  return std::find(first, has_.begin() + static_cast<std::ptrdiff_t>(last) + 1, false) ==
+         has_.begin() + static_cast<std::ptrdiff_t>(last) + 1;
+}
+
+const std::vector<Hash128>& StoredPart::chunk_hashes() const {
+  std::call_once(hashed_, [this] {
+    hashes_.resize(chunks_in(size_bytes));
+    for (std::uint64_t i = 0; i < hashes_.size(); ++i) {
+      const ByteRange range = chunk_at(i, size_bytes);
+      hashes_[i] = xxh3_128(bytes().subspan(range.offset, range.size_bytes));
+    }
+  });
+  return hashes_;
+}
+
 Segment PartStore::take_memory() {
   const std::scoped_lock lock(mutex_);
   if (spare_.empty()) return {};
@@ -73,11 +112,13 @@ void PartStore::give_back(Segment memory) {
   spare_.push_back(std::move(memory));
 }
 
-void PartStore::put(const PublicationId& id, const std::string& name, Segment memory,
-                    std::uint64_t bytes) {
+std::shared_ptr<const StoredPart> PartStore::put(const PublicationId& id, const std::string& name,
+                                                 Segment memory, std::uint64_t bytes,
+                                                 std::unique_ptr<ChunkSet> chunks) {
   auto part = std::make_unique<StoredPart>();
   part->memory = std::move(memory);
   part->size_bytes = bytes;
+  part->chunks = std::move(chunks);
   // The last reader, or the store, lets go of it. The store may have gone by then.
   std::shared_ptr<const StoredPart> shared(
       part.release(), [store = weak_from_this()](const StoredPart* done) {
@@ -85,8 +126,10 @@ void PartStore::put(const PublicationId& id, const std::string& name, Segment me
         const std::shared_ptr<PartStore> home = store.lock();
         if (home != nullptr && !owned->shared) home->give_back(std::move(owned->memory));
       });
+  std::shared_ptr<const StoredPart> before;  // destroyed without the lock
   const std::scoped_lock lock(mutex_);
-  parts_[id].insert_or_assign(name, std::move(shared));
+  before = std::exchange(parts_[id][name], shared);
+  return shared;
 }
 
 std::shared_ptr<const StoredPart> PartStore::find(const PublicationId& id,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts that a trainer rank holds, in memory that other processes of the host can map.
+// The parts that a trainer rank holds, in memory that other processes of the host can map, and the
+// chunks of parts that a receiver keeps.
 #pragma once
 
 #include <atomic>
@@ -7,6 +8,7 @@
 #include <mutex>
 
 #include "collectives/open_part.h"
+#include "collectives/peer/message.h"
 #include "core/descriptor.h"
 
 namespace driftless::peer {
@@ -25,23 +27,51 @@ class Segment {
   [[nodiscard]] std::uint64_t capacity() const { return capacity_; }
   [[nodiscard]] const Descriptor& descriptor() const { return file_; }
 
+  // Other hosts read it by its addresses. Whoever saw to that unmaps it: once the exposure is
+  // destroyed, the mapping is no longer this segment's.
+  [[nodiscard]] bool exposed() const { return exposure_ != nullptr; }
+  void set_exposure(std::shared_ptr<const void> exposure) const { exposure_ = std::move(exposure); }
+
  private:
   Descriptor file_;
   std::byte* data_ = nullptr;
   std::uint64_t capacity_ = 0;
+  mutable std::shared_ptr<const void> exposure_;
 };
 
-// A finished part. Its bytes do not change any more.
+// Chunks of a part that a receiver has so far. Any thread.
+class ChunkSet {
+ public:
+  explicit ChunkSet(std::uint64_t part_bytes) : has_(chunks_in(part_bytes)) {}
+  // Its bytes are there, and do not change any more.
+  void add(std::uint64_t chunk);
+  [[nodiscard]] bool has(std::uint64_t chunk) const;
+  // Every byte of a range within the part.
+  [[nodiscard]] bool covers(const ByteRange& range) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<bool> has_;
+};
+
+// A finished part, or chunks of one. Its bytes do not change any more.
 struct StoredPart {
   Segment memory;
   std::uint64_t size_bytes = 0;
+  std::unique_ptr<ChunkSet> chunks = {};  // null: all bytes are there
+  // [all bytes are there] xxh3-128 of each chunk; computed once.
+  [[nodiscard]] const std::vector<Hash128>& chunk_hashes() const;
   // A reader was given the descriptor: the memory is never used for another part.
   mutable std::atomic<bool> shared = false;
 
   [[nodiscard]] std::span<const std::byte> bytes() const { return {memory.data(), size_bytes}; }
+
+ private:
+  mutable std::once_flag hashed_;
+  mutable std::vector<Hash128> hashes_;
 };
 
-// What this rank holds, by publication and name; and memory that no reader has any more, for the
+// What this process holds, by publication and name; and memory that no reader has any more, for the
 // next parts. Any thread.
 class PartStore : public std::enable_shared_from_this<PartStore> {
  public:
@@ -49,7 +79,10 @@ class PartStore : public std::enable_shared_from_this<PartStore> {
   explicit PartStore(std::uint64_t spare_bytes) : most_spare_(spare_bytes) {}
 
   [[nodiscard]] Segment take_memory();
-  void put(const PublicationId& id, const std::string& name, Segment memory, std::uint64_t bytes);
+  // `chunks`: what will be there of it; null: all of it is.
+  std::shared_ptr<const StoredPart> put(const PublicationId& id, const std::string& name,
+                                        Segment memory, std::uint64_t bytes,
+                                        std::unique_ptr<ChunkSet> chunks = nullptr);
   // Null: it is not there.
   [[nodiscard]] std::shared_ptr<const StoredPart> find(const PublicationId& id,
                                                        const std::string& name) const;

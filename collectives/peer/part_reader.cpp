@@ -81,49 +81,98 @@ Result<MappedFile> map(const Descriptor& file, const PartReceipt& part) {
 
 }  // namespace
 
-bool PartReader::by_memory(const Endpoint& to) const {
-  return options_.carrier != PeerCarrier::kTcp && !to.socket.empty() && !host_.empty() &&
-         to.host == host_;
+Result<PeerCarrier> PartReader::carrier_to(const Endpoint& to) {
+  const PeerCarrier wanted = options_.carrier;
+  const bool here = !to.socket.empty() && !host_.empty() && to.host == host_;
+  const bool automatic = wanted == PeerCarrier::kAuto;
+  if (here && (automatic || wanted == PeerCarrier::kShm)) return PeerCarrier::kShm;
+  if (wanted == PeerCarrier::kShm) {
+    return error(StatusCode::kUnsupported, "peer: trainer rank ", to.rank,
+                 " is on another host, or serves no shared memory; set road.peer.carrier: auto");
+  }
+  const bool fast = to.nixl == NixlOffer::kFast && has_fast_network();
+  const bool offered = to.nixl != NixlOffer::kNone;
+  if (wanted == PeerCarrier::kTcp || (automatic && !fast)) return PeerCarrier::kTcp;
+  if (!offered) {
+    return error(StatusCode::kUnsupported, "peer: trainer rank ", to.rank,
+                 " does not serve by NIXL; set road.peer.carrier: nixl there, too, or auto here");
+  }
+  if (nixl_ == nullptr && !std::exchange(nixl_looked_for_, automatic)) {
+    auto made = NixlReader::make(options_);
+    if (made.ok()) nixl_ = std::move(*made);
+    if (!made.ok() && !automatic) return made.status();
+  }
+  return nixl_ == nullptr ? PeerCarrier::kTcp : PeerCarrier::kNixl;
 }
 
 Result<PartReader::Connection*> PartReader::connect(const Endpoint& to, const Deadline& deadline) {
   const auto found = connections_.find(to.rank);
   if (found != connections_.end() && found->second.to == to) return &found->second;
   connections_.erase(to.rank);
-  if (!by_memory(to) && options_.carrier == PeerCarrier::kShm) {
-    return error(StatusCode::kUnsupported, "peer: trainer rank ", to.rank,
-                 " is on another host, or serves no shared memory; set road.peer.carrier: auto");
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const PeerCarrier carrier, carrier_to(to));
   const Deadline slice = deadline.sooner(kConnectTime);
-  DRIFTLESS_ASSIGN_OR_RETURN(Socket socket, by_memory(to) ? connect_to_local(to.socket, slice)
-                                                          : hub::connect_to(to.tcp, slice));
+  DRIFTLESS_ASSIGN_OR_RETURN(Socket socket, carrier == PeerCarrier::kShm
+                                                ? connect_to_local(to.socket, slice)
+                                                : hub::connect_to(to.tcp, slice));
   DRIFTLESS_ASSIGN_OR_RETURN(const hub::Admission admitted, prove_to(socket, token_, slice));
   const auto made =
       connections_.try_emplace(to.rank, Connection{to,
+                                                   carrier,
                                                    std::move(socket),
                                                    {admitted.key, hub::Direction::kToServer},
                                                    {admitted.key, hub::Direction::kToClient}});
+  if (nixl_ != nullptr) nixl_->connected(to.rank);
   return &made.first->second;
 }
 
-Result<Answer> PartReader::ask(Connection& connection, const Want& want, const Deadline& deadline) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, connection.writer.frame(to_bytes(want)));
-  DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, frame, deadline));
-  // The head alone: what follows it is not in frames.
+// The next message, and nothing behind it: bytes of parts are not in frames.
+Result<std::string> PartReader::next_message(Connection& connection, std::uint64_t most,
+                                             const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string head,
                              hub::read_all(connection.socket, kHeadBytes, deadline));
   std::uint64_t size = 0;
   std::memcpy(&size, head.data(), sizeof(size));
-  if (size > kMaxAnswerBytes) {
+  if (size > most) {
     return error(StatusCode::kCorrupt, "peer: an answer's head of ", size, " bytes");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string rest,
                              hub::read_all(connection.socket, size, deadline));
   connection.reader.append(head);
   connection.reader.append(rest);
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> content, connection.reader.next());
+  DRIFTLESS_ASSIGN_OR_RETURN(std::optional<std::string> content, connection.reader.next());
   if (!content) return error(StatusCode::kCorrupt, "peer: an answer's head is malformed");
-  return parse_answer(*content);
+  return std::move(*content);
+}
+
+Result<Answer> PartReader::ask(Connection& connection, const Want& want, const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, connection.writer.frame(to_bytes(want)));
+  DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, frame, deadline));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string content,
+                             next_message(connection, kMaxAnswerBytes, deadline));
+  return parse_answer(content);
+}
+
+Result<std::vector<MappedFile>> PartReader::read_by_nixl(Connection& connection, const Want& want,
+                                                         std::span<const ByteRange> ranges,
+                                                         const Deadline& deadline) {
+  Want place = want;
+  const auto ask_place = [&](std::uint64_t known) -> Result<Place> {
+    place.known = known;
+    const Deadline soon = deadline.sooner(options_.stall);
+    DRIFTLESS_ASSIGN_OR_RETURN(const Answer answer, ask(connection, place, soon));
+    if (answer.code != StatusCode::kOk) return Status(answer.code, answer.text);
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::string content,
+                               next_message(connection, kMaxDescriptionBytes + 64, soon));
+    return parse_place(content);
+  };
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::vector<MappedFile> files,
+      nixl_->read(connection.to.rank, want.name, ranges, ask_place, deadline));
+  // The part need not stay.
+  place.by = Means::kDone;
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string done, connection.writer.frame(to_bytes(place)));
+  static_cast<void>(hub::write_all(connection.socket, done, deadline.sooner(options_.stall)));
+  return files;
 }
 
 Result<std::vector<MappedFile>> PartReader::read_over(Connection& connection, const Want& want,
@@ -133,41 +182,97 @@ Result<std::vector<MappedFile>> PartReader::read_over(Connection& connection, co
   const Deadline soon = deadline.sooner(options_.stall);
   DRIFTLESS_ASSIGN_OR_RETURN(const Answer answer, ask(connection, want, soon));
   if (answer.code != StatusCode::kOk) return Status(answer.code, answer.text);
-  if (want.descriptor != 0) {
+  if (want.by == Means::kDescriptor) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Descriptor file, receive_descriptor(connection.socket, soon));
     DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile whole, map(file, part));
     return slices(whole, want.ranges);
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
-                             allocate_ranges(places, concat("peer: part '", part.name, "'")));
-  for (std::size_t i = 0; i < want.ranges.size(); ++i) {
-    DRIFTLESS_RETURN_IF_ERROR(
-        hub::read_into(connection.socket, places.of(i, memory.get()), deadline, options_.stall));
+  std::uint64_t expected = 0;
+  for (const ByteRange& range : want.ranges) expected += range.size_bytes;
+  if (answer.bytes != expected) {
+    return error(StatusCode::kCorrupt, "peer: an answer of ", answer.bytes,
+                 " bytes to a request for ", expected, " of part '", part.name, "'");
   }
-  return places.files(part.name, memory, memory.get());
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::shared_ptr<ReadLease> memory,
+      memory_->take(places.total_bytes(), concat("peer: part '", part.name, "'")));
+  for (std::size_t i = 0; i < want.ranges.size(); ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(hub::read_into(
+        connection.socket, places.of(i, memory->bytes().data()), deadline, options_.stall));
+  }
+  return places.files(part.name, memory, memory->bytes().data());
+}
+
+Result<std::vector<Hash128>> PartReader::hashes_over(Connection& connection, const Want& want,
+                                                     const Deadline& deadline) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const Answer answer,
+                             ask(connection, want, deadline.sooner(options_.stall)));
+  if (answer.code != StatusCode::kOk) return Status(answer.code, answer.text);
+  const std::uint64_t count = chunks_in(want.size_bytes);
+  if (answer.bytes != sizeof(std::uint64_t) + count * sizeof(Hash128)) {
+    return error(StatusCode::kCorrupt, "peer: ", answer.bytes, " bytes of hashes for ", count,
+                 " chunks");
+  }
+  std::string bytes(answer.bytes, '\0');
+  DRIFTLESS_RETURN_IF_ERROR(hub::read_into(
+      connection.socket, std::as_writable_bytes(std::span(bytes)), deadline, options_.stall));
+  if (to_hex(xxh3_128(bytes)) != answer.text) {
+    return error(StatusCode::kCorrupt, "peer: damaged hashes of part '", want.name, "'");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(std::vector<Hash128> hashes, parse_hashes(bytes));
+  if (hashes.size() == count) return hashes;
+  return error(StatusCode::kCorrupt, "peer: hashes of another number of chunks");
+}
+
+// Over a connection that is there, or a new one.
+template <typename Got, typename Over>
+Result<Got> PartReader::exchange(const Endpoint& from, const Deadline& deadline, const Over& over) {
+  const bool had = connections_.contains(from.rank);
+  for (bool again = had;; again = false) {
+    DRIFTLESS_ASSIGN_OR_RETURN(Connection* const connection, connect(from, deadline));
+    Result<Got> got = over(*connection);
+    const bool shm = connection->carrier == PeerCarrier::kShm;
+    const StatusCode code = got.status().code();
+    const bool refused = code == StatusCode::kNotFound || code == StatusCode::kIncomplete ||
+                         code == StatusCode::kBusy;
+    if (got.ok() || refused) return got;
+    connections_.erase(from.rank);  // what is left on it belongs to this answer
+    if (again && code == StatusCode::kIo && !deadline.expired()) continue;  // it was an old one
+    const std::string who =
+        from.rank == kNoRank ? std::string("another rollout") : concat("trainer rank ", from.rank);
+    return got.status().with_context(
+        concat("reading from ", who, " at ", shm ? "this host" : from.tcp));
+  }
 }
 
 Result<std::vector<MappedFile>> PartReader::read(const Endpoint& from, const PublicationId& id,
                                                  const PartReceipt& part,
                                                  std::span<const ByteRange> ranges,
                                                  const Deadline& deadline) {
-  const Want want{.id = id,
-                  .name = part.name,
-                  .size_bytes = part.size_bytes,
-                  .descriptor = static_cast<std::uint8_t>(by_memory(from) && part.size_bytes > 0),
-                  .ranges = {ranges.begin(), ranges.end()}};
-  const bool had = connections_.contains(from.rank);
-  for (bool again = had;; again = false) {
-    DRIFTLESS_ASSIGN_OR_RETURN(Connection* const connection, connect(from, deadline));
-    Result<std::vector<MappedFile>> got = read_over(*connection, want, part, deadline);
-    const StatusCode code = got.status().code();
-    const bool refused = code == StatusCode::kNotFound || code == StatusCode::kIncomplete;
-    if (got.ok() || refused) return got;
-    connections_.erase(from.rank);  // what is left on it belongs to this answer
-    if (again && code == StatusCode::kIo && !deadline.expired()) continue;  // it was an old one
-    return got.status().with_context(concat("reading from trainer rank ", from.rank, " at ",
-                                            by_memory(from) ? "this host" : from.tcp));
-  }
+  Want want{.id = id, .name = part.name, .size_bytes = part.size_bytes};
+  return exchange<std::vector<MappedFile>>(from, deadline, [&](Connection& connection) {
+    const PeerCarrier carrier = connection.carrier;
+    const bool any = part.size_bytes > 0;
+    want.by = any && carrier == PeerCarrier::kShm    ? Means::kDescriptor
+              : any && carrier == PeerCarrier::kNixl ? Means::kPlace
+                                                     : Means::kBytes;
+    if (want.by != Means::kPlace) want.ranges.assign(ranges.begin(), ranges.end());
+    Result<std::vector<MappedFile>> got = want.by == Means::kPlace
+                                              ? read_by_nixl(connection, want, ranges, deadline)
+                                              : read_over(connection, want, part, deadline);
+    if (got.ok()) carrier_ = carrier;
+    return got;
+  });
+}
+
+Result<std::vector<Hash128>> PartReader::chunk_hashes(const Endpoint& from, const PublicationId& id,
+                                                      const PartReceipt& part,
+                                                      const Deadline& deadline) {
+  const Want want{
+      .id = id, .name = part.name, .size_bytes = part.size_bytes, .by = Means::kChunkHashes};
+  return exchange<std::vector<Hash128>>(from, deadline, [&](Connection& connection) {
+    return hashes_over(connection, want, deadline);
+  });
 }
 
 }  // namespace driftless::peer

@@ -19,6 +19,7 @@ using hub::Socket;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kProofTime{5'000};  // for a connection to prove itself
+constexpr milliseconds kIdleTime{250};     // of a connection that may be ended for another one
 constexpr std::size_t kMostStrangers = 64;
 constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // between two looks at the clock
 
@@ -79,23 +80,32 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// The answer to `want`; its bytes are those of `part`, if it is there.
-Answer answer_to(const Want& want, const StoredPart* part) {
-  const auto refuse = [](const Status& why) {
-    return Answer{why.code(), std::string(why.message()), 0};
-  };
-  if (part == nullptr) return refuse(not_there("peer", want.id));
+Answer refusal(const Status& why) { return {why.code(), std::string(why.message()), 0}; }
+
+// The answer to `want`, and what follows it if that is not of the part's own bytes.
+Answer answer_to(const Want& want, const StoredPart* part, std::string* content) {
+  if (part == nullptr) return refusal(not_there("peer", want.id));
   if (part->size_bytes != want.size_bytes) {
-    return refuse(error(StatusCode::kIncomplete, "peer: part '", want.name, "' of ",
-                        to_string(want.id), " has ", part->size_bytes, " bytes, expected ",
-                        want.size_bytes));
+    return refusal(error(StatusCode::kIncomplete, "peer: part '", want.name, "' of ",
+                         to_string(want.id), " has ", part->size_bytes, " bytes, expected ",
+                         want.size_bytes));
   }
   Answer answer;
+  if (want.by == Means::kChunkHashes) {
+    if (part->chunks != nullptr) return refusal(not_there("peer", want.id));
+    *content = to_bytes(part->chunk_hashes());
+    answer.text = to_hex(xxh3_128(*content));
+    answer.bytes = content->size();
+    return answer;
+  }
   for (const ByteRange& range : want.ranges) {
     const bool inside =
         range.offset <= part->size_bytes && range.size_bytes <= part->size_bytes - range.offset;
     if (!inside) {
-      return refuse(error(StatusCode::kCorrupt, "peer: a range leaves part '", want.name, "'"));
+      return refusal(error(StatusCode::kCorrupt, "peer: a range leaves part '", want.name, "'"));
+    }
+    if (part->chunks != nullptr && !part->chunks->covers(range)) {
+      return refusal(not_there("peer", want.id));
     }
     answer.bytes += range.size_bytes;
   }
@@ -127,13 +137,14 @@ Result<Socket> connect_to_local(const std::string& name, const Deadline& deadlin
 
 PartServer::PartServer(const PeerOptions& options, Endpoint endpoint, std::string token,
                        std::vector<Socket> listeners, Descriptor wake,
-                       std::shared_ptr<PartStore> store)
+                       std::shared_ptr<PartStore> store, std::unique_ptr<NixlPlaces> nixl)
     : options_(options),
       endpoint_(std::move(endpoint)),
       token_(std::move(token)),
       listeners_(std::move(listeners)),
       wake_(std::move(wake)),
       store_(std::move(store)),
+      nixl_(std::move(nixl)),
       thread_([this] { accept_all(); }) {}
 
 PartServer::~PartServer() {
@@ -151,8 +162,11 @@ void PartServer::accept_all() {
     for (const Socket& each : listeners_) waits.push_back({each.get(), POLLIN, 0});
     waits.push_back({wake_.get(), POLLIN, 0});
     const bool room = make_room();
-    // If there is none, new connections wait in the listeners' queues.
-    ::poll(waits.data(), room ? waits.size() : 0, room ? 1'000 : 10);
+    const int ready = ::poll(waits.data(), waits.size(), room ? 1'000 : 10);
+    if (!room && ready > 0) {  // new connections wait in the listeners' queues
+      end_idle();
+      std::this_thread::sleep_for(milliseconds(10));
+    }
     for (std::size_t i = 0; room && i < listeners_.size(); ++i) {
       if ((waits[i].revents & POLLIN) == 0) continue;
       Result<Socket> accepted = hub::accept_one(listeners_[i]);
@@ -199,6 +213,24 @@ bool PartServer::make_room() {
   return room;
 }
 
+// A reader that asks for nothing connects again when it does.
+void PartServer::end_idle() {
+  const std::scoped_lock lock(mutex_);
+  Connection* longest = nullptr;
+  for (Connection& each : connections_) {
+    const bool idle = each.admitted && !each.over && each.idle_since &&
+                      Deadline::Clock::now() - *each.idle_since > kIdleTime;
+    if (idle && (longest == nullptr || *each.idle_since < *longest->idle_since)) longest = &each;
+  }
+  if (longest != nullptr) ::shutdown(longest->socket.get(), SHUT_RDWR);
+}
+
+void PartServer::note_idle(Connection& connection, bool idle) {
+  const std::scoped_lock lock(mutex_);
+  if (idle == connection.idle_since.has_value()) return;
+  connection.idle_since = idle ? std::optional(Deadline::Clock::now()) : std::nullopt;
+}
+
 void PartServer::serve(Connection& connection) {
   std::string key;
   if (admit(connection, &key).ok()) static_cast<void>(serve_requests(connection, key));
@@ -225,33 +257,67 @@ Status PartServer::admit(Connection& connection, std::string* key) {
 Status PartServer::serve_requests(Connection& connection, const std::string& key) {
   hub::FrameReader reader(key, hub::Direction::kToServer);
   hub::FrameWriter writer(key, hub::Direction::kToClient);
+  std::shared_ptr<const StoredPart> kept;  // that the reader reads by itself
+  Deadline kept_until = Deadline::after(options_.stall);
   while (!stop_) {
+    if (kept_until.expired()) kept.reset();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> request, reader.next());
     if (!request) {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::string bytes,
                                  hub::read_some(connection.socket, std::size_t{64} << 10));
       reader.append(bytes);
       if (bytes.empty()) {
+        note_idle(connection, true);
         static_cast<void>(
             hub::wait_for(connection.socket, POLLIN, Deadline::after(milliseconds(200))));
       }
       continue;
     }
+    note_idle(connection, false);
     DRIFTLESS_ASSIGN_OR_RETURN(const Want want, parse_want(*request));
+    kept.reset();
+    if (want.by == Means::kDone) continue;
     const std::shared_ptr<const StoredPart> part = store_->find(want.id, want.name);
-    const Answer answer = answer_to(want, part.get());
+    std::string content;
+    Answer answer = answer_to(want, part.get(), &content);
+    std::string place;
+    if (answer.code == StatusCode::kOk && want.by == Means::kPlace) {
+      kept = part;
+      kept_until = Deadline::after(options_.stall);
+      Result<std::string> found = place_of(want, *part);
+      if (found.ok()) place = std::move(*found);
+      if (!found.ok()) answer = refusal(found.status());
+    }
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string head, writer.frame(to_bytes(answer)));
     const Deadline soon = Deadline::after(options_.stall);
     DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, head, soon));
     if (answer.code != StatusCode::kOk) continue;
+    if (!place.empty()) {
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, writer.frame(place));
+      DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, frame, soon));
+      continue;
+    }
+    if (want.by == Means::kChunkHashes) {
+      DRIFTLESS_RETURN_IF_ERROR(hub::write_all(connection.socket, content, soon));
+      continue;
+    }
     DRIFTLESS_RETURN_IF_ERROR(send_part(connection, want, *part));
   }
   return {};
 }
 
+Result<std::string> PartServer::place_of(const Want& want, const StoredPart& part) {
+  if (nixl_ == nullptr) {
+    return error(StatusCode::kUnsupported, "peer: trainer rank ", endpoint_.rank,
+                 " does not serve by NIXL");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const Place place, nixl_->place_of(part, want.known));
+  return to_bytes(place);
+}
+
 Status PartServer::send_part(const Connection& connection, const Want& want,
                              const StoredPart& part) {
-  if (want.descriptor != 0 && connection.local && part.size_bytes > 0) {
+  if (want.by == Means::kDescriptor && connection.local && part.size_bytes > 0) {
     part.shared = true;
     return send_descriptor(connection.socket, part.memory.descriptor(),
                            Deadline::after(options_.stall));
@@ -274,7 +340,9 @@ Result<std::unique_ptr<PartServer>> make_part_server(const PeerOptions& options,
   Endpoint endpoint{.rank = rank, .tcp = {}, .socket = {}, .host = host_identity()};
   std::vector<Socket> listeners;
   DRIFTLESS_ASSIGN_OR_RETURN(listeners.emplace_back(), hub::listen_on(address, &endpoint.tcp));
-  if (options.carrier != PeerCarrier::kTcp) {
+  DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<NixlPlaces> nixl,
+                             make_nixl_places(options, &endpoint.nixl));
+  if (options.carrier == PeerCarrier::kAuto || options.carrier == PeerCarrier::kShm) {
     endpoint.socket = concat("driftless-", to_hex(random_hash128()));
     DRIFTLESS_ASSIGN_OR_RETURN(listeners.emplace_back(), listen_locally(endpoint.socket));
   }
@@ -282,7 +350,8 @@ Result<std::unique_ptr<PartServer>> make_part_server(const PeerOptions& options,
   if (!wake.valid()) return errno_status(errno, "eventfd");
   try {
     return std::make_unique<PartServer>(options, std::move(endpoint), std::move(token),
-                                        std::move(listeners), std::move(wake), std::move(store));
+                                        std::move(listeners), std::move(wake), std::move(store),
+                                        std::move(nixl));
   } catch (const std::system_error& failure) {
     return error(StatusCode::kIo, "peer: no thread to serve parts: ", failure.what());
   }

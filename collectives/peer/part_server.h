@@ -6,9 +6,13 @@
 // its own derived from it. Its requests carry an HMAC, and so do the heads of the answers; the
 // bytes of parts do not: the hashes in the manifest, which came over the hub, prove them.
 //
-// Each admitted connection has a thread; at most PeerOptions::readers are served at once, and a
-// reader that takes no byte for PeerOptions::stall is dropped. Nothing here waits for the trainer,
-// and the trainer never waits for a reader.
+// A reader by NIXL asks for a part's place, reads it by itself (nixl_places.h), and says when it is
+// done. The part stays for it until then, or until it has said nothing for PeerOptions::stall.
+//
+// Each admitted connection has a thread; at most PeerOptions::readers are served at once: further
+// ones wait, and take the place of one that asks for nothing. A reader that takes no byte for
+// PeerOptions::stall is dropped. Nothing here waits for the trainer, and the trainer never waits
+// for a reader.
 #pragma once
 
 #include <list>
@@ -17,6 +21,7 @@
 
 #include "collectives/hub/tcp/socket.h"
 #include "collectives/peer/message.h"
+#include "collectives/peer/nixl_places.h"
 #include "collectives/peer/part_memory.h"
 #include "collectives/peer/peer_options.h"
 
@@ -32,7 +37,8 @@ class PartServer {
  public:
   // Throws std::system_error if no thread can be had.
   PartServer(const PeerOptions& options, Endpoint endpoint, std::string token,
-             std::vector<hub::Socket> listeners, Descriptor wake, std::shared_ptr<PartStore> store);
+             std::vector<hub::Socket> listeners, Descriptor wake, std::shared_ptr<PartStore> store,
+             std::unique_ptr<NixlPlaces> nixl);
   ~PartServer();  // ends all connections
   [[nodiscard]] const Endpoint& endpoint() const { return endpoint_; }
 
@@ -43,16 +49,21 @@ class PartServer {
     bool admitted = false;
     bool over = false;
     Deadline may_stay_until = Deadline::after(std::chrono::milliseconds(250));
+    std::optional<Deadline::Clock::time_point> idle_since = {};  // once admitted
     std::thread thread;
   };
 
   void accept_all();
   [[nodiscard]] bool make_room();
+  void end_idle();
+  void note_idle(Connection& connection, bool idle);
   void serve(Connection& connection);
   [[nodiscard]] Status admit(Connection& connection, std::string* key);
   [[nodiscard]] Status serve_requests(Connection& connection, const std::string& key);
   [[nodiscard]] Status send_part(const Connection& connection, const Want& want,
                                  const StoredPart& part);
+  // For a reader that reads by itself.
+  [[nodiscard]] Result<std::string> place_of(const Want& want, const StoredPart& part);
 
   const PeerOptions options_;
   const Endpoint endpoint_;
@@ -60,6 +71,7 @@ class PartServer {
   const std::vector<hub::Socket> listeners_;
   const Descriptor wake_;  // an eventfd that ends the wait for connections
   const std::shared_ptr<PartStore> store_;
+  const std::unique_ptr<NixlPlaces> nixl_;  // null: not by NIXL
   std::mutex mutex_;
   std::list<Connection> connections_;
   std::atomic<bool> stop_ = false;

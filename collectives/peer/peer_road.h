@@ -5,7 +5,8 @@
 //
 // The leading trainer rank has the Board (board.h): the announcement, the manifests, the endpoints
 // of the ranks, reports of receivers. Each rank has a PartServer (part_server.h). Bytes travel by
-// shared memory on one host, else by TCP. A rank keeps the newest versions within ring_bytes and
+// shared memory on one host, else by TCP. Receivers that read over TCP serve what they read to each
+// other (shared_reader.h, tracker.h). A rank keeps the newest versions within ring_bytes and
 // the newest anchor, and beside them what it writes.
 //
 // Receivers come and go as they like; nobody waits for one, except that a trainer that ends serves
@@ -19,8 +20,10 @@ namespace driftless::peer {
 struct Meeting {
   std::function<Result<std::unique_ptr<hub::Hub>>()> hub;
   std::function<Result<hub::Connector>()> connector;
-  std::string leader;      // the hub's address, for messages
-  std::string reached_by;  // the host part of an address of this process; parts are served there
+  std::string leader;  // the hub's address, for messages
+  // The host part of an address of this process; parts are served there. A receiver without one
+  // serves nothing.
+  std::string reached_by;
 };
 
 class Board;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The receiving side: asks the leading trainer rank what there is, and reads parts from the ranks
-// that have them.
+// that have them, or from other receivers.
 #include "collectives/part_ranges.h"
 #include "collectives/peer/client.h"
 #include "collectives/peer/part_reader.h"
 #include "collectives/peer/part_server.h"
 #include "collectives/peer/peer_road.h"
+#include "collectives/peer/shared_reader.h"
 
 namespace driftless::peer {
 namespace {
@@ -19,7 +20,8 @@ class Receiver final : public ReceiveRoad {
   Receiver(std::shared_ptr<const Road> road, std::string token)
       : road_(std::move(road)),
         client_(*road_->client),
-        reader_(road_->options, std::move(token)) {}
+        reader_(road_->options, token),
+        shared_(road_->options, road_->meeting.reached_by, std::move(token), client_, reader_) {}
 
   Result<std::string> run_info(const Deadline& deadline) override {
     Backoff backoff = look_again();
@@ -35,6 +37,7 @@ class Receiver final : public ReceiveRoad {
 
   Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(Reply reply, client_.ask({.ask = Ask::kList}, deadline));
+    shared_.keep_only(reply.ids);
     return std::move(reply.ids);
   }
 
@@ -67,6 +70,9 @@ class Receiver final : public ReceiveRoad {
     if (at == reply.endpoints.end()) {
       return error(StatusCode::kIncomplete, "peer: trainer rank ", part.rank, ", which has part '",
                    part.name, "', is not known to the leader");
+    }
+    if (shared_.reads(*at, part, reply.readers) && ranges.size() <= kMaxRanges / 2) {
+      return shared_.read(*at, id, part, ranges, deadline);
     }
     // Many ranges go in several requests.
     std::vector<MappedFile> files;
@@ -103,6 +109,16 @@ class Receiver final : public ReceiveRoad {
     return {};
   }
 
+  [[nodiscard]] std::string carrier() const override {
+    switch (reader_.carrier()) {
+      case PeerCarrier::kShm: return "shm";
+      case PeerCarrier::kTcp: return "tcp";
+      case PeerCarrier::kNixl: return "nixl";
+      case PeerCarrier::kAuto: break;
+    }
+    return {};
+  }
+
  private:
   [[nodiscard]] Backoff look_again() const {
     return {road_->options.poll_first, road_->options.poll_longest};
@@ -111,12 +127,16 @@ class Receiver final : public ReceiveRoad {
   const std::shared_ptr<const Road> road_;
   Client& client_;
   PartReader reader_;
+  SharedReader shared_;
   std::string reported_;  // the id, until it leaves
 };
 
 }  // namespace
 
 Result<std::unique_ptr<ReceiveRoad>> make_receiver(const std::shared_ptr<Road>& road) {
+  if (road->options.carrier == PeerCarrier::kNixl) {
+    DRIFTLESS_RETURN_IF_ERROR(nixl_calls(road->options.library).status());
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(std::string token, data_token(road->options.hub.token_file));
   DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector connector, road->meeting.connector());
   road->client = std::make_shared<Client>(std::move(connector), Request{.ask = Ask::kHello},

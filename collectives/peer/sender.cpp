@@ -57,8 +57,10 @@ class Leader {
   void wait_until_closed(const Deadline& deadline) {
     if (client_ == nullptr || !began_) return;
     Backoff backoff(milliseconds(5), milliseconds(100));
+    Waiting waiting;
+    const auto whom = [] { return "peer: serving on until the leading trainer closes"; };
     while (client_->ask({.ask = Ask::kEnd}, deadline.sooner(kAskTime)).ok()) {
-      if (!backoff.sleep(deadline)) return;
+      if (!waiting.sleep(backoff, deadline, whom)) return;
     }
   }
 
@@ -166,7 +168,8 @@ class Sender final : public SendRoad {
   [[nodiscard]] std::vector<std::string> notes() const override {
     const Endpoint& at = server_->endpoint();
     return {concat("peer: rank ", road_->rank, " serves its parts on ", at.tcp,
-                   at.socket.empty() ? "" : ", and by shared memory on this host")};
+                   at.socket.empty() ? "" : ", and by shared memory on this host",
+                   at.nixl == NixlOffer::kNone ? "" : ", and by NIXL")};
   }
 
  private:

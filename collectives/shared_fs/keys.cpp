@@ -49,6 +49,11 @@ constexpr std::array kKeys = {
 
 Status check(const RoadOptions& given, const RoadUse& use) {
   const auto& options = options_in<SharedFsOptions>(given);
+  if (use.fallback && options.dir.empty()) {
+    return error(StatusCode::kInvalidArgument,
+                 "road.shared_fs.dir is missing: shared_fs, as a fallback, needs a directory that "
+                 "both sides see (or --set road.shared_fs.dir=DIR)");
+  }
   if (use.chosen && options.dir.empty()) {
     return error(StatusCode::kInvalidArgument,
                  "road.shared_fs.dir is missing: road.kind: shared_fs needs a directory that both "

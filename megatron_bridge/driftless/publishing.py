@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._native import CheckpointSource, Job, Publisher, PublishReport
+from ._native import CheckpointSource, Group, Job, Publisher, PublishReport
 from .engines.target import checkpoint_directory
 from .errors import IncompleteError, InvalidArgumentError, NotFoundError, WrongLayoutError
 from .sharded import CheckpointShards, OfferedBoxes, Shard, is_quantized, trained_types
@@ -99,9 +99,10 @@ class Publishing:
         self._job = job = Job(config, "trainer", launched=in_mpi(config))
         self._wait_s = config.connect_s
         try:
-            self._group = publisher_group()
+            by_hub = not job.launched and config.settings()["hub.group"] == "true"
+            self._group = Group(job) if by_hub else publisher_group()
             began = source if checkpoint is None else _of_base(source, checkpoint, quantizes)
-            group = None if job.launched else self._group  # MPI's own
+            group = None if job.launched or by_hub else self._group  # the job's own
             self._publisher = Publisher(job, began, group=group, checkpoint=checkpoint)
         except BaseException:
             job.leave()
@@ -176,8 +177,8 @@ class Publishing:
                 "wait; start the trainer again to go on"
             )
 
-    def _said_at_the_end(self, word: bytes) -> tuple[PublisherGroup, list[bytes]]:
-        group = self._group.for_publisher()
+    def _said_at_the_end(self, word: bytes) -> tuple[Group | PublisherGroup, list[bytes]]:
+        group = self._group if isinstance(self._group, Group) else self._group.for_publisher()
         group.begin_epoch(0)
         return group, group.gather(word, self._wait_s)
 

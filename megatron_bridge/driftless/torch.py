@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from ._native import Publisher, PublishReport
-from .errors import UnsupportedError
+from .errors import InvalidArgumentError, UnsupportedError
 from .sharded import BUCKET_BYTES, Shard, ShardedSource, parted
 from .torch_dtypes import dtype_name
 from .torch_group import PublisherGroup, torch_environment
@@ -112,6 +112,10 @@ class ShardedModel(ShardedSource):
 
     def ready(self, shard: Shard) -> torch.Tensor:
         wanted = self._torch_dtype(shard)
+        if shard.tensor.is_meta:
+            raise InvalidArgumentError(
+                f"{shard.name} is on the meta device and has no values: publish once it is loaded"
+            )
         device = shard.tensor.device if self._on_gpu else "cpu"
         return shard.tensor.detach().to(device=device, dtype=wanted).contiguous()
 

@@ -198,11 +198,13 @@ TargetParts make_parts(const WeightLayout& layout, const std::vector<MapTuple>& 
                        std::optional<std::uint64_t> version,
                        const std::optional<std::string>& digest,
                        const std::vector<std::string>& digests, unsigned threads,
-                       std::optional<int> device, std::optional<std::uint32_t> rank) {
+                       std::optional<int> device, std::optional<std::uint32_t> rank,
+                       const std::string& only_rule) {
   TargetParts made;
   made.owners = owners;
   MappedParts& parts = made.parts;
   parts.layout = layout;
+  parts.only_rule = only_rule;
   for (const MapTuple& map : maps) parts.maps.push_back(map_of(layout, map));
   for (const std::string& name : external) parts.external.push_back(index_of(layout, name));
   for (const auto& [name, why] : refused) parts.refused.emplace_back(index_of(layout, name), why);
@@ -232,7 +234,8 @@ void def_making(Class& holder, TargetParts (*make)(Arguments...)) {
       py::arg("refused") = std::map<std::string, std::string>(), py::arg("writer") = py::none(),
       py::arg("owners") = py::none(), py::arg("run") = py::none(), py::arg("version") = py::none(),
       py::arg("digest") = py::none(), py::arg("digests") = std::vector<std::string>(),
-      py::arg("threads") = 0, py::arg("device") = py::none(), py::arg("rank") = py::none());
+      py::arg("threads") = 0, py::arg("device") = py::none(), py::arg("rank") = py::none(),
+      py::arg("only_rule") = std::string());
   const auto init = [make](Arguments... arguments) {
     return std::make_shared<MappedHolder>(make(std::forward<Arguments>(arguments)...));
   };
@@ -380,7 +383,9 @@ void bind_engines(py::module_& module) {
       "check(), stage(changes), commit(), undo(), drop(); each may raise. After a commit() that "
       "raised, undo() takes back what it wrote; if that raises, too, no version is held any more. "
       "If it has written(), that is called after a commit, and after one that was taken back; if "
-      "it raises, the commit is taken back. driftless.engines makes them from a module.");
+      "it raises, the commit is taken back. With `only_rule`, versions that are quantized by "
+      "another "
+      "rule are refused. driftless.engines makes them from a module.");
   def_making(mapped, &make_parts);
   mapped.def_property_readonly("proven", &MappedHolder::proven,
                                "Whether the digest is proven from the parameters' own bits.");

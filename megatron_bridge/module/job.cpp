@@ -189,11 +189,83 @@ void bind_config(py::module_& module) {
   module.def("backends", [] { return backends(); });
 }
 
-// Of what Job is given: a Launch, whether MPI joins the processes, or nothing.
-Launch launch_given(const std::optional<std::variant<bool, Launch>>& given) {
-  if (!given) return take(launch_of_process());
-  if (const Launch* const launch = std::get_if<Launch>(&*given)) return *launch;
-  return {.mpi = std::get<bool>(*given)};
+// Of what Job is given: a Launch, whether MPI joins the processes, or nothing. Without MPI only the
+// hub's group asks for more.
+Launch launch_given(const std::optional<std::variant<bool, Launch>>& given, const Config& config) {
+  if (given && std::holds_alternative<Launch>(*given)) return std::get<Launch>(*given);
+  const bool* const mpi = given ? &std::get<bool>(*given) : nullptr;
+  if (mpi != nullptr && !config.hub_group) return {.mpi = *mpi};
+  Launch launch = take(launch_of_process());
+  if (mpi != nullptr) launch.mpi = *mpi;
+  return launch;
+}
+
+// A group of a job's trainers for Python, which has it beside those of the job's publishers.
+class HeldGroup final : public JobMember {
+ public:
+  explicit HeldGroup(std::shared_ptr<Job> job) : job_(std::move(job)) {
+    group_ = job_->call([](JobProcess& process) { return process.group(); });
+  }
+  HeldGroup(const HeldGroup&) = delete;
+  HeldGroup& operator=(const HeldGroup&) = delete;
+  ~HeldGroup() override { static_cast<void>(HeldGroup::drop()); }
+
+  [[nodiscard]] Group& group() {
+    if (group_ == nullptr) fail(StatusCode::kInvalidArgument, "the group's job is closed");
+    return *group_;
+  }
+  template <typename Work>
+  auto call(const Work& work) {
+    Group& on = group();
+    const InUse::Turn turn = in_use_.take("the group");
+    return take(without_gil([&] { return work(on); }));
+  }
+  [[nodiscard]] py::list gather(const py::bytes& message, double timeout_s) {
+    const std::string text = message;
+    const Deadline deadline = Deadline::after(milliseconds_of(timeout_s, "timeout_s"));
+    py::list all;
+    for (const std::string& each : call([&](Group& on) { return on.gather(text, deadline); })) {
+      all.append(py::bytes(each));
+    }
+    return all;
+  }
+  [[nodiscard]] py::bytes broadcast(const py::bytes& message, double timeout_s) {
+    const std::string text = message;
+    const Deadline deadline = Deadline::after(milliseconds_of(timeout_s, "timeout_s"));
+    return call([&](Group& on) { return on.broadcast(text, deadline); });
+  }
+  Status drop() override {
+    without_gil([&] { group_.reset(); });
+    return {};
+  }
+
+ private:
+  std::shared_ptr<Job> job_;
+  std::unique_ptr<Group> group_;
+  InUse in_use_;
+};
+
+void bind_group(py::module_& module) {
+  py::class_<HeldGroup, std::shared_ptr<HeldGroup>>(
+      module, "Group",
+      "The trainers of a job, as its launcher or hub.group joined them. All of them make the same "
+      "calls in the same order.")
+      .def(py::init([](const std::shared_ptr<Job>& job) {
+             auto made = std::make_shared<HeldGroup>(job);
+             job->enter(made);
+             return made;
+           }),
+           py::arg("job"))
+      .def_property_readonly("rank", [](HeldGroup& self) { return self.group().rank(); })
+      .def_property_readonly("size", [](HeldGroup& self) { return self.group().size(); })
+      .def(
+          "begin_epoch",
+          [](HeldGroup& self, std::uint64_t number) { self.group().begin_epoch(number); },
+          py::arg("number"), "After a failure all ranks begin one, and meet again. They ascend.")
+      .def("gather", &HeldGroup::gather, py::arg("data"), py::arg("timeout_s"),
+           "All ranks' bytes, on rank 0; nothing on the others.")
+      .def("broadcast", &HeldGroup::broadcast, py::arg("data"), py::arg("timeout_s"),
+           "Rank 0's bytes, on every rank.");
 }
 
 void bind_launch(py::module_& module) {
@@ -213,13 +285,13 @@ void bind_launch(py::module_& module) {
       "launch",
       [](std::optional<std::string> launcher, std::optional<unsigned> rank,
          std::optional<unsigned> world, std::optional<unsigned> local_rank,
-         std::optional<std::string> address) {
-        return take(
-            launch_of_process({std::move(launcher), rank, world, local_rank, std::move(address)}));
+         std::optional<std::string> address, std::optional<std::string> attempt) {
+        return take(launch_of_process({std::move(launcher), rank, world, local_rank,
+                                       std::move(address), std::move(attempt)}));
       },
       py::kw_only(), py::arg("launcher") = py::none(), py::arg("rank") = py::none(),
       py::arg("world") = py::none(), py::arg("local_rank") = py::none(),
-      py::arg("address") = py::none(),
+      py::arg("address") = py::none(), py::arg("attempt") = py::none(),
       "The place of this process, by the innermost launcher's variables; what is given by name "
       "counts instead.");
   module.def("launched_by_mpi", [] { return take(launch_of_process()).mpi; }, "launch().mpi");
@@ -249,8 +321,8 @@ void bind_job(py::module_& module) {
                       const std::optional<std::variant<bool, Launch>>& launched,
                       const py::object& on_record) {
             open_python_store(config);
-            return std::make_shared<Job>(std::move(config), parse_role(role),
-                                         launch_given(launched), on_record);
+            const Launch launch = launch_given(launched, config);
+            return std::make_shared<Job>(std::move(config), parse_role(role), launch, on_record);
           }),
           py::arg("config"), py::arg("role"), py::arg("launched") = py::none(),
           py::arg("on_record") = py::none());
@@ -289,6 +361,7 @@ void bind_job(py::module_& module) {
           self.leave();
         }
       });
+  bind_group(module);
 }
 
 }  // namespace driftless::python

@@ -17,9 +17,9 @@ void bind_update_reports(py::module_& module) {
              &Report::versions, "anchor", &Report::anchor, "digest", &Report::digest,
              "changed_units", &Report::changed_units, "full_bytes", &Report::full_bytes,
              "delta_bytes", &Report::delta_bytes, "wire_bytes", &Report::wire_bytes, "needed_bytes",
-             &Report::needed_bytes, "fetch_ms", &Report::fetch_ms, "stage_ms", &Report::stage_ms,
-             "pause_ms", &Report::pause_ms, "apply_ms", &Report::apply_ms, "resume_ms",
-             &Report::resume_ms, "notes", &Report::notes);
+             &Report::needed_bytes, "carrier", &Report::carrier, "fetch_ms", &Report::fetch_ms,
+             "stage_ms", &Report::stage_ms, "pause_ms", &Report::pause_ms, "apply_ms",
+             &Report::apply_ms, "resume_ms", &Report::resume_ms, "notes", &Report::notes);
   report.def("__repr__", [](const Report& self) {
     return concat("UpdateReport(version=", self.version, ", from_version=", self.from_version,
                   ", changed_units=", self.changed_units, ")");

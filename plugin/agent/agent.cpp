@@ -34,7 +34,7 @@ VersionRecord delivery_record(const DeliveryReport& delivery, unsigned rank) {
   record.origin.role = kRole;
   record.received.reset();
   record.delivered = {update.needed_bytes, delivery.plain_bytes, update.fetch_ms,
-                      delivery.process_ms, update.apply_ms};
+                      delivery.process_ms, update.apply_ms,      update.carrier};
   return record;
 }
 
@@ -44,7 +44,7 @@ Status check_agent_config(const Config& config) {
   if (!config.kind().one_host) return {};
   return error(StatusCode::kInvalidArgument, "road.kind: ", config.road,
                " is what an agent offers; it follows a road between hosts: mpi_rma, nccl, "
-               "shared_fs or object_store");
+               "peer, shared_fs or object_store");
 }
 
 Agent::Agent(Config config, JobProcess& process, AgentRunOptions options)
@@ -107,6 +107,8 @@ Status Agent::open() {
   if (files) {
     DRIFTLESS_ASSIGN_OR_RETURN(
         delivery_, make_checkpoint_delivery(config_, checkpoint_, *target_, *road_, deadline));
+  } else if (config_.agent.hand_over == HandOver::kWorkers) {
+    DRIFTLESS_ASSIGN_OR_RETURN(delivery_, make_workers_delivery(config_, *road_, deadline));
   } else {
     DRIFTLESS_ASSIGN_OR_RETURN(delivery_,
                                make_shm_delivery(config_, *road_, process_.threads(), deadline));
@@ -186,6 +188,7 @@ Result<bool> Agent::deliver() {
   commit_ms_ = made.update.apply_ms;
   VersionRecord record = delivery_record(made, process_.rank());
   record.run = delivery_->run();
+  record.fallback = process_.fallback();
   if (RunView* const view = sinks_->view(); view != nullptr) view->made(made.update.created);
   sinks_->records().add(record);
   tell(sinks_->records().take_trouble());

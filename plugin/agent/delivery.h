@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delivery: how versions get from the agent's road to its host. Two ways: through shared memory to
-// receivers (relay.h), or into a checkpoint directory.
+// Delivery: how versions get from the agent's road to its host. Through shared memory to
+// receivers (relay.h), into a checkpoint directory, or not at all: the engines' workers read the
+// road themselves.
 //
 // One thread at a time. The road outlives it.
 #pragma once
@@ -53,6 +54,14 @@ class Delivery {
 [[nodiscard]] Result<std::unique_ptr<Delivery>> make_shm_delivery(const Config& config,
                                                                   ReceiveRoad& road, bool threads,
                                                                   const Deadline& deadline);
+// Hands nothing over: the engine's workers read the road themselves, each what it needs. Waits for
+// the run's announcement.
+[[nodiscard]] Result<std::unique_ptr<Delivery>> make_workers_delivery(const Config& config,
+                                                                      ReceiveRoad& road,
+                                                                      const Deadline& deadline);
+// A session for an engine whose workers follow options.source by receivers of their own.
+[[nodiscard]] Result<std::unique_ptr<EngineSession>> make_worker_session(
+    const Config& config, EngineKind kind, EngineLink link, EngineSessionOptions options);
 // kBusy, naming the process, where another agent hands over into this checkpoint.
 [[nodiscard]] Result<std::unique_ptr<FileLock>> lock_checkpoint_for_agent(
     const std::string& checkpoint);

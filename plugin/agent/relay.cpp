@@ -130,6 +130,7 @@ Result<DeliveryReport> Relay::attempt(const PublicationId& id, const Publication
   update.wire_bytes = found.size_bytes;
   DRIFTLESS_RETURN_IF_ERROR(carry(id, as, manifest, report, deadline).with_context(to_string(id)));
   report.process_ms = watch.lap_ms();
+  report.update.carrier = up_->carrier();
   note_speed(report);
   return report;
 }

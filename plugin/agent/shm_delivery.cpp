@@ -67,14 +67,7 @@ class ShmDelivery final : public Delivery {
     const AgentOptions& agent = config_.agent;
     EngineSessionOptions options{to_hex(relay_->run()), worker_source(config_), agent.stage_timeout,
                                  relay_->digests(), agent.take_over};
-    if (kind == EngineKind::kVllm) {
-      return make_engine_session(make_vllm_transport(std::move(link)), std::move(options));
-    }
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        std::unique_ptr<EngineTransport> transport,
-        make_sglang_transport(std::move(link), agent.sglang_loader, config_.engine_calls.timeout,
-                              config_.of_road<HostShmOptions>().dir));
-    return make_engine_session(std::move(transport), std::move(options));
+    return make_worker_session(config_, kind, std::move(link), std::move(options));
   }
 
  private:

@@ -8,6 +8,7 @@
 // found. YAML is read in config.cpp and nowhere else; its exceptions do not leave that file.
 #pragma once
 
+#include "collectives/hub/hub.h"
 #include "collectives/road_kind.h"
 #include "core/quantize_rule.h"
 #include "plugin/engines/engine_notifier.h"
@@ -22,6 +23,7 @@ enum class TargetKind : unsigned char { kMemory, kCheckpoint, kDevice };
 enum class HandOver : unsigned char {
   kHostShm,     // to receivers inside the engines' workers, through shared memory
   kCheckpoint,  // into a checkpoint directory, which engines read again
+  kWorkers,     // not at all: the engines' workers read the road themselves
 };
 
 struct AgentOptions {
@@ -77,6 +79,8 @@ struct Config {
   bool gpu_device_auto = true;  // gpu.device; use_gpu() fills it in
   QuantizeSettings quantize;
   MonitorOptions monitor;
+  HubOptions hub;            // roads that use the hub have the same
+  bool hub_group = false;    // the hub forms the trainers' group
   std::string metrics_file;  // "{role}" and "{rank}" as above; empty: none
 
   // The kind and the options of the road that road.kind names; an empty one, if it has no settings.
@@ -100,6 +104,11 @@ struct Config {
   // The road's row in the table of roads: its name, and after a slash the variant that its settings
   // or road.layout choose.
   [[nodiscard]] std::string road_row() const;
+  // The road that takes over from that road; empty: none. And the configuration with that road.
+  [[nodiscard]] std::string fallback() const {
+    return kind().fallback == nullptr ? std::string() : kind().fallback(road_options());
+  }
+  [[nodiscard]] Config of_fallback() const;
   // Frames reach a rollout in the memory of its GPU.
   [[nodiscard]] bool frames_on_device() const {
     return kind().on_device != nullptr && kind().on_device(road_options());

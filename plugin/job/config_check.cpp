@@ -33,7 +33,7 @@ void complete_pruning(Config& config) {
   constexpr std::uint64_t kKeptWhole = 2;
   constexpr std::uint64_t kTrlEvery = 10;  // TRL's workers begin with an anchor, and only there
   PublisherOptions& publisher = config.publisher;
-  const bool files = config.kind().keeps;
+  const bool files = config.kind().keeps || !config.fallback().empty();
   const bool whole = publisher.mode == UpdateMode::kFull;
   if (config.trl && config.first_anchor_auto) publisher.first_anchor = true;
   if (config.trl && config.anchor_every_auto) publisher.anchor_every = kTrlEvery;
@@ -63,6 +63,21 @@ Status check_polls(const Config& config) {
   return refuse("road.poll_first: ", first, " is longer than road.poll_longest: ", longest);
 }
 
+// The fallback keeps what was published there: a run goes on there when it is started again.
+Status check_fallback(const Config& config) {
+  const std::string name = config.fallback();
+  if (name.empty()) return {};
+  const auto kinds = config.table->kinds();
+  const auto at = std::ranges::find(kinds, name, &RoadKind::name);
+  if (at != kinds.end() && (*at)->keeps && name != config.road) return {};
+  std::string names;
+  for (const RoadKind* kind : kinds) {
+    if (kind->keeps) names += concat(names.empty() ? "" : " or ", kind->name);
+  }
+  return refuse(config.kind().fallback_key, ": expected ", names,
+                ", a road that keeps its versions, found '", name, "'");
+}
+
 Status check_road(const Config& config) {
   const std::string_view layout = config.trl ? "trl" : to_string(config.publisher.layout);
   const PublicationFormat& format = publication_format(config.publisher.layout);
@@ -85,9 +100,12 @@ Status check_road(const Config& config) {
                   " is for road.layout: hf_delta or flush, and this is ", layout);
   }
   DRIFTLESS_RETURN_IF_ERROR(check_polls(config));
+  DRIFTLESS_RETURN_IF_ERROR(check_fallback(config));
   for (std::size_t i = 0; i < config.roads.size(); ++i) {
     const RoadKind& kind = *config.table->kinds()[i];
-    const RoadUse use{.chosen = kind.name == config.road, .anchors = config.anchors()};
+    const RoadUse use{.chosen = kind.name == config.road,
+                      .fallback = kind.name == config.fallback(),
+                      .anchors = config.anchors()};
     if (kind.check != nullptr) DRIFTLESS_RETURN_IF_ERROR(kind.check(config.roads[i], use));
   }
   return {};
@@ -171,11 +189,16 @@ Status check_engines(const Config& config) {
 Status check_agent(const Config& config) {
   const AgentOptions& agent = config.agent;
   const bool files = agent.hand_over == HandOver::kCheckpoint;
+  if (agent.hand_over == HandOver::kWorkers && agent.workers > 0) {
+    return refuse(
+        "agent.workers: ", agent.workers,
+        " has no use with agent.hand_over: workers: the agent hands nothing over, and the "
+        "workers' engines answer for them; leave it out");
+  }
   if (files != agent.checkpoint_dir.empty()) return {};
   return refuse("agent.checkpoint_dir ",
-                files
-                    ? "is missing: agent.hand_over: checkpoint needs the directory to patch"
-                    : "has no use with agent.hand_over: host_shm; set agent.hand_over: checkpoint");
+                files ? "is missing: agent.hand_over: checkpoint needs the directory to patch"
+                      : "has no use without agent.hand_over: checkpoint");
 }
 
 Status check_monitor(const MonitorOptions& monitor) {
@@ -204,6 +227,9 @@ Status complete_config(Config& config) {
   DRIFTLESS_RETURN_IF_ERROR(check_receiver(config));
   DRIFTLESS_RETURN_IF_ERROR(check_engines(config));
   DRIFTLESS_RETURN_IF_ERROR(check_monitor(config.monitor));
+  if (config.hub_group) {
+    DRIFTLESS_RETURN_IF_ERROR(hub::check_token_file(config.hub).with_context("hub.group: true"));
+  }
   return check_agent(config);
 }
 

@@ -27,7 +27,8 @@ constexpr Choice<TargetKind> kTargets[] = {{"memory", TargetKind::kMemory},
                                            {"checkpoint", TargetKind::kCheckpoint},
                                            {"device", TargetKind::kDevice}};
 constexpr Choice<HandOver> kHandOvers[] = {{"host_shm", HandOver::kHostShm},
-                                           {"checkpoint", HandOver::kCheckpoint}};
+                                           {"checkpoint", HandOver::kCheckpoint},
+                                           {"workers", HandOver::kWorkers}};
 constexpr Choice<EngineKind> kEngineKinds[] = {{"vllm", EngineKind::kVllm},
                                                {"sglang", EngineKind::kSglang}};
 constexpr Choice<EngineAction> kActions[] = {
@@ -188,6 +189,19 @@ constexpr std::array kKeys = {
         "road.layout: hf_delta or flush: whole versions carry the other files of this checkpoint, "
         "its configuration and tokenizer; empty: of the one that is published, if it is a "
         "checkpoint"),
+    Job::key<Text, DRIFTLESS_FIELD(hub.address)>(
+        "hub.address", "host:port",
+        "The leading trainer listens there for all other processes. Empty: on port 27315 of the "
+        "host of rank 0, if the launcher names it")
+        .once("road.nccl.address"),
+    Job::key<Text, DRIFTLESS_FIELD(hub.token_file)>(
+        "hub.token_file", kPath,
+        "File with the run's secret, at least 16 bytes, readable by its owner alone")
+        .once("road.nccl.token_file"),
+    Job::key<Switch, DRIFTLESS_FIELD(hub_group)>(
+        "hub.group",
+        "The trainers that a launcher started without MPI agree over the hub, and need no "
+        "torch.distributed for it"),
     Job::auto_key<SwitchOrAuto, DRIFTLESS_FIELD(first_anchor_auto),
                   DRIFTLESS_FIELD(publisher.first_anchor)>(
         "anchors.first", "true, false or auto",
@@ -280,9 +294,10 @@ constexpr std::array kKeys = {
         "notify.cleanup",
         "Remove a version once every engine has acknowledged it, and no rollout needs it"),
     Job::key<OneOf<kHandOvers>, DRIFTLESS_FIELD(agent.hand_over)>(
-        "agent.hand_over", "host_shm or checkpoint",
+        "agent.hand_over", "host_shm, checkpoint or workers",
         "How driftless agent hands versions over: to receivers in the engines' workers "
-        "(road.host_shm.*), or as a checkpoint that they read again"),
+        "(road.host_shm.*), or as a checkpoint that they read again. workers: each worker reads "
+        "the road itself, by the configuration that the engine was started with"),
     Job::key<Text, DRIFTLESS_FIELD(agent.checkpoint_dir)>(
         "agent.checkpoint_dir", kPath,
         "Hand-over checkpoint: the directory to patch; {rank} stands for the agent's number"),
@@ -346,6 +361,12 @@ const RoadOptions& Config::road_options() const {
   const auto at = std::ranges::find(table->kinds(), road, &RoadKind::name);
   return at == table->kinds().end() ? kNone
                                     : roads[static_cast<std::size_t>(at - table->kinds().begin())];
+}
+
+Config Config::of_fallback() const {
+  Config other = *this;
+  other.road = fallback();
+  return other;
 }
 
 void Config::use_gpu(int device) {

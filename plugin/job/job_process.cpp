@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "collectives/fallback/fallback_road.h"
+#include "collectives/hub/hub_group.h"
 #include "core/host_name.h"
 #include "core/line_log.h"
 #include "plugin/job/on_demand/loaded_library.h"
@@ -14,22 +16,30 @@
 namespace driftless {
 namespace {
 
-// A process that knows of no other.
+// A process that no MPI joins to others.
 class SoloProcess final : public JobProcess {
  public:
-  SoloProcess(const Config& config, const Road& road, JobRole role, const Launch& launch)
-      : JobProcess(config, road, role),
-        rank_(role == JobRole::kRollout ? launch.rank : 0),
-        // A rollout's launcher names a host of the rollouts, not of the trainers.
-        leader_host_(role == JobRole::kTrainer ? launch.address : "") {}
+  SoloProcess(const Config& config, const Road& road, JobRole role, Launch launch)
+      : JobProcess(config, road, role), launch_(std::move(launch)) {}
 
   // Rollouts that srun or torchrun started beside each other have files of their own. Trainers are
   // one, unless a group joins them.
-  [[nodiscard]] unsigned rank() const override { return rank_; }
-  [[nodiscard]] unsigned trainers() const override { return role_ == JobRole::kTrainer ? 1 : 0; }
+  [[nodiscard]] unsigned rank() const override {
+    return role_ == JobRole::kRollout || groups_by_hub() ? launch_.rank : 0;
+  }
+  [[nodiscard]] unsigned trainers() const override {
+    if (role_ != JobRole::kTrainer) return 0;
+    return groups_by_hub() ? launch_.world : 1;
+  }
   [[nodiscard]] unsigned rollouts() const override { return role_ == JobRole::kRollout ? 1 : 0; }
+  [[nodiscard]] bool groups_by_hub() const override {
+    return role_ == JobRole::kTrainer && config_.hub_group && launch_.world > 1;
+  }
   [[nodiscard]] Result<std::unique_ptr<Group>> group() override {
-    return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
+    if (!groups_by_hub()) return std::unique_ptr<Group>(std::make_unique<SoloGroup>());
+    const hub::GroupPlace place{launch_.rank, launch_.world, launch_.attempt,
+                                concat("group/", ++groups_)};
+    return hub::make_hub_group(port_, place, Deadline::after(config_.connect_deadline));
   }
   [[nodiscard]] Status close(const Deadline&) override {
     return open_.close ? open_.close() : Status();
@@ -39,12 +49,14 @@ class SoloProcess final : public JobProcess {
  private:
   [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes, const Deadline&) override {
     RoadPlace place{role_, 0, 1, rollouts(), anchor_bytes, nullptr};
-    place.leader_host = leader_host_;
+    // A rollout's launcher names a host of the rollouts, not of the trainers.
+    if (role_ == JobRole::kTrainer) place.leader_host = launch_.address;
+    place.port = port_;
     return place;
   }
 
-  unsigned rank_;
-  std::string leader_host_;
+  const Launch launch_;
+  unsigned groups_ = 0;  // that were made
 };
 
 // A number that the ranks of this start of the trainers share, and those of another start do not.
@@ -195,6 +207,30 @@ Result<const MonitorTable*> monitor_of(const RoadTable& table) {
   return static_cast<const MonitorTable*>(loaded);
 }
 
+// A table that makes ports.
+Result<const RoadTable*> hub_table(const RoadTable& table) {
+  if (table.make_port != nullptr) return &table;
+  if (table.hub.library.empty()) {
+    return error(StatusCode::kUnsupported, "the hub is not in this build: ", table.hub.why_not);
+  }
+  return load_roads(table.hub);
+}
+
+// [trainers] One port for the group and every road.
+Status JobProcess::make_port(const Launch& launch, JobRole role) {
+  if (role != JobRole::kTrainer || !config_.hub_group) return {};
+  if (launch.world == 0) {
+    return error(StatusCode::kInvalidArgument, "hub.group: true, and ", to_string(launch.launcher),
+                 " does not say which rank of how many this process is: name it, "
+                 "driftless.launch(rank=, world=), or set RANK and WORLD_SIZE");
+  }
+  if (launch.world == 1) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const table, hub_table(*linked_));
+  DRIFTLESS_ASSIGN_OR_RETURN(const HubOptions hub, hub::resolve(config_.hub, launch.address));
+  port_ = table->make_port(hub, nullptr);
+  return {};
+}
+
 Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
                                                      const Deadline& deadline, Group* joined) {
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
@@ -212,7 +248,7 @@ Result<std::unique_ptr<SendRoad>> JobProcess::sender(std::uint64_t anchor_bytes,
     }
   }
   const std::unique_ptr<Watchdog> watched = watch();
-  DRIFTLESS_ASSIGN_OR_RETURN(open_, open_road(road_, config_, place));
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place));
   return open_.sender();
 }
 
@@ -220,17 +256,48 @@ Result<std::unique_ptr<ReceiveRoad>> JobProcess::receiver(const Deadline& deadli
   DRIFTLESS_RETURN_IF_ERROR(check_has_road(role_));
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(0, deadline));
   std::unique_ptr<Watchdog> watched = watch();
-  DRIFTLESS_ASSIGN_OR_RETURN(open_, open_road(road_, config_, place));
+  DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place));
   watched.reset();  // a receiver waits for its trainer with deadlines of its own
   return open_.receiver();
 }
 
+Result<OpenRoad> JobProcess::open(const RoadPlace& place) {
+  if (fallback_ == nullptr) return open_road(road_, config_, place);
+  const Config config = config_.of_fallback();
+  const RoadOptions options = config.road_options();
+  const RoadOpener* const opener = fallback_->opener;
+  FallbackRoads roads;
+  roads.first = open_road(road_, config_, place);
+  const Result<OpenRoad> second = open_road(*fallback_, config, place);
+  if (!second.ok()) return second.status().with_context(config_.kind().fallback_key);
+  roads.second = *second;
+  roads.name = config.road;
+  roads.label = config_.kind().fallback_label;
+  roads.leads = role_ == JobRole::kTrainer && place.rank == 0;
+  if (roads.leads) {
+    roads.held = [opener, options] {
+      const Deadline now = Deadline::after(std::chrono::milliseconds(0));
+      const auto history = opener->history(options);
+      return history.ok() && (*history)->run_info(now).ok();
+    };
+  }
+  roads.withdraw_end = [opener, options] { return opener->withdraw_end(options); };
+  roads.tell_end = [opener, options](std::string_view text) {
+    return opener->tell_end(options, text);
+  };
+  roads.hear_end = second->hear_end;
+  if (!roads.hear_end) roads.hear_end = [opener, options] { return opener->hear_end(options); };
+  roads.say = [](std::string_view line) { process_log().warning(line); };
+  return open_with_fallback(std::move(roads));
+}
+
 Result<std::unique_ptr<ReceiveRoad>> JobProcess::history() {
-  if (road_.opener->history == nullptr) return std::unique_ptr<ReceiveRoad>();
-  return road_.opener->history(config_.road_options());
+  if (keeping().opener->history == nullptr) return std::unique_ptr<ReceiveRoad>();
+  return keeping().opener->history(keeping_config().road_options());
 }
 
 Status JobProcess::withdraw_end() {
+  if (open_.withdraw_end) return open_.withdraw_end();
   const auto withdraw = road_.opener->withdraw_end;
   return withdraw == nullptr ? Status() : withdraw(config_.road_options());
 }
@@ -288,6 +355,12 @@ Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Confi
     process = std::make_unique<SoloProcess>(config, *road, role, launch);
   }
   process->linked_ = &roads;
+  if (!launch.mpi) DRIFTLESS_RETURN_IF_ERROR(process->make_port(launch, role));
+  if (!config.fallback().empty()) {
+    const Config other = config.of_fallback();
+    DRIFTLESS_ASSIGN_OR_RETURN(const RoadTable* const found, table_for(roads, other, launch.mpi));
+    DRIFTLESS_ASSIGN_OR_RETURN(process->fallback_, road_of(*found, other));
+  }
   process_log().set_name(role == JobRole::kRollout ? receiver_id(config, *process, process->rank())
                                                    : concat(to_string(role), ".", process->rank()));
   return process;

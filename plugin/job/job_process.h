@@ -33,8 +33,11 @@ class JobProcess {
   // [before its road is made] The GPU that this process computes with (Config::use_gpu()).
   void use_gpu(int device) { config_.use_gpu(device); }
 
-  // [trainers, collective] A new one on every call.
+  // [trainers, collective] A new one on every call. That of trainers without MPI is of this process
+  // alone, unless hub.group is set.
   [[nodiscard]] virtual Result<std::unique_ptr<Group>> group() = 0;
+  // Groups are formed by the hub: sender() has to be given one of them.
+  [[nodiscard]] virtual bool groups_by_hub() const { return false; }
   // [all but bystanders, collective: trainers call sender(), rollouts receiver()]
   // kInvalidArgument if they are not configured alike. `anchor_bytes`: memory for an anchor of this
   // rank, if the configuration leaves it open. `joined`: the trainers that the caller joined by a
@@ -52,6 +55,8 @@ class JobProcess {
   [[nodiscard]] Status withdraw_end();
   [[nodiscard]] virtual Status tell_end(std::string_view text, const Deadline& deadline);
   [[nodiscard]] virtual Result<std::optional<std::string>> hear_end();
+  // The road that this process uses in place of the configured one, which failed; empty: none.
+  [[nodiscard]] std::string fallback() const { return open_.fallback ? open_.fallback() : ""; }
 
   // Collective: the orderly end. Without it nothing is waited for.
   [[nodiscard]] virtual Status close(const Deadline& deadline) = 0;
@@ -71,13 +76,24 @@ class JobProcess {
   Config config_;
   const Road& road_;
   JobRole role_;
+  std::shared_ptr<hub::Port> port_;  // of trainers that use the hub; null: of nobody
   OpenRoad open_;
 
  private:
+  [[nodiscard]] Result<OpenRoad> open(const RoadPlace& place);
+  // The road that keeps what was published: the configured one, or its fallback.
+  [[nodiscard]] const Road& keeping() const { return fallback_ != nullptr ? *fallback_ : road_; }
+  [[nodiscard]] Config keeping_config() const {
+    return fallback_ != nullptr ? config_.of_fallback() : config_;
+  }
+
   friend Result<std::unique_ptr<JobProcess>> join_job(const RoadTable& roads, const Config& config,
                                                       JobRole role, const Launch& launch,
                                                       const LateHandler& late);
+  [[nodiscard]] Status make_port(const Launch& launch, JobRole role);
+
   const RoadTable* linked_ = nullptr;
+  const Road* fallback_ = nullptr;  // the row of Config::fallback(); null: none
 };
 
 // `launch`: if its processes find each other by MPI, all that were started join, whatever the road;

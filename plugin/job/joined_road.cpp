@@ -70,9 +70,10 @@ Result<JoinedRoad> join_road(const Config& config, std::shared_ptr<JobProcess> p
   options.id = id ? *id : kept->id->text();
   options.connect_deadline = config.connect_deadline;
   RecordFanout* const records = &kept->sinks->records();
-  options.record = [records, rank, name = options.id](const UpdateReport& report) {
+  options.record = [records, rank, name = options.id, &place](const UpdateReport& report) {
     if (records->empty()) return Status();
     VersionRecord record = record_of(report, rank);
+    record.fallback = place.fallback();
     record.origin.id = name;
     records->add(record);
     return records->take_trouble();

@@ -53,7 +53,8 @@ VersionRecord record_of(const UpdateReport& report, unsigned rank) {
   record.versions = report.versions;
   record.received = {report.needed_bytes,
                      report.fetch_ms,
-                     {report.stage_ms, report.pause_ms, report.apply_ms, report.resume_ms}};
+                     {report.stage_ms, report.pause_ms, report.apply_ms, report.resume_ms},
+                     report.carrier};
   return record;
 }
 

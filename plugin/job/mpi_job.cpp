@@ -35,11 +35,13 @@ std::uint64_t number_of(std::string_view text) {
 
 Status wait_for(MPI_Request& request, std::string_view what, const Deadline& deadline) {
   Backoff backoff(std::chrono::microseconds(50), std::chrono::milliseconds(5));
+  Waiting waiting;
   for (;;) {
     int done = 0;
     DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what));
     if (done != 0) return {};
-    if (!backoff.sleep(deadline)) return deadline.check(what);
+    if (!waiting.sleep(backoff, deadline, [&] { return std::string(what); }))
+      return deadline.check(what);
   }
 }
 
@@ -96,8 +98,9 @@ class MpiProcess final : public JobProcess {
                               static_cast<int>(trainers_ + rollout), kEndTag, comms_.everybody,
                               &requests[rollout]));
     }
-    for (MPI_Request& request : requests) {
-      DRIFTLESS_RETURN_IF_ERROR(wait_for(request, "telling the rollouts of the end", deadline));
+    for (unsigned rollout = 0; rollout < rollouts_; ++rollout) {
+      DRIFTLESS_RETURN_IF_ERROR(wait_for(
+          requests[rollout], concat("telling rollout ", rollout, " of the end"), deadline));
     }
     return JobProcess::tell_end(text, deadline);
   }

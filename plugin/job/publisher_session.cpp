@@ -28,10 +28,11 @@ Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& c
 Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
                                WeightSource* live) {
   config_.publisher.quantize = config_.quantize;
-  Group* const joined = group.get();
+  Group* joined = group.get();
   group_ = std::move(group);
   if (joined == nullptr) {
     DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
+    if (process_.groups_by_hub()) joined = group_.get();
   }
   DRIFTLESS_ASSIGN_OR_RETURN(sinks_,
                              RecordSinks::open(config_, process_, "trainer", rank(), leads()));
@@ -115,7 +116,9 @@ Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool 
 void PublisherSession::record(Result<PublishReport>& report) {
   if (records().empty()) return;
   if (!report.ok()) return records().failed(report.status());
-  records().add(record_of(*report, rank()));
+  VersionRecord record = record_of(*report, rank());
+  record.fallback = process_.fallback();
+  records().add(record);
   if (leads() && sinks_->view() != nullptr) static_cast<void>(hear_rollouts());
   const Status trouble = records().take_trouble();
   if (!trouble.ok()) report->notes.push_back(trouble.to_string());
@@ -192,7 +195,15 @@ std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t versi
   const Deadline deadline = Deadline::after(config_.engine_calls.timeout);
   const auto ok = [](const auto& each) { return each.second.ok(); };
   std::map<std::string, Status> found = patched(version, rollouts);
-  while (!std::ranges::all_of(found, ok) && backoff.sleep(deadline)) {
+  Waiting waiting;
+  const auto whom = [&] {
+    std::string text = concat("version ", version, " is not patched into:");
+    for (const auto& [directory, status] : found) {
+      if (!status.ok()) text += concat(" ", directory, " (", status.message(), ")");
+    }
+    return text;
+  };
+  while (!std::ranges::all_of(found, ok) && waiting.sleep(backoff, deadline, whom)) {
     found = patched(version, rollouts);
   }
   for (auto& [directory, status] : found) {

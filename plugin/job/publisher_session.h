@@ -70,6 +70,8 @@ class PublisherSession {
   [[nodiscard]] Publisher& publisher() { return *publisher_; }
   [[nodiscard]] const Publisher& publisher() const { return *publisher_; }
   [[nodiscard]] SendRoad& road() { return *road_; }
+  // The road that it publishes on in place of the configured one; empty: on that one.
+  [[nodiscard]] std::string fallback() const { return process_.fallback(); }
   // The last version that was committed.
   [[nodiscard]] EndOfRun newest() const {
     return {publisher_->version().run, publisher_->version().version, publisher_->digest()};

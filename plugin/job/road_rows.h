@@ -72,6 +72,7 @@ struct RoadRows {
            .opener = kIfLinked<(Built::kNccl && Built::kTcp), &kNcclHubOpener>,
            .key = "road.nccl.rendezvous",
            .takes_groups = true,
+           .knows_starts = true,
            .hash = kDeviceHash},
       Road{.name = "nccl/mpi",
            .help = "rendezvous of the nccl road in one mpirun job",

@@ -41,7 +41,9 @@ const RoadTable& road_table() {
                                Built::kMpiAt,
                                kIfLinked<Built::kMpi, &join_mpi_job>,
                                Built::kMonitorAt,
-                               Built::kMonitor ? &monitor : nullptr};
+                               Built::kMonitor ? &monitor : nullptr,
+                               Built::kTcpAt,
+                               kIfLinked<Built::kTcp, &hub::make_tcp_port>};
   return table;
 }
 

@@ -6,6 +6,7 @@
 // is loaded when a job asks for it (on_demand/loaded_library.h).
 #pragma once
 
+#include "collectives/hub/port.h"
 #include "plugin/job/config.h"
 #include "plugin/job/watchdog.h"
 #include "plugin/observe/http_server.h"
@@ -54,6 +55,7 @@ struct Part {
   std::string_view name, help, why_not;
 };
 
+using MakePort = std::shared_ptr<hub::Port> (*)(const HubOptions& options, std::string* bound);
 using JoinMpi = Result<std::unique_ptr<JobProcess>> (*)(const Config& config, const Road& road,
                                                         JobRole role, const LateHandler& late);
 
@@ -72,7 +74,11 @@ struct RoadTable {
   JoinMpi join_mpi = nullptr;                   // null: not linked here
   Availability monitor = {};                    // of the status server
   const MonitorTable* monitor_parts = nullptr;  // null: not linked here
+  Availability hub = {};                        // over TCP
+  MakePort make_port = nullptr;                 // null: not linked here
 };
+// As monitor_of().
+[[nodiscard]] Result<MakePort> port_maker_of(const RoadTable& table);
 // What is linked, or in a library that is loaded. kUnsupported, with the reason.
 [[nodiscard]] Result<const MonitorTable*> monitor_of(const RoadTable& table);
 // The table that is linked.

@@ -257,6 +257,9 @@ class Metrics final : public PrometheusMetrics {
     const std::optional<std::int64_t> time = unix_ms(record.origin.time);
     if (time) last_.Set(static_cast<double>(*time) / 1e3);
     versions_.Increment(static_cast<double>(record.versions));
+    if (!record.fallback.empty()) {
+      fallback_.Add({{"road", label_value(record.fallback)}}).Set(1);
+    }
     count_bytes("full", record.full_bytes);
     count_bytes("delta", record.delta_bytes);
     count_bytes("wire", record.wire_bytes);
@@ -337,6 +340,9 @@ class Metrics final : public PrometheusMetrics {
                            .Add({});
   Family<Gauge>& density_ =
       gauges(registry_, "driftless_density", "Changed weights of all, 0 to 1, in the last version");
+  Family<Gauge>& fallback_ =
+      gauges(registry_, "driftless_fallback",
+             "1: versions go by this road in place of the configured one, which failed");
   Family<Counter>& bytes_ = counters(
       registry_, "driftless_bytes_total",
       "Bytes of versions: full (all weights), delta (their payload), wire (over the road), "

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/hash128.h"
+#include "core/version.h"
 #include "formats/record_reader.h"
 
 namespace driftless {
@@ -94,6 +95,7 @@ OrderedJson to_json(const RunStatus& status) {
       {"version", status.version},
       {"digest", status.digest},
       {"trainer", {{"state", to_string(status.trainer)}, {"seen", status.trainer_seen}}}};
+  if (!status.fallback.empty()) json["fallback"] = status.fallback;
   json["versions"] = OrderedJson::array();
   for (const VersionRecord& version : status.versions) {
     json["versions"].push_back(to_json(version));
@@ -115,7 +117,13 @@ Result<RunStatus> parse_run_status(std::string_view text, std::string_view what)
   RunStatus status;
   DRIFTLESS_ASSIGN_OR_RETURN(status.origin, read_origin(json, status.run, what));
   DRIFTLESS_ASSIGN_OR_RETURN(status.version, json_u64(json, "version", what));
+  if (status.version > kMaxVersion) {
+    return error(StatusCode::kCorrupt, what, ": version: too large");
+  }
   DRIFTLESS_ASSIGN_OR_RETURN(status.digest, json_string(json, "digest", what));
+  if (json.contains("fallback")) {
+    DRIFTLESS_ASSIGN_OR_RETURN(status.fallback, json_string(json, "fallback", what));
+  }
   DRIFTLESS_RETURN_IF_ERROR(read_trainer(json, what, status));
   DRIFTLESS_RETURN_IF_ERROR(
       read_list(json, "versions", kMostVersions, what, read_version_record, status.versions));

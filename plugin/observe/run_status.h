@@ -36,7 +36,8 @@ struct RunStatus {
   std::uint64_t version = 0;  // the newest of the run
   std::string digest;         // of the weights at it, hex; empty: not known
   TrainerState trainer = TrainerState::kUnknown;
-  std::string trainer_seen{};             // UTC, its last sign of life; empty: not known
+  std::string fallback{};      // the road in use in place of the configured one; empty: that one
+  std::string trainer_seen{};  // UTC, its last sign of life; empty: not known
   std::vector<VersionRecord> versions{};  // oldest first
   std::vector<EngineRecord> engines{};
   std::vector<RolloutRecord> rollouts{};

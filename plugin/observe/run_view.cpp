@@ -61,6 +61,7 @@ void RunView::add(const VersionRecord& record) {
   auto kept = std::make_shared<const VersionRecord>(record);
   const std::scoped_lock lock(mutex_);
   now_.failing.clear();
+  now_.fallback = record.fallback;
   open_ = true;
   see(record.run, record.version, to_hex(record.digest));
   versions_.push_back(std::move(kept));

@@ -153,7 +153,7 @@ class SpanWriter final : public RecordSink {
       add(spans, commit, record.received->fetch_ms);
     } else if (record.delivered) {
       // Fetching is a part of it.
-      const auto& [needed, plain, fetch_ms, process_ms, apply_ms] = *record.delivered;
+      const auto& [needed, plain, fetch_ms, process_ms, apply_ms, carrier] = *record.delivered;
       const double all_ms = process_ms + apply_ms;
       spans.whole("follow version " + number, next_id(), root, all_ms);
       spans.stage("fetch", next_id(), {all_ms, all_ms - std::min(fetch_ms, all_ms)});

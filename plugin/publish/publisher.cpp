@@ -17,13 +17,16 @@ namespace {
 // All ranks but the leader, which has, begin. None writes before all have begun: a road whose
 // flush() is a meeting would wait for one that could not begin, and a leader that fails at once
 // would take away what the others are still looking for. Not ok: dropped on this rank.
+// `heard`: so do the others.
 Status begin_together(Group& group, SendRoad& road, const PublicationId& id,
-                      const Deadline& deadline) {
+                      const Deadline& deadline, bool& heard) {
   if (group.size() == 1) return {};
   StatusMessage mine;
   if (!group.leads()) mine.status = road.begin(id, deadline);
-  const StatusMessage go{collect(group, mine, deadline).status()};
-  const Status told = tell(group, go, deadline).status();
+  StatusMessage go{collect(group, mine, deadline).status()};
+  Status told = hear(group, go, deadline);
+  heard = told.ok();
+  if (heard) told = go.status;
   if (told.ok()) return {};
   const Status dropped = road.abort();
   return told.with_context(concat(to_string(id), " was not published"));
@@ -89,31 +92,50 @@ Result<PublishReport> Publisher::publish(WeightSource& weights, std::optional<st
 }
 
 Result<PublishReport> Publisher::publish_guarded(WeightSource& weights, WeightSource* own) {
-  Stopwatch total;
-  Stopwatch watch;
-  const Deadline deadline = Deadline::after(options_.deadline);
   group_.next_epoch(step_ == kNoStep ? std::nullopt : std::optional(step_));
   run_.companions[1] = weights.companions_dir();
   if (!observed_) static_cast<void>(observe(weights));  // what it found fails the plan
-  DRIFTLESS_ASSIGN_OR_RETURN(PlanMessage plan,
-                             make_plan(*std::exchange(observed_, std::nullopt), deadline));
-  live_notes_.clear();
-  if (own != nullptr) measured_ = quantized_->measure(*own);
-  if (quantized_live_ != nullptr) measured_ = prepare_live(plan.full);
-  const Status agreed = agree_on_blocks(deadline);
-  if (!agreed.ok()) {
-    if (leader_) static_cast<void>(road_.abort());  // it has begun
-    return agreed.with_context(concat("version ", plan.version, " was not published"));
+  const Status ready = *std::exchange(observed_, std::nullopt);
+  Result<PublishReport> report = publish_once(ready, weights, own);
+  if (report.ok() || !all_heard_) return report;
+  const Result<bool> over = use_fallback();
+  if (!over.ok()) {
+    return error(report.status().code(), report.status().message(), "; ", over.status().message());
   }
-  if (quantized_live_ != nullptr && measured_.ok()) {
-    measured_ = quantized_live_->settle(tensor_digests_, live_notes_);
-  }
+  return *over ? publish_once(ready, weights, own) : report;
+}
+
+Result<bool> Publisher::use_fallback() {
+  Fallback* const fallback = road_.fallback();
+  if (fallback == nullptr || fallback->used()) return false;
+  const Deadline deadline = Deadline::after(options_.deadline);
+  const Result<std::vector<std::string>> troubles =
+      group_.gather(to_message(StatusMessage{fallback->trouble()}), deadline);
+  FallbackMessage message;
+  message.status = troubles.status();
+  if (leader_ && troubles.ok()) message = leader_->use_fallback(*troubles, deadline);
+  DRIFTLESS_ASSIGN_OR_RETURN(const FallbackMessage told,
+                             tell(group_, std::move(message), deadline));
+  if (told.reason.empty()) return false;
+  DRIFTLESS_RETURN_IF_ERROR(fallback->use(told.reason, std::nullopt, deadline));
+  return true;
+}
+
+Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weights,
+                                              WeightSource* own) {
+  Stopwatch total;
+  Stopwatch watch;
+  const Deadline deadline = Deadline::after(options_.deadline);
+  all_heard_ = false;
+  DRIFTLESS_ASSIGN_OR_RETURN(PlanMessage plan, make_plan(std::move(ready), deadline));
+  DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, own, deadline));
   PublishReport report;
   report.notes = plan.notes;
   report.manifest_publish_ms = watch.lap_ms();
   const PublicationId id{plan.version, PublicationKind::kVersion};
   for (;;) {
-    DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline));
+    DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline, all_heard_));
+    all_heard_ = false;
     const PayloadMessage mine = produce(plan, weights, deadline);
     report.process_ms += watch.lap_ms();
     report.stages += stages_;
@@ -135,12 +157,15 @@ Result<PublishReport> Publisher::publish_guarded(WeightSource& weights, WeightSo
       outcome.notes.push_back(concat("a publisher rank did not hear the verdict on version ",
                                      plan.version, ": ", heard.message()));
     }
+    all_heard_ = heard.ok() && outcome.verdict != Verdict::kDoubt;
     if (!outcome.status.ok()) return give_up(plan, outcome, mine);
     report.notes.insert(report.notes.end(), outcome.notes.begin(), outcome.notes.end());
     if (outcome.verdict == Verdict::kRedoFull) {
       take_back(plan.full);
+      all_heard_ = false;
       if (!leader_) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun anew
       plan.full = true;
+      if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, own, deadline));
       continue;
     }
     commit(plan.version, mine.tensor_digests, outcome.digest);
@@ -160,7 +185,11 @@ Result<PublishReport> Publisher::publish_guarded(WeightSource& weights, WeightSo
     if (outcome.anchor) {
       const Status anchored = add_anchor(report.notes);
       report.anchor = anchored.ok();
-      if (!anchored.ok()) report.notes.emplace_back(anchored.message());
+      if (!anchored.ok()) {
+        report.notes.emplace_back(anchored.message());
+        const Result<bool> over = all_heard_ ? use_fallback() : false;
+        if (!over.ok()) report.notes.emplace_back(over.status().message());
+      }
     }
     if (leader_ && !plan.full) {
       leader_->planner().note({run_.shape.encoding, outcome.changed_units,
@@ -211,8 +240,18 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
     plan.status = there.status();
     if (there.ok()) resolve_doubt(*there);
   }
-  if (leader_ && plan.status.ok()) plan = leader_->plan(*ranks, needs_full_, deadline);
-  DRIFTLESS_ASSIGN_OR_RETURN(PlanMessage told, tell(group_, std::move(plan), deadline));
+  if (leader_ && plan.status.ok()) {
+    plan = leader_->plan(*ranks, needs_full_, live_ != nullptr && live_->behind(), deadline);
+  }
+  PlanMessage told = std::move(plan);
+  DRIFTLESS_RETURN_IF_ERROR(hear(group_, told, deadline));
+  all_heard_ = true;
+  DRIFTLESS_RETURN_IF_ERROR(told.status);
+  Fallback* const fallback = road_.fallback();
+  if (fallback != nullptr && !told.fallback.empty()) {  // this rank may not have heard of it
+    DRIFTLESS_RETURN_IF_ERROR(fallback->use(told.fallback, std::nullopt, deadline));
+  }
+  all_heard_ = false;
   if (doubt_) {
     doubt_->digest = told.digest;
     resolve_doubt(doubt_->version == told.base_version);
@@ -230,8 +269,23 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
   return told;
 }
 
+Status Publisher::measure_blocks(const PlanMessage& plan, WeightSource* own,
+                                 const Deadline& deadline) {
+  live_notes_.clear();
+  if (own != nullptr) measured_ = quantized_->measure(*own);
+  if (quantized_live_ != nullptr) measured_ = prepare_live(plan.full);
+  const Status agreed = agree_on_blocks(deadline);
+  if (!agreed.ok()) {
+    if (leader_) static_cast<void>(road_.abort());  // it has begun
+    return agreed.with_context(concat("version ", plan.version, " was not published"));
+  }
+  if (quantized_live_ != nullptr && measured_.ok()) {
+    measured_ = quantized_live_->settle(tensor_digests_, live_notes_);
+  }
+  return {};
+}
+
 Status Publisher::prepare_live(bool full) {
-  prepared_full_ = full;
   const bool reads = publication_format(options_.layout).reads_weights(run_.shape.encoding);
   return quantized_live_->prepare({full, reads, options_.background}, live_notes_);
 }
@@ -263,10 +317,6 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
   std::vector<std::string> notes;
   Stopwatch watch;
   if (quantized_live_ != nullptr) {
-    if (plan.full && !prepared_full_) {  // it was too dense
-      measured_ = prepare_live(true);
-      if (measured_.ok()) measured_ = quantized_live_->settle(tensor_digests_, live_notes_);
-    }
     notes = std::exchange(live_notes_, {});
   } else if (live_ != nullptr) {
     const LiveStore::Version version{plan.full, format.reads_weights(run_.shape.encoding),
@@ -389,7 +439,7 @@ PayloadMessage Publisher::write_payload(PayloadContext made, const Deadline& dea
 Status Publisher::add_anchor(std::vector<std::string>& notes) {
   const Deadline deadline = Deadline::after(options_.deadline);
   const PublicationId id{run_.id.version, PublicationKind::kAnchor};
-  DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline));
+  DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline, all_heard_));
   const PayloadMessage mine =
       write_payload(context(id, id.version, true), deadline, [&](const AddBatch& add) {
         return quantized_live_ != nullptr ? quantized_live_->each_batch(add) : add(store_->offer());
@@ -401,14 +451,16 @@ Status Publisher::add_anchor(std::vector<std::string>& notes) {
     bool doubt = false;
     outcome.status = leader_->seal({id, id.version, true}, *ranks, deadline, outcome, doubt);
   }
-  const Result<OutcomeMessage> told = tell(group_, outcome, deadline);
+  Status told = hear(group_, outcome, deadline);
+  all_heard_ = told.ok();
+  if (told.ok()) told = outcome.status;
   if (!told.ok()) {
     const Status dropped = road_.abort();
     // The mirror has what the weights were now.
     needs_full_ = needs_full_ || (live_ != nullptr && mirror_ != nullptr);
-    return told.status().with_context(concat("the ", to_string(id), " was not published"));
+    return told.with_context(concat("the ", to_string(id), " was not published"));
   }
-  notes.insert(notes.end(), told->notes.begin(), told->notes.end());
+  notes.insert(notes.end(), outcome.notes.begin(), outcome.notes.end());
   if (leader_) leader_->anchored(id.version);
   return {};
 }

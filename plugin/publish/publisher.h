@@ -227,7 +227,16 @@ class Publisher {
 
   [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights,
                                                       WeightSource* own = nullptr);
+  [[nodiscard]] Result<PublishReport> publish_once(Status ready, WeightSource& weights,
+                                                   WeightSource* own);
+  // Collective, after a failure that all ranks have heard of: whether they go over to the road's
+  // fallback now.
+  [[nodiscard]] Result<bool> use_fallback();
   [[nodiscard]] Result<PlanMessage> make_plan(Status ready, const Deadline& deadline);
+  // Of FP8 blocks, before a version is made, or made again: what they hold. `own`: the weights, if
+  // there is a snapshot and they are quantized.
+  [[nodiscard]] Status measure_blocks(const PlanMessage& plan, WeightSource* own,
+                                      const Deadline& deadline);
   // Of FP8 blocks: the largest magnitudes, which all ranks agree on. Collective if ranks share
   // blocks.
   [[nodiscard]] Status agree_on_blocks(const Deadline& deadline);
@@ -267,7 +276,6 @@ class Publisher {
   std::unique_ptr<RankOffers> own_offers_;
   std::unique_ptr<WeightLayout> own_layout_;
   std::vector<std::string> live_notes_;  // of prepare_live()
-  bool prepared_full_ = false;           // likewise
   std::unique_ptr<BlockMirror> mirror_;  // a layout of whole tensors, some of which are in blocks
   std::unique_ptr<PublisherLeader> leader_;  // null on other ranks
   std::unique_ptr<PayloadBuffers> buffers_;
@@ -276,6 +284,7 @@ class Publisher {
   std::uint64_t step_ = 0;              // of publish()
   std::optional<Status> observed_;      // of observe(), until publish()
   bool needs_full_ = false;
+  bool all_heard_ = false;  // every rank knows that the last attempt at a version failed
   bool resumed_ = false;
   bool shares_blocks_ = false;  // ranks cut FP8 blocks between them
   StageTimes stages_;           // of the last publication

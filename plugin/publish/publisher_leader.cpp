@@ -274,6 +274,8 @@ Status PublisherLeader::resume(const std::string& announcement, StartMessage& st
   }
   start.version = std::max(start.version, newest_anchor_.value_or(0));
   DRIFTLESS_ASSIGN_OR_RETURN(highest_number_, road_.highest_number());
+  highest_number_ = std::max(highest_number_, found.used_numbers);
+  announced_.used_numbers = found.used_numbers;  // it is announced again as it is
   start.run = found.run;
   start.resume = true;
   if (start.version > 0) {
@@ -322,10 +324,15 @@ void PublisherLeader::start(const Digest& held, bool live, StartMessage& start,
                          to_hex(start.digest), "; start a new run on an empty road");
     return;
   }
-  const RunInfo announcement{
-      start.run,    run_.layout,           run_.base_digest, ranks_, base_tensor_digests_,
-      unpublished_, options_.quantize_rule};
-  start.status = road_.announce(run_info_to_json(announcement), deadline);
+  announced_ = {start.run,
+                run_.layout,
+                run_.base_digest,
+                ranks_,
+                base_tensor_digests_,
+                unpublished_,
+                options_.quantize_rule,
+                announced_.used_numbers};
+  start.status = road_.announce(run_info_to_json(announced_), deadline);
   // A run that goes on, with anchors among its versions, has a whole one, or will have.
   const bool among = format_.anchors_among_versions && start.version > 0;
   start.anchor = start.status.ok() && options_.first_anchor && !newest_anchor_ && !among;
@@ -366,10 +373,35 @@ Status PublisherLeader::note_fence(Status said) {
   return fenced_;
 }
 
+FallbackMessage PublisherLeader::use_fallback(const std::vector<std::string>& troubles,
+                                              const Deadline& deadline) {
+  FallbackMessage message;
+  Status failed;
+  for (std::size_t rank = 0; rank < troubles.size(); ++rank) {
+    const Result<StatusMessage> trouble = parse_message<StatusMessage>(troubles[rank]);
+    add_failure(failed, trouble.ok() ? trouble->status : trouble.status(), rank);
+  }
+  if (failed.ok()) return message;
+  std::optional<std::string> announcement;
+  if (!announced_.run.is_zero()) {
+    announced_.used_numbers = std::max(run_.id.version, highest_number_);
+    announcement = run_info_to_json(announced_);
+  }
+  message.status = road_.fallback()->use(failed.message(), announcement, deadline);
+  if (!message.status.ok()) return message;
+  message.reason = fallback_ = failed.message();
+  // The versions before are on a road that may not serve them.
+  bridging_ = announcement.has_value();
+  newest_anchor_.reset();
+  chain_bytes_ = 0;
+  return message;
+}
+
 PlanMessage PublisherLeader::plan(const std::vector<ReadyMessage>& ranks, bool needs_full,
-                                  const Deadline& deadline) {
+                                  bool behind, const Deadline& deadline) {
   PlanMessage plan;
   plan.status = fenced_;
+  plan.fallback = fallback_;
   for (std::size_t rank = 1; plan.status.ok() && rank < ranks.size(); ++rank) {
     const bool ahead = ranks[rank].doubtful == run_.id.version && ranks[rank].doubtful != 0;
     if (ahead || ranks[rank].version == run_.id.version) continue;
@@ -382,7 +414,7 @@ PlanMessage PublisherLeader::plan(const std::vector<ReadyMessage>& ranks, bool n
   plan.base_version = run_.id.version;
   plan.version = std::max(run_.id.version, highest_number_) + 1;
   plan.full = options_.mode == UpdateMode::kFull || needs_full ||
-              highest_number_ > run_.id.version ||
+              highest_number_ > run_.id.version || (bridging_ && !behind) ||
               std::ranges::any_of(ranks, &ReadyMessage::needs_full) ||
               (format_.anchors_among_versions && anchor_due(plan.version));
   plan.digest = run_.digest;
@@ -464,6 +496,7 @@ void PublisherLeader::seal_version(const PlanMessage& plan, std::vector<PayloadM
     return;
   }
   outcome.verdict = Verdict::kCommit;
+  if (std::exchange(bridging_, false) && !plan.full) anchor_requested_ = true;
   chain_bytes_ += outcome.wire_bytes;
   choose_anchor(plan, outcome, deadline);
 }
@@ -503,6 +536,7 @@ void PublisherLeader::choose_anchor(const PlanMessage& plan, OutcomeMessage& out
 
 void PublisherLeader::anchored(std::uint64_t version) {
   newest_anchor_ = version;
+  bridging_ = false;
   chain_bytes_ = 0;
   anchor_requested_ = false;
 }

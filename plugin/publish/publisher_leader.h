@@ -36,10 +36,15 @@ class PublisherLeader {
   // Whether the publication is there as this publisher sealed it. kWrongRun: another's is.
   [[nodiscard]] Result<bool> published(const PublicationId& id, const Hash128& manifest,
                                        const Deadline& deadline);
+  // `behind`: the version is made while the trainer goes on.
   [[nodiscard]] PlanMessage plan(const std::vector<ReadyMessage>& ranks, bool needs_full,
-                                 const Deadline& deadline);
+                                 bool behind, const Deadline& deadline);
   // What ranks have of FP8 blocks that they share.
   [[nodiscard]] MaximaMessage agree(const Result<std::vector<MaximaMessage>>& ranks);
+  // After a failure: goes over to the road's fallback if the road has failed on a rank. `troubles`:
+  // a StatusMessage of each.
+  [[nodiscard]] FallbackMessage use_fallback(const std::vector<std::string>& troubles,
+                                             const Deadline& deadline);
   // What becomes of the version. `behind`: it was made while the trainer went on.
   [[nodiscard]] OutcomeMessage conclude(const PlanMessage& plan,
                                         Result<std::vector<PayloadMessage>> ranks, bool behind,
@@ -103,6 +108,9 @@ class PublisherLeader {
   std::vector<Digest> base_tensor_digests_;
 
   BlockMaxima maxima_;  // of FP8 blocks that ranks cut between them
+  RunInfo announced_;      // once the run is announced
+  std::string fallback_;   // why the road's fallback is used; empty: it is not
+  bool bridging_ = false;  // no version is there that receivers of any other one can take
   Status fenced_;  // not ok: another publisher has taken the road over; nothing more is published
   std::map<std::uint32_t, std::uint64_t> changed_;  // units of tensors that changed most
   Hash128 sealing_;  // the hash of the manifest that was sealed last, or was to be

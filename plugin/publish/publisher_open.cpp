@@ -75,8 +75,15 @@ Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* hist
 }
 
 // What only a snapshot can do.
-Status check_quantized_live(const PublisherOptions& options, const AssemblyMessage& told) {
+Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
+                            const AssemblyMessage& told) {
   const char* const instead = ": set snapshot: host";
+  if (road.fallback() != nullptr) {
+    return error(StatusCode::kUnsupported,
+                 "road.peer.fallback: without a snapshot a quantized version is not made again for "
+                 "another road",
+                 instead, ", or leave the fallback out");
+  }
   if (options.device != nullptr) {
     return error(StatusCode::kUnsupported,
                  "the weights lie on a GPU, and are quantized in host memory", instead);
@@ -101,6 +108,7 @@ Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& optio
     const Deadline deadline = Deadline::after(options.deadline);
     std::unique_ptr<Publisher> rank(new Publisher(options, group, road, history));
     group.next_epoch();
+    DRIFTLESS_RETURN_IF_ERROR(rank->use_fallback().status());  // a rank may lack the first road
     Status ready = rank->open_quantized(base);
     WeightSource& weights = live != nullptr ? *live : base;
     if (rank->quantized_) {
@@ -230,7 +238,7 @@ Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status 
         store_, SnapshotStore::create(run_.layout, std::move(owned), threads_, device));
   } else {
     if (!options_.quantize_rule.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, told));
+      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, road_, told));
     }
     DRIFTLESS_RETURN_IF_ERROR(make_live_store(std::move(owned), live));
   }
@@ -385,7 +393,11 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
                             leader_->highest_number() + 1, ", in full"));
   }
   // Receivers without a base wait for this one, so here its failure is a failure.
-  return told.anchor ? add_anchor(notes_) : Status();
+  if (!told.anchor) return {};
+  const Status anchored = add_anchor(notes_);
+  if (anchored.ok() || !all_heard_) return anchored;
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());
+  return over ? publish_anchor() : anchored;
 }
 
 }  // namespace driftless

@@ -143,7 +143,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AssemblyMessage, status, tensors, owners, dro
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StartMessage, status, run, version, digest, resume, otherwise,
                                    anchor)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlanMessage, status, version, base_version, digest, full, shape,
-                                   notes)
+                                   notes, fallback)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FallbackMessage, status, reason)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OutcomeMessage, status, verdict, anchor, digest, notes,
                                    changed_units, delta_bytes, wire_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MaximaMessage, status, all, maxima)
@@ -180,6 +181,7 @@ DRIFTLESS_RANK_MESSAGE(AssemblyMessage);
 DRIFTLESS_RANK_MESSAGE(StartMessage);
 DRIFTLESS_RANK_MESSAGE(PlanMessage);
 DRIFTLESS_RANK_MESSAGE(OutcomeMessage);
+DRIFTLESS_RANK_MESSAGE(FallbackMessage);
 DRIFTLESS_RANK_MESSAGE(MaximaMessage);
 DRIFTLESS_RANK_MESSAGE(StatusMessage);
 DRIFTLESS_RANK_MESSAGE(DigestMessage);

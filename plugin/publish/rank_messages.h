@@ -96,6 +96,7 @@ struct PlanMessage {  // publish(): the version that all ranks make
   bool full = false;
   VersionShape shape;
   std::vector<std::string> notes;
+  std::string fallback;  // why all ranks use the road's fallback; empty: they do not
 };
 
 enum class Verdict : unsigned char { kNone, kCommit, kAbort, kRedoFull, kDoubt };
@@ -107,6 +108,11 @@ struct OutcomeMessage {  // a version or an anchor: what becomes of it
   Digest digest;        // of all ranks' weights
   std::vector<std::string> notes;
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0;
+};
+
+struct FallbackMessage {  // whether all ranks go over to the road's fallback
+  Status status;
+  std::string reason;  // empty: no rank's road has failed
 };
 
 // In both directions.

@@ -212,6 +212,7 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   if (!fetched.ok()) return fetched.status();
   if (!*fetched) return false;
   report_ = describe(state, **fetched);
+  report_.carrier = road_->carrier();
   report_.run = run();
   report_.fetch_ms = watch.lap_ms();
   return stage_chain(state, std::move(**fetched));

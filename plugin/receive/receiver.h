@@ -36,6 +36,7 @@ struct UpdateReport {
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
   // Of what was fetched of the parts, what the target has a use for: its blocks, and tables.
   std::uint64_t needed_bytes = 0;
+  std::string carrier;  // ReceiveRoad::carrier(), of the last of it
   double fetch_ms = 0;  // on the road, and hashing
   double stage_ms = 0;  // decoding and proving
   double pause_ms = 0, apply_ms = 0, resume_ms = 0;

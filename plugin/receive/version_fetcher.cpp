@@ -179,13 +179,24 @@ Status VersionFetcher::check_run(const TargetState& state) {
   next_look_ = Deadline::after(options_.fetch_deadline);
   const Deadline deadline = Deadline::after(options_.report_deadline);
   const Result<std::vector<PublicationId>> listed = road_->list(deadline);
-  if (!listed.ok() || listed->empty() || is_newer(state, listed->back())) return {};
+  if (!listed.ok()) return {};
+  if (listed->empty()) return check_announced();
+  if (is_newer(state, listed->back())) return {};
   const PublicationId& newest = listed->back();
   const Result<std::string> text = road_->fetch_manifest(newest, deadline);
   if (!text.ok()) return {};
   const Result<Manifest> manifest = parse_manifest(*text, to_string(newest));
   if (!manifest.ok() || manifest->id.run == run_) return {};
   return wrong_run(to_string(newest), manifest->id.run);
+}
+
+// Of a run without a version nothing else tells, and it may have ended so.
+Status VersionFetcher::check_announced() {
+  const Result<std::string> text = road_->run_info(Deadline::after(1s));
+  if (!text.ok()) return {};
+  const Result<RunInfo> announced = parse_run_info(*text, "the run's announcement");
+  if (!announced.ok() || announced->run == run_) return {};
+  return wrong_run("the announcement on the road", announced->run);
 }
 
 Status VersionFetcher::wrong_run(const std::string& what, const Hash128& found) const {

@@ -124,6 +124,7 @@ class VersionFetcher {
  private:
   [[nodiscard]] bool has_come();
   [[nodiscard]] Status check_run(const TargetState& state);
+  [[nodiscard]] Status check_announced();
   [[nodiscard]] Status wrong_run(const std::string& what, const Hash128& found) const;
   [[nodiscard]] Result<std::vector<FoundManifest>> choose(const TargetState& state, FetchMode mode,
                                                           const Deadline& deadline);

@@ -122,6 +122,7 @@ MappedParts parts_of(const MappedWeights& weights, const WeightLayout& kept) {
   parts.layout = kept;
   parts.writer = weights.writer;
   parts.memory = weights.memory;
+  parts.only_rule = weights.only_rule;
   for (std::uint32_t tensor = 0; tensor < kept.size(); ++tensor) {
     const std::uint32_t old = *weights.layout.find(kept[tensor].name);
     const MappedWeights::Tensor& own = weights.tensors[old];

@@ -82,6 +82,9 @@ struct MappedParts {
   std::vector<std::pair<std::uint32_t, std::string>> refused;
   std::shared_ptr<ExternalWriter> writer;  // may be null if nothing is external
   std::shared_ptr<WeightMemory> memory;    // that all maps lead to; null: the host's
+  // The engine keeps codes and scales of this rule as they are, and no others: a version by another
+  // rule, or by none, is refused (kUnsupported). Empty: every version is taken.
+  std::string only_rule = {};
 };
 
 // kInvalidArgument, naming the parameters, if two maps write the same units.

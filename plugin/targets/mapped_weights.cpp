@@ -94,6 +94,7 @@ Status MappedWeights::fill(MappedParts parts) {
   std::erase_if(maps, [](const WeightMap& each) { return each.map.units() == 0; });
   writer = std::move(parts.writer);
   memory = parts.memory ? std::move(parts.memory) : make_host_memory();
+  only_rule = std::move(parts.only_rule);
   tensors.resize(layout.size());
   std::stable_sort(maps.begin(), maps.end(),
                    [](const WeightMap& a, const WeightMap& b) { return a.tensor < b.tensor; });

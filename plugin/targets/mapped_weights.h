@@ -37,6 +37,7 @@ struct MappedWeights {
   std::optional<std::uint32_t> rank;
   std::shared_ptr<ExternalWriter> writer;
   std::shared_ptr<WeightMemory> memory;
+  std::string only_rule;  // as MappedParts
   TargetState state;
   ProofRule proof;
   bool proven = false;

@@ -474,11 +474,25 @@ class StagedUpdate final : public StagedChange {
   bool committed_ = false;  // and is in effect
 };
 
+Status check_rule(const MappedWeights& weights, const std::vector<VersionSource>& versions) {
+  for (const VersionSource& each : versions) {
+    const std::string& rule = each.version().manifest->quantize_rule;
+    if (weights.only_rule.empty() || rule == weights.only_rule) continue;
+    return error(StatusCode::kUnsupported, each.version().path, ": is quantized by ",
+                 rule.empty() ? "a rule that it does not name" : concat("the rule ", rule),
+                 ", and this engine keeps codes and scales of ", weights.only_rule,
+                 " only. Nothing was changed; publish with quantize.rule: ", weights.only_rule,
+                 ", or start the engine with kernels that keep every rule's");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<StagedChange>> stage_update(std::shared_ptr<MappedWeights> weights,
                                                    std::vector<VersionSource> versions,
                                                    bool in_place, StageAhead* ahead) {
+  DRIFTLESS_RETURN_IF_ERROR(check_rule(*weights, versions));
   auto update = std::make_unique<StagedUpdate>(std::move(weights), versions);
   DRIFTLESS_RETURN_IF_ERROR(update->fill(std::move(versions), in_place, ahead));
   return std::unique_ptr<StagedChange>(std::move(update));

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A full version between two processes of this host over the peer road, each carrier forced, beside
 // a bare loop of that carrier in the same run:
-//   peer_bench [MIB] [ROUNDS]
+//   peer_bench [MIB] [ROUNDS] [LIBRARY]
 // tcp: the bare loop sends the same memory through one socket into memory that was touched before.
-// shm: it maps the same memory and reads every byte (a sum); so does the reader of the road. Times
-// of hashing what came are apart. Prints a line of JSON for each carrier.
+// shm: it maps the same memory and reads every byte (a sum); so does the reader of the road. nixl,
+// if LIBRARY names libnixl_capi.so: one read of all by agents of its own, into memory that was
+// registered and touched before. Times of hashing what came are apart. Prints a line of JSON for
+// each carrier.
+//   peer_bench publish [MIB] [ROUNDS]
+// How long a rank takes to publish a version, with 8 readers over TCP that are stopped (SIGSTOP) in
+// the middle of a pull, and with none. Prints one line of JSON.
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -17,10 +22,14 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <thread>
 
+#include "collectives/hub/tcp/authentication.h"
 #include "collectives/hub/tcp/socket.h"
+#include "collectives/peer/board.h"
 #include "collectives/peer/part_reader.h"
 #include "collectives/peer/part_server.h"
+#include "collectives/peer/peer_road.h"
 #include "core/stopwatch.h"
 
 namespace driftless::peer {
@@ -49,6 +58,9 @@ std::uint64_t sum(std::span<const std::byte> bytes) {
 // What the serving process tells the reading one.
 struct Told {
   char tcp[64], socket[64], host[128], bare[64];
+  // Of the agent of the bare loop.
+  std::uint64_t address = 0, description_bytes = 0;
+  char description[16384];
 };
 
 struct Sample {
@@ -63,6 +75,7 @@ struct Sample {
   auto* words = reinterpret_cast<std::uint64_t*>(memory.data());
   std::iota(words, words + size / sizeof(*words), 1);
   const std::string_view bytes(reinterpret_cast<const char*>(memory.data()), size);
+  const std::span<std::byte> plain(memory.data(), size);
   store->put(kVersion, "part", std::move(memory), size);
   const auto server = must(make_part_server(options, 0, "127.0.0.1", store));
   std::string bare;
@@ -73,6 +86,16 @@ struct Sample {
   at.socket.copy(told.socket, sizeof(told.socket) - 1);
   at.host.copy(told.host, sizeof(told.host) - 1);
   bare.copy(told.bare, sizeof(told.bare) - 1);
+  std::shared_ptr<NixlAgent> agent;
+  std::shared_ptr<const void> registered;
+  if (options.carrier == PeerCarrier::kNixl) {
+    agent = must(NixlAgent::make(options.library, NixlRole::kServes));
+    registered = must(agent->add(plain));
+    const NixlDescription described = must(agent->describe());
+    if (described.bytes.size() > sizeof(told.description)) std::exit(1);
+    told.address = reinterpret_cast<std::uintptr_t>(plain.data());
+    told.description_bytes = described.bytes.copy(told.description, sizeof(told.description));
+  }
   if (::write(to_reader, &told, sizeof(told)) != sizeof(told)) std::exit(1);
   for (;;) {  // until it is killed
     if (!hub::wait_for(listener, POLLIN, soon())) std::exit(1);
@@ -94,19 +117,47 @@ double bare_tcp(const Told& told, std::span<std::byte> into) {
   return watch.lap_ms() * 1e-3;
 }
 
-Sample measure(const PeerOptions& options, const Told& told, const std::string& token,
-               std::uint64_t size) {
-  const Endpoint from{.rank = 0, .tcp = told.tcp, .socket = told.socket, .host = told.host};
+// The agent of the bare loop, with memory of its own.
+class BareNixl {
+ public:
+  BareNixl(const PeerOptions& options, const Told& told, std::uint64_t size)
+      : agent_(must(NixlAgent::make(options.library, NixlRole::kReads))),
+        memory_(size),
+        registered_(must(agent_->add(memory_))),
+        name_(must(agent_->load({told.description, told.description_bytes}))) {}
+  double read(const Told& told) {
+    Stopwatch watch;
+    const NixlMove whole{memory_.data(), told.address, memory_.size()};
+    const NixlRead read = must(agent_->start(name_, std::span(&whole, 1)));
+    while (!must(agent_->ended(read))) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    return watch.lap_ms() * 1e-3;
+  }
+
+ private:
+  std::shared_ptr<NixlAgent> agent_;
+  std::vector<std::byte> memory_;
+  std::shared_ptr<const void> registered_;
+  std::string name_;
+};
+
+Sample measure(const PeerOptions& options, const Told& told, std::uint64_t size, PartReader& reader,
+               BareNixl* nixl) {
+  const Endpoint from{.rank = 0,
+                      .tcp = told.tcp,
+                      .socket = told.socket,
+                      .host = told.host,
+                      .nixl = nixl == nullptr ? NixlOffer::kNone : NixlOffer::kThere};
   const PartReceipt part{.name = "part", .rank = 0, .size_bytes = size, .hash = {}};
   const ByteRange whole{0, size};
   const bool shm = options.carrier == PeerCarrier::kShm;
   Sample sample;
   std::uint64_t expected = 0;
-  {
-    std::vector<std::byte> memory(shm ? 0 : size);
-    if (!shm) sample.bare = bare_tcp(told, memory);
+  if (nixl != nullptr) {
+    sample.bare = nixl->read(told);
+  } else if (!shm) {
+    std::vector<std::byte> memory(size);
+    sample.bare = bare_tcp(told, memory);
   }
-  PartReader reader(options, token);
   if (shm) {  // a mapping of the same memory, made once
     const auto mapped = must(reader.read(from, kVersion, part, std::span(&whole, 1), soon()));
     Stopwatch watch;
@@ -124,18 +175,26 @@ Sample measure(const PeerOptions& options, const Told& told, const std::string& 
 }
 
 void run(PeerCarrier carrier, std::string_view name, std::uint64_t size, int rounds,
-         const std::string& token_file) {
-  PeerOptions options{.hub = {.token_file = token_file}, .carrier = carrier};
+         const std::string& token_file, const std::string& library = {}) {
+  PeerOptions options{.hub = {.token_file = token_file}, .carrier = carrier, .library = library};
+  options.read_bytes = 2 * size;
   int pipe[2];
   if (::pipe(pipe) != 0) std::exit(1);
   const pid_t child = ::fork();
   if (child == 0) serve(options, size, pipe[1]);
   Told told{};
-  if (::read(pipe[0], &told, sizeof(told)) != sizeof(told)) std::exit(1);
+  for (std::size_t done = 0; done < sizeof(told);) {
+    const ssize_t got = ::read(pipe[0], reinterpret_cast<char*>(&told) + done, sizeof(told) - done);
+    if (got <= 0) std::exit(1);
+    done += static_cast<std::size_t>(got);
+  }
   const std::string token = must(data_token(token_file));
+  PartReader reader(options, token);
+  std::unique_ptr<BareNixl> nixl;
+  if (carrier == PeerCarrier::kNixl) nixl = std::make_unique<BareNixl>(options, told, size);
   std::vector<Sample> samples;
   for (int round = 0; round <= rounds; ++round) {
-    samples.push_back(measure(options, told, token, size));
+    samples.push_back(measure(options, told, size, reader, nixl.get()));
   }
   samples.erase(samples.begin());  // the first one warms up
   ::kill(child, SIGKILL);
@@ -153,19 +212,120 @@ void run(PeerCarrier carrier, std::string_view name, std::uint64_t size, int rou
   std::fflush(stdout);
 }
 
+constexpr int kStopped = 8;
+
+// A reader: asks for the whole part, takes some of it, and stops.
+[[noreturn]] void stop_in_the_middle(const std::string& token, std::uint64_t size,
+                                     int from_trainer) {
+  Told told{};
+  if (::read(from_trainer, &told, sizeof(told)) != sizeof(told)) std::exit(1);
+  const hub::Socket socket = must(hub::connect_to(told.tcp, soon()));
+  std::string expected;
+  const hub::Admission mine = must(hub::answer_hello(
+      token, must(hub::read_all(socket, hub::kServerHelloBytes, soon())), &expected));
+  static_cast<void>(hub::write_all(socket, mine.answer, soon()));
+  static_cast<void>(must(hub::read_all(socket, hub::kProofBytes, soon())));
+  hub::FrameWriter writer(mine.key, hub::Direction::kToServer);
+  const Want want{.id = kVersion, .name = "part", .size_bytes = size, .ranges = {{0, size}}};
+  static_cast<void>(hub::write_all(socket, must(writer.frame(to_bytes(want))), soon()));
+  static_cast<void>(must(hub::read_all(socket, std::size_t{1} << 20, soon())));
+  ::raise(SIGSTOP);
+  std::exit(0);
+}
+
+double publish_ms(SendRoad& road, std::uint64_t version, std::span<const std::byte> bytes) {
+  Stopwatch watch;
+  const auto check = [](const Status& status) {
+    if (!status.ok()) die(status);
+  };
+  check(road.begin({version, PublicationKind::kVersion}, soon()));
+  {
+    const auto file = must(road.create_part("part"));
+    for (std::size_t at = 0; at < bytes.size(); at += kPiece) {
+      check(file->pwrite(at, bytes.subspan(at, std::min(kPiece, bytes.size() - at))));
+    }
+    check(file->sync());
+  }
+  static_cast<void>(must(road.flush(soon())));
+  check(road.seal("manifest", soon()));
+  return watch.lap_ms();
+}
+
+void run_publish(std::uint64_t size, int rounds, const std::string& token_file) {
+  const std::string token = must(data_token(token_file));
+  std::vector<pid_t> readers;
+  int pipe[2];
+  if (::pipe(pipe) != 0) std::exit(1);
+  for (int i = 0; i < kStopped; ++i) {
+    readers.push_back(::fork());
+    if (readers.back() == 0) stop_in_the_middle(token, size, pipe[0]);
+  }
+  const HubOptions hub{.address = "127.0.0.1:0", .token_file = token_file};
+  const auto road = std::make_shared<Road>(
+      Road{.options = {.hub = hub, .ring_bytes = 4 * size, .ring_versions = 2},
+           .meeting = {.hub = [hub] { return hub::make_tcp_hub(hub); },
+                       .connector = [hub] { return hub::make_tcp_connector(hub); },
+                       .leader = "the benchmark",
+                       .reached_by = "127.0.0.1"}});
+  auto sender = must(make_sender(road));
+  std::vector<std::byte> bytes(size);
+  std::uint64_t version = 0;
+  const auto median = [&] {
+    std::vector<double> ms;
+    for (int i = 0; i < rounds; ++i) ms.push_back(publish_ms(*sender, ++version, bytes));
+    std::ranges::sort(ms);
+    return ms[ms.size() / 2];
+  };
+  publish_ms(*sender, ++version, bytes);
+  Told told{};  // notes(): "... serves its parts on HOST:PORT, and ..."
+  const std::string note = sender->notes().front();
+  const std::size_t at = note.find(" on ") + 4;
+  note.substr(at, note.find(',', at) - at).copy(told.tcp, sizeof(told.tcp) - 1);
+  for (int i = 0; i < kStopped; ++i) {
+    if (::write(pipe[1], &told, sizeof(told)) != sizeof(told)) std::exit(1);
+  }
+  for (const pid_t reader : readers) {
+    int status = 0;
+    if (::waitpid(reader, &status, WUNTRACED) != reader || !WIFSTOPPED(status)) std::exit(1);
+  }
+  const double stopped = median();
+  for (const pid_t reader : readers) {
+    ::kill(reader, SIGKILL);
+    ::waitpid(reader, nullptr, 0);
+  }
+  publish_ms(*sender, ++version, bytes);
+  const double none = median();
+  std::printf(
+      "{\"mib\":%llu,\"none_ms\":%.1f,\"stopped_readers\":%d,\"stopped_ms\":%.1f,"
+      "\"ratio\":%.2f}\n",
+      static_cast<unsigned long long>(size >> 20), none, kStopped, stopped, stopped / none);
+  road->board.reset();
+}
+
 }  // namespace
 }  // namespace driftless::peer
 
 int main(int argc, char** argv) {
   using namespace driftless;
+  const bool publish = argc > 1 && std::string_view(argv[1]) == "publish";
+  if (publish) {
+    --argc;
+    ++argv;
+  }
   const std::uint64_t size = (argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1024) << 20;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 5;
   char path[] = "/tmp/peer_bench_XXXXXX";  // mkstemp makes it 0600
   const int file = ::mkstemp(path);
   if (file < 0 || ::write(file, "0123456789abcdef\n", 17) != 17) return 1;
   ::close(file);
+  if (publish) {
+    peer::run_publish(size, rounds, path);
+    ::unlink(path);
+    return 0;
+  }
   peer::run(PeerCarrier::kTcp, "tcp", size, rounds, path);
   peer::run(PeerCarrier::kShm, "shm", size, rounds, path);
+  if (argc > 3) peer::run(PeerCarrier::kNixl, "nixl", size, rounds, path, argv[3]);
   ::unlink(path);
   return 0;
 }

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`driftless plan` beside real jobs on this machine: prints a table in Markdown.
 
-    plan_check.py DRIFTLESS --work DIR [--params N...] [--links local 1gbit 100mbit] [--figures FILE]
+    plan_check.py DRIFTLESS --work DIR [--params N...] [--links local 1gbit 100mbit] [--roads peer ...]
 
-A job is a trainer and a rollout, as in two_hosts.py: over mpi_rma between two hosts of network namespaces
-with a slow link (root), or on this host (`local`) over mpi_rma and over files in DIR. The figures of the
-processor are those of `driftless plan --measure` before and after the jobs (their geometric means), those
-of local gets and files are measured here. A row is within its limit if predicted and measured time differ
-by no more than 25 % where the wire takes most of the predicted time, and by a factor of 1.5 elsewhere.
+A job is a trainer and a rollout, as in two_hosts.py: over mpi_rma or peer between two hosts of network
+namespaces with a slow link (root), or on this host (`local`) over mpi_rma, peer (shared memory) and files in
+DIR. Some follow in FP8 blocks: the trainer quantizes. The figures of the processor are those of `driftless
+plan --measure` before and after the jobs (their geometric means), those of local gets and files are measured
+here. A row is within its limit if predicted and measured time differ by no more than 25 % where the wire
+takes most of the predicted time, and by a factor of 1.5 elsewhere.
 """
 import argparse
 import json
@@ -35,6 +36,9 @@ ENCODINGS = {
     "local": ["full", "deltas", "compact"],
 }
 FILES = ["deltas", "deltas_zstd", "compact", "xor", "overwrite"]
+FP8 = {"shared_fs": ["deltas", "compact", "xor"], "peer": ["full", "deltas", "compact"]}
+ROADS = ("mpi_rma", "peer", "shared_fs")
+PORT = 27316
 WIRE, ELSEWHERE = 1.25, 1.5
 POLL = "50ms"
 SLACK_MS = 1500  # between versions: other work on the machine
@@ -80,65 +84,158 @@ def file_rates(directory):
             "shared_fs.sync": statistics.median(syncs), "wait.shared_fs": 0.025}
 
 
-def run_local(driftless, run, params, road, encoding):
+def configuration(directory, params, road, encoding, address):
+    if road == "mpi_rma":
+        return two_hosts.configuration(directory, encoding, params)
+    mode = "mode: full\n" if encoding == "full" else f"encoding: {encoding}\n"
+    if road == "shared_fs":
+        layout = "hf_delta" if encoding in ("xor", "overwrite") else "frames"
+        mode += (f"road:\n  kind: shared_fs\n  layout: {layout}\n  poll_longest: {POLL}\n"
+                 f"  shared_fs: {{ dir: '{directory}/road' }}\n")
+    else:
+        token = directory / "token"
+        token.write_text("0123456789abcdef" * 2, encoding="utf-8")
+        token.chmod(0o600)
+        mode += (f"hub: {{ address: '{address}:{PORT}', token_file: '{token}' }}\n"
+                 f"road: {{ kind: peer, ring_size: {5 * params}, poll_longest: {POLL} }}\n")
+    path = directory / "job.yaml"
+    path.write_text(mode + two_hosts.DEADLINES + f"metrics: {{ file: '{directory}/{{role}}{{rank}}.jsonl' }}\n",
+                    encoding="utf-8")
+    return path
+
+
+def run_local(driftless, run, base, params, road, encoding):
     """As two_hosts.measure(), on this host."""
     with tempfile.TemporaryDirectory(dir=run.parent) as name:
         directory = pathlib.Path(name)
-        config = two_hosts.configuration(directory, encoding, params)
-        if road == "shared_fs":
-            layout = "hf_delta" if encoding in ("xor", "overwrite") else "frames"
-            config.write_text(
-                f"encoding: {encoding}\nroad:\n  kind: shared_fs\n  layout: {layout}\n"
-                f"  poll_longest: {POLL}\n  shared_fs: {{ dir: '{directory}/road' }}\n"
-                + two_hosts.DEADLINES
-                + f"metrics: {{ file: '{directory}/{{role}}{{rank}}.jsonl' }}\n", encoding="utf-8")
+        config = configuration(directory, params, road, encoding, "127.0.0.1")
         interval = two_hosts.interval_ms(encoding, "full", params)
-        job = [*MPIRUN, "-n", "1", driftless, "trainer", "--config", config, "--replay", run, "--steps", STEPS,
-               "--interval-ms", interval, ":", "-n", "1", driftless, "rollout", "--config", config, "--base",
-               run / "step_000000"]
-        done = subprocess.run(list(map(str, job)), text=True, capture_output=True)
-        if done.returncode != 0:
-            raise two_hosts.Failed(f"mpirun ended with {done.returncode}\n{done.stdout}{done.stderr}")
-        trainer = two_hosts.read_lines(directory / "trainer0.jsonl")
-        rollout = two_hosts.read_lines(directory / "rollout0.jsonl")
+        trainer = [driftless, "trainer", "--config", config, "--replay", run, "--base", base, "--steps", STEPS,
+                   "--interval-ms", interval]
+        rollout = [driftless, "rollout", "--config", config, "--base", base]
+        if road == "mpi_rma":
+            run_all([*MPIRUN, "-n", "1", *trainer, ":", "-n", "1", *rollout])
+        else:
+            run_all([*trainer, "--rollouts", 1], [*rollout, "--target-version", STEPS])
+        return times_of(directory, STEPS, f"{road}, {encoding}")
+
+
+def run_all(*commands):
+    """The first one, and others beside it."""
+    started = [subprocess.Popen(list(map(str, line)), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+               for line in reversed(commands)]
+    try:
+        for process in reversed(started):
+            told, _ = process.communicate(timeout=600)
+            if process.returncode != 0:
+                raise two_hosts.Failed(f"{process.args} ended with {process.returncode}\n{told}")
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def run_over_link(driftless, run, params, encoding, link):
+    """Over peer, between two hosts."""
+    steps = two_hosts.versions_of(encoding, link)
+    with tempfile.TemporaryDirectory(dir=run.parent) as name, two_hosts.Hosts(2, name) as hosts:
+        config = configuration(hosts.directory, params, "peer", encoding, f"{two_hosts.NET}.1")
+        hosts.slow(1, link, two_hosts.BURSTS[link])
+        interval = two_hosts.interval_ms(encoding, link, params)
+        run_all(hosts.run_on(1, driftless, "trainer", "--config", config, "--replay", run, "--steps", steps,
+                             "--interval-ms", interval, "--rollouts", 1),
+                hosts.run_on(2, driftless, "rollout", "--config", config, "--base", run / "step_000000",
+                             "--target-version", steps))
+        return times_of(hosts.directory, steps, f"peer, {encoding}, {link}")
+
+
+def times_of(directory, steps, what):
+    """Median seconds of the versions after the first, bytes of one, its density and changes."""
+    trainer = two_hosts.read_lines(directory / "trainer0.jsonl")
+    rollout = two_hosts.read_lines(directory / "rollout0.jsonl")
     seconds, phases = [], []
-    for version in range(2, STEPS + 1):
+    chosen = range(min(2, steps), steps + 1)
+    for version in chosen:
         if version not in rollout:
-            raise two_hosts.Failed(f"{encoding}: version {version} was folded; the interval is short")
+            raise two_hosts.Failed(f"{what}: version {version} was folded; the interval is short")
         begin = trainer[version]["monotonic_ms"] - trainer[version]["total_ms"]
         seconds.append((rollout[version]["monotonic_ms"] - begin) / 1e3)
         phases.append([trainer[version]["total_ms"], *(rollout[version][key] for key in
                                                        ("fetch_ms", "stage_ms", "apply_ms"))])
     parts = [statistics.median(each) for each in zip(*phases)]
-    print(f"{road}, {encoding}: {[f'{s:.2f}' for s in seconds]} s; publish, fetch, stage, apply ms: "
+    print(f"{what}: {[f'{s:.2f}' for s in seconds]} s; publish, fetch, stage, apply ms: "
           f"{[f'{p:.0f}' for p in parts]}", file=sys.stderr, flush=True)
-    density = statistics.median(trainer[v]["density"] for v in range(2, STEPS + 1))
-    return statistics.median(seconds), trainer[STEPS]["wire_bytes"], density
+    density = statistics.median(trainer[v]["density"] for v in chosen)
+    changed = statistics.median(trainer[v]["changed_units"] for v in chosen)
+    return statistics.median(seconds), trainer[steps]["wire_bytes"], density, changed
 
 
 def mean_figures(before, after):
     return {name: math.sqrt(max(before[name], 1e-15) * max(after[name], 1e-15)) for name in before}
 
 
-def predict(driftless, figures, job, density, weights):
-    params, link, road, encoding = job
+def predict(driftless, figures, job, density, weights, changed=None):
+    """`density`: of the bf16 weights. With FP8 `changed` codes and weights were measured in the job."""
+    params, link, road, encoding, precision = job
     wire = [] if LINKS[link] is None else ["--link", LINKS[link], "--carrier", "tcp"]
     if LINKS[link] is None:
         wire = ["--link", "1000Gbit", "--carrier", "rdma"]
-    found = ask(driftless, "--params", weights, "--device", "cpu", "--hand-over", "none", "--density", density,
-                "--figures", figures, "--road", road, "--encoding", encoding, *wire)
+    if link == "local" and road == "peer":  # by shared memory
+        wire += ["--figure", "peer.get_tcp=1e15"]
+    line = ["--params", weights, "--device", "cpu", "--hand-over", "none", "--density", density,
+            "--figures", figures, "--road", road, "--encoding", encoding, "--precision", precision, *wire]
+    found = ask(driftless, *line)
+    if precision == "fp8" and changed:
+        codes = found["fp8_weights"]
+        share = (changed - (found["weights"] - codes) * density) / (codes * density)
+        found = ask(driftless, *line, "--figure", f"fp8.changed={share}")
     return found["plans"][0]
 
 
+def density_of(driftless, run):
+    """Of the second step, in bf16."""
+    done = subprocess.run([driftless, "compare", run / "step_000001", run / "step_000002", "--json"], check=True,
+                          text=True, capture_output=True)
+    found = json.loads(done.stdout)
+    return found["changed_units"] / found["total_units"]
+
+
 def print_table(rows):
-    print("| weights | road | link | encoding | predicted, s | measured, s | ratio | wire decides | within |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for (params, link, road, encoding), plan, measured in rows:
+    print("| weights | road | link | encoding | precision | predicted, s | measured, s | ratio | wire decides "
+          "| within |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for (params, link, road, encoding, precision), plan, measured in rows:
         ratio = plan["seconds"] / measured
         wire = plan["phases"]["fetch"] > plan["seconds"] / 2 and link != "local"
         within = max(ratio, 1 / ratio) <= (WIRE if wire else ELSEWHERE)
-        print(f"| {params / 1e6:.0f} M | `{road}` | {link} | `{encoding}` | {plan['seconds']:.2f} | {measured:.2f} "
-              f"| {ratio:.2f} | {'yes' if wire else 'no'} | {'yes' if within else 'no'} |")
+        print(f"| {params / 1e6:.0f} M | `{road}` | {link} | `{encoding}` | {precision} "
+              f"| {plan['seconds']:.2f} | {measured:.2f} | {ratio:.2f} | {'yes' if wire else 'no'} | {'yes' if within else 'no'} |")
+
+
+def jobs_of(params, arguments):
+    for link in arguments.links:
+        jobs = [(road, encoding, "bf16") for road in ("mpi_rma", "peer") for encoding in ENCODINGS[link]]
+        if link == "local":
+            jobs += [("shared_fs", encoding, "bf16") for encoding in FILES]
+            jobs += [(road, encoding, "fp8") for road, encodings in FP8.items() for encoding in encodings]
+        for road, encoding, precision in jobs:
+            wanted = not arguments.encodings or encoding in arguments.encodings
+            if wanted and road in arguments.roads and precision in arguments.precisions:
+                yield params, link, road, encoding, precision
+
+
+def measure(driftless, run, job):
+    params, link, road, encoding, precision = job
+    if link != "local":
+        if road == "peer":
+            return run_over_link(driftless, run, params, encoding, link)
+        return two_hosts.measure(driftless, run, params, encoding, link)
+    base = run / "step_000000"
+    if precision == "fp8":
+        base = run.parent / f"{run.name}_fp8"
+        if not base.exists():
+            subprocess.run([driftless, "quantize", run / "step_000000", base], check=True, stdout=sys.stderr)
+    return run_local(driftless, run, base, params, road, encoding)
 
 
 def main():
@@ -148,6 +245,8 @@ def main():
     parser.add_argument("--params", type=int, nargs="+", default=[50_000_000, 200_000_000])
     parser.add_argument("--links", nargs="+", choices=LINKS, default=["100mbit", "1gbit", "local"])
     parser.add_argument("--encodings", nargs="+", help="only these")
+    parser.add_argument("--roads", nargs="+", choices=ROADS, default=ROADS)
+    parser.add_argument("--precisions", nargs="+", choices=["bf16", "fp8"], default=["bf16", "fp8"])
     arguments = parser.parse_args()
     driftless, work = arguments.driftless.resolve(), arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -161,26 +260,20 @@ def main():
         weights = sum(path.stat().st_size for path in (run / "step_000000").glob("*.safetensors")) // 2
         size = ["--measure", "--bytes", 2 * weights, "--threads", 2]
         before, found = ask(driftless, *size), []
-        for link in arguments.links:
-            jobs = [("mpi_rma", encoding) for encoding in ENCODINGS[link]]
-            jobs += [("shared_fs", encoding) for encoding in FILES if link == "local"]
-            for road, encoding in jobs:
-                if arguments.encodings and encoding not in arguments.encodings:
-                    continue
-                try:
-                    measured = (run_local(driftless, run, params, road, encoding) if link == "local" else
-                                two_hosts.measure(driftless, run, params, encoding, link))
-                except two_hosts.Failed as failure:
-                    print(f"left out: {link}, {road}, {encoding}: {failure}", file=sys.stderr)
-                    continue
-                found.append(((params, link, road, encoding), measured))
+        for job in jobs_of(params, arguments):
+            try:
+                found.append((job, measure(driftless, run, job)))
+            except two_hosts.Failed as failure:
+                print(f"left out: {job}: {failure}", file=sys.stderr)
         figures = mean_figures(before, ask(driftless, *size))
         figures.update(file_rates(work))
         path = work / "figures.json"
         path.write_text(json.dumps(figures), encoding="utf-8")
         print(json.dumps(figures), file=sys.stderr)
-        for job, (seconds, wire, density) in found:
-            plan = predict(driftless, path, job, density, weights)
+        plain = density_of(driftless, run)
+        for job, (seconds, wire, density, *changed) in found:
+            fp8 = job[-1] == "fp8"
+            plan = predict(driftless, path, job, plain if fp8 else density, weights, *(changed if fp8 else ()))
             print(f"{job}: predicted {plan['seconds']:.2f} {plan['phases']}, "
                   f"{plan['bytes']['version'] / 1e6:.1f} of {wire / 1e6:.1f} MB", file=sys.stderr)
             rows.append((job, plan, seconds))

@@ -328,7 +328,7 @@ class Recorded : public ::testing::Test {
 };
 
 TEST_F(Recorded, SlimeSendsWhatLinearMakes) {
-  for (const char* const input : {"random", "trained"}) {
+  for (const char* const input : {"random", "trained", "stepped", "edges"}) {
     EXPECT_EQ(compare(input, "slime_live", QuantizeRule::kLinear), Differences()) << input;
   }
   // Three NaNs and two infinities: slime's kernel clamps NaNs to -448.
@@ -336,7 +336,7 @@ TEST_F(Recorded, SlimeSendsWhatLinearMakes) {
 }
 
 TEST_F(Recorded, SlimesToolMakesWhatLinearDivMakes) {
-  for (const char* const input : {"random", "trained"}) {
+  for (const char* const input : {"random", "trained", "stepped", "edges"}) {
     EXPECT_EQ(compare(input, "slime_tool", QuantizeRule::kLinearDiv), Differences()) << input;
   }
   // Torch's largest of a block with a NaN is NaN: so are its scale and codes, but for two that are
@@ -345,7 +345,7 @@ TEST_F(Recorded, SlimesToolMakesWhatLinearDivMakes) {
 }
 
 TEST_F(Recorded, SGLangMakesWhatUe8m0MakesUnlessItHalves) {
-  for (const char* const input : {"random", "trained"}) {
+  for (const char* const input : {"random", "trained", "stepped", "edges"}) {
     EXPECT_EQ(compare(input, "sglang_ue8m0", QuantizeRule::kUe8m0), Differences()) << input;
   }
   // The block with a NaN and the one with infinities have the largest scale. In the last block the

@@ -5,7 +5,7 @@ import json
 import os
 import time
 
-from environments import REPOSITORY
+from environments import REPOSITORY, own_config
 from hosts import Process
 
 COMMAND = os.environ.get("DRIFTLESS_COMMAND", str(REPOSITORY / "build/bin/driftless"))
@@ -14,13 +14,17 @@ COMMAND = os.environ.get("DRIFTLESS_COMMAND", str(REPOSITORY / "build/bin/driftl
 class Agent(Process):
     """Follows a run for engines: by shared memory with their workers, or by a checkpoint."""
 
-    def __init__(self, run, engines, directory, name="agent", checkpoint=None, settings=()):
-        """`engines`: (kind, url) pairs. `checkpoint`: the directory that they read again.
-        `settings`: further ones of the agent."""
+    def __init__(self, run, engines, directory, name="agent", checkpoint=None, settings=(),
+                 workers=False):  # fmt: skip
+        """`engines`: (kind, url) pairs. `checkpoint`: the directory that they read again. `workers`:
+        theirs read the road themselves. `settings`: further ones of the agent."""
         lines = [run.config.rstrip(), f"  host_shm: {{ name: {directory.name}-{name} }}"]
         lines += ["receiver: { id: " + name + " }", "engine_calls: { retry_wait: 100ms }", "agent:"]
         if checkpoint:
             lines += ["  hand_over: checkpoint", f"  checkpoint_dir: {checkpoint}"]
+        if workers:
+            own_config().write_text(run.config)
+            lines += ["  hand_over: workers"]
         lines += [f"  {each}" for each in settings] + ["engines:"]
         lines += [f"  - {{ url: '{url}', kind: {kind} }}" for kind, url in engines]
         self.metrics = directory / f"{name}.metrics"

@@ -14,7 +14,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import engines  # noqa: E402
+import make_fp8  # noqa: E402
 from environments import HERE, environment, find_python, install_entry_points, package  # noqa: E402
+from jobs import wait_for  # noqa: E402
 
 VERSIONS = 10
 KINDS = ("qwen3", "qwen3_tied", "qwen3_moe", "deepseek")
@@ -28,6 +30,14 @@ def place():
     path = Path(tempfile.mkdtemp(prefix="driftless-engines-", dir=memory if roomy else None))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+# Made when they are asked for: (what they are made of, the rule). Their runs replay the steps.
+FP8_KINDS = {
+    f"{kind}.{rule}": (kind, rule)
+    for kind in ("qwen3_blocks", "qwen3_moe_blocks")
+    for rule in ("linear", "ue8m0")
+}
 
 
 class Model:
@@ -48,9 +58,29 @@ def models(place):
     found = [python for python, _ in pythons if python]
     if not found:
         pytest.skip("; ".join(why for _, why in pythons))
-    line = [found[0], HERE / "make_models.py", place / "models", str(VERSIONS), *KINDS]
-    subprocess.run(line, check=True, env=environment(), timeout=300)
-    return {kind: Model(place / "models" / kind) for kind in KINDS}
+    return Models(found[0], place / "models")
+
+
+class Models(dict):
+    """{kind: Model}; those in FP8 are made with their first use."""
+
+    def __init__(self, python, place):
+        self.python, self.place = python, place
+        self.make(place, VERSIONS, *KINDS)
+        super().__init__({kind: Model(place / kind) for kind in KINDS})
+
+    def make(self, *arguments):
+        line = [self.python, HERE / "make_models.py", *map(str, arguments)]
+        subprocess.run(line, check=True, env=environment(), timeout=300)
+
+    def __missing__(self, name):
+        kind, rule = FP8_KINDS[name]
+        if not (self.place / kind).exists():
+            self.make(self.place, VERSIONS, kind)
+        path = make_fp8.convert_steps(self.place / kind, VERSIONS, rule)
+        self.make("--tokens", path)
+        self[name] = Model(path)
+        return self[name]
 
 
 class Run:
@@ -81,14 +111,65 @@ class Run:
         self.job.close()
 
 
+class Replay:
+    """A trainer in bfloat16 that quantizes: a process of its own for every version, which ends once
+    the engine has that version."""
+
+    def __init__(self, directory, model, *overrides):
+        package()
+        self.model, self.version = model, 0
+        self.overrides = [each for set_ in overrides for each in ("--set", set_)]
+        self.config = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {directory}\n"
+        self.directory = Path(directory)
+        self.file = self.directory.with_suffix(".yaml")
+        self.file.write_text(self.config)
+        self.trainer = self.train()
+        assert self.trainer.wait(120) == 0, self.said()
+
+    def train(self):
+        line = [make_fp8.COMMAND, "trainer", "--config", self.file, *self.overrides]
+        line += ["--replay", self.model.path.parent / "run", "--base", self.model.checkpoint(0)]
+        line += ["--steps", self.version]
+        with open(self.file.with_suffix(".log"), "w") as log:
+            return subprocess.Popen(list(map(str, line)), stdout=log, stderr=log)
+
+    def said(self):
+        return self.file.with_suffix(".log").read_text()
+
+    def publish(self):
+        """The trainer before has ended, or does as soon as the engine has its version; if that was
+        refused, it is killed."""
+        try:
+            assert self.trainer.wait(20) == 0, self.said()
+        except subprocess.TimeoutExpired:
+            self.close()
+        self.version += 1
+        self.trainer = self.train()
+        wait_for(
+            lambda: self.on_road() or self.trainer.poll() not in (None, 0), "a version", 120
+        )
+        assert self.on_road(), self.said()
+        return self.version
+
+    def on_road(self):
+        return (self.directory / f"weight_v{self.version:06d}" / "DONE").exists()
+
+    def close(self):
+        """Nobody may have taken its last version."""
+        self.trainer.kill()
+        self.trainer.wait(10)
+
+
 @pytest.fixture
 def run_of(place, models):
-    """Makes runs that end with the test."""
+    """Makes runs that end with the test; `replay=False`: codes and scales are published as they
+    are."""
     made = []
 
-    def make(kind, *overrides):
+    def make(kind, *overrides, replay=True):
         directory = tempfile.mkdtemp(dir=place, prefix="run-")
-        made.append(Run(Path(directory) / "road", models[kind], *overrides))
+        maker = Replay if kind in FP8_KINDS and replay else Run
+        made.append(maker(Path(directory) / "road", models[kind], *overrides))
         return made[-1]
 
     yield make

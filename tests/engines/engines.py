@@ -33,6 +33,7 @@ class Spec:
     dtype: str = "float32"
     load_layout: bool = True  # vLLM: parameters as they were loaded
     experts: bool = False  # each rank holds whole experts (EP), as many ranks as tp
+    fp8: str = ""  # blocks on the CPU (vllm_plain_fp8.py; SGLang: stand_in, "plain")
     hub: bool = False  # started by a name of the model hub, which its cache has
 
     @property
@@ -49,7 +50,8 @@ class Spec:
         stock = "" if self.load_layout else "-stock"
         experts = f"-ep{self.tp}" if self.experts else ""
         hub = "-hub" if self.hub else ""
-        return f"{self.engine}-{self.kind}-tp{self.tp}{experts}-{self.dtype}{stock}{hub}"
+        fp8 = f"-{self.fp8}" if self.fp8 else ""
+        return f"{self.engine}-{self.kind}-tp{self.tp}{experts}-{self.dtype}{stock}{fp8}{hub}"
 
 
 # A server of each engine, of two ranks.
@@ -98,7 +100,8 @@ class Pool:
 def vllm_environment(pool, spec):
     keep = {"DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT": 1} if spec.load_layout else {}
     hub = {"HF_HUB_CACHE": pool.place / "hub"} if spec.hub else {}
-    return environment(pool.entry_points, **VLLM, **keep, **hub)
+    fp8 = {"DRIFTLESS_TEST_FP8": spec.fp8} if spec.fp8 else {}
+    return environment(pool.entry_points, **VLLM, **keep, **hub, **fp8)
 
 
 def model_of(pool, spec):
@@ -276,6 +279,7 @@ def start_sglang(pool, spec):
         HERE / "stand_in",
         SGLANG_USE_CPU_ENGINE=1,
         SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
+        **({"DRIFTLESS_TEST_FP8": spec.fp8} if spec.fp8 else {}),
     )
     # /health generates a token, and of DeepSeek SGLang's only attention for every CPU cannot: it
     # takes keys of the heads' size out of a cache of latent ones ("Expected size for first two

@@ -66,6 +66,11 @@ def install_entry_points(directory):
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    tests = Path(directory) / "driftless_tests-0.0.dist-info"
+    tests.mkdir()
+    (tests / "METADATA").write_text("Metadata-Version: 2.1\nName: driftless-tests\nVersion: 0.0\n")
+    plugin = "[vllm.general_plugins]\nplain_fp8 = vllm_plain_fp8:register\n"
+    (tests / "entry_points.txt").write_text(plugin)
     return str(directory)
 
 
@@ -75,6 +80,11 @@ def allowed_configs():
     place = tempfile.mkdtemp(prefix="driftless-configs-")
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return Path(place)
+
+
+def own_config():
+    """The configuration that every engine of the tests is started with; a test may write it."""
+    return allowed_configs() / "own.yaml"
 
 
 def allow(config):
@@ -89,5 +99,5 @@ def environment(*paths, **more):
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMPI_", "PMIX_"))}
     kept["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), str(HERE), *map(str, paths)])
     kept |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    kept["DRIFTLESS_ENGINE"] = json.dumps({"config_dir": str(allowed_configs())})
+    kept["DRIFTLESS_ENGINE"] = json.dumps({"config_dir": str(allowed_configs()), "config": str(own_config())})
     return kept | {k: str(v) for k, v in more.items()}

@@ -2,7 +2,8 @@
 """Makes a small random model and some steps of its training, as Hugging Face checkpoints.
 
     python make_models.py OUT VERSIONS KIND...          KIND: qwen3, qwen3_tied, qwen3_moe,
-                                                    deepseek
+                                                    deepseek, qwen3_blocks, qwen3_moe_blocks
+    python make_models.py --tokens DIRECTORY            of checkpoints in FP8 blocks
 
 OUT/KIND/v00, v01, ... are the checkpoints, in bfloat16; OUT/KIND/tokens.json has what transformers
 generates from each in float32. Run by an engine's own environment.
@@ -60,6 +61,9 @@ MLA = {
     "scoring_func": "sigmoid",
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+# Two ranks cut no block of 128x128; some blocks at the ends are smaller.
+BLOCKS = {"hidden_size": 192, "intermediate_size": 512, "head_dim": 128, "initializer_range": 0.1}
+MOE_BLOCKS = {"moe_intermediate_size": 128}
 PROMPTS = ([5, 17, 42, 99, 3, 250, 11, 8], [77, 200, 12])
 NEW_TOKENS = 12
 
@@ -67,6 +71,11 @@ NEW_TOKENS = 12
 def config_of(kind):
     if kind == "qwen3_moe":
         return AutoConfig.for_model("qwen3_moe", **SIZES, **MOE, tie_word_embeddings=False)
+    if kind == "qwen3_blocks":
+        return AutoConfig.for_model("qwen3", **SIZES | BLOCKS, tie_word_embeddings=True)
+    if kind == "qwen3_moe_blocks":
+        sizes = SIZES | BLOCKS | MOE | MOE_BLOCKS
+        return AutoConfig.for_model("qwen3_moe", **sizes, tie_word_embeddings=False)
     if kind == "deepseek":
         sizes = {key: value for key, value in SIZES.items() if key != "head_dim"} | MLA
         return AutoConfig.for_model("deepseek_v3", **sizes, tie_word_embeddings=False)
@@ -85,8 +94,31 @@ def step(tensors, generator, fraction=0.02):
         tensors[name] = torch.where(moved, tensor.float() + noise, tensor.float()).to(tensor.dtype)
 
 
-def tokens_of(path):
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+def dequantized(path):
+    """A model with the values of a checkpoint in FP8 blocks, in float32."""
+    config = AutoConfig.from_pretrained(path)
+    del config.quantization_config
+    tensors = load_file(path / "model.safetensors")
+    weights = {}
+    for name, tensor in tensors.items():
+        scales = tensors.get(f"{name}_scale_inv")
+        if scales is not None:
+            whole = scales.repeat_interleave(128, 0).repeat_interleave(128, 1)
+            tensor = tensor.float() * whole[: tensor.shape[0], : tensor.shape[1]]
+        if not name.endswith("_scale_inv"):
+            weights[name] = tensor.float()
+    plain = path.with_name(f"{path.name}.float32")
+    plain.mkdir()
+    config.save_pretrained(plain)
+    save_file(weights, plain / "model.safetensors", {"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    shutil.rmtree(plain)
+    return model
+
+
+def tokens_of(model):
+    model.eval()
+    model.generation_config.eos_token_id = None
     found = []
     for prompt in PROMPTS:
         options = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
@@ -110,13 +142,21 @@ def make(out, versions, kind):
         path.mkdir()
         shutil.copy(first / "config.json", path)
         save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    tokens = [tokens_of(out / f"v{version:02d}") for version in range(versions + 1)]
+    load = AutoModelForCausalLM.from_pretrained
+    write_tokens(out, lambda path: load(path, dtype=torch.float32))
+
+
+def write_tokens(out, load):
+    tokens = [tokens_of(load(path)) for path in sorted(out.glob("v??"))]
     (out / "tokens.json").write_text(json.dumps({"prompts": PROMPTS, "tokens": tokens}))
 
 
 def main(out, versions, *kinds):
     torch.set_num_threads(1)
     logging.disable_progress_bar()
+    if out == "--tokens":
+        write_tokens(Path(versions), dequantized)
+        return
     for kind in kinds:
         make(Path(out) / kind, int(versions), kind)
 

@@ -47,6 +47,16 @@ def test_ten_versions_by_shared_memory(driven, spec):
 
 
 @pytest.mark.parametrize("spec", [SERVED[0], SERVED[-1]], ids=str)
+def test_ten_versions_that_the_workers_read_for_themselves(driven, spec):
+    """By the configuration that the engine was started with: the agent only says when."""
+    engine, run, agent = driven(spec, workers=True)
+    for version in range(1, VERSIONS + 1):
+        run.publish()
+        agent.wait_for(engine, version)
+        assert_weights(engine, run.model, version)
+
+
+@pytest.mark.parametrize("spec", [SERVED[0], SERVED[-1]], ids=str)
 def test_ten_versions_by_a_checkpoint(driven, started, spec, place):
     """For an engine that knows nothing of us: it loads the patched directory again."""
     checkpoint = place / "patched"

@@ -5,6 +5,7 @@ import copy
 import hashlib
 import json
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -62,7 +63,21 @@ class Probe(WorkerExtension):
             return get_model(vllm_config=config)
 
     def probe_base(self, path):
-        return back_to_base(self.model_runner.get_model(), self._driftless_follower(), path)
+        load = None
+        if self.vllm_config.quant_config is not None:  # its parameters have no loaders any more
+            load = partial(self.reload_weights, weights_path=path)
+        model, follower = self.model_runner.get_model(), self._driftless_follower()
+        return back_to_base(model, follower, path, load)
+
+    def probe_addresses(self):
+        """Where the parameters are: graphs on a GPU note that."""
+        model = self.model_runner.get_model()
+        return {name: each.data_ptr() for name, each in model.named_parameters()}
+
+    def probe_ways(self):
+        """tensor -> (way, reason)"""
+        ways = self._driftless_follower().target.ways
+        return {name: (way.way, way.reason) for name, way in ways.items()}
 
     def probe_derived(self):
         """What the model computes from parameters, and by which function: as the target says it."""
@@ -159,7 +174,7 @@ def rearranged(model, path, rows, write):
     return others
 
 
-def back_to_base(model, follower, path):
+def back_to_base(model, follower, path, load=None):
     """The weights of `path` again, and a follower that knows of nothing."""
     from safetensors.torch import load_file
 
@@ -168,7 +183,10 @@ def back_to_base(model, follower, path):
         assert closed["state"] == "closed", closed["error"]
         follower.__init__(follower.rank, follower.make_target, follower.settings)
     with torch.no_grad():
-        model.load_weights(load_file(f"{path}/model.safetensors").items())
+        if load is not None:
+            load()
+        else:
+            model.load_weights(load_file(f"{path}/model.safetensors").items())
     return {}
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input: a message of the peer road as it comes from another process, by each of its four readers.
+// Input: a message of the peer road as it comes from another process, by each of its five readers.
 // What is let through must be written the same way again.
 #include <cstdint>
 #include <cstdlib>
@@ -17,5 +17,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   check(peer::parse_reply(bytes));
   check(peer::parse_want(bytes));
   check(peer::parse_answer(bytes));
+  check(peer::parse_place(bytes));
   return 0;
 }

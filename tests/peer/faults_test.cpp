@@ -101,7 +101,7 @@ TEST(PeerFaultTest, MalformedRequestsEndTheConnectionAlone) {
     ASSERT_OK(hub::write_all(socket, mine->answer, soon()));
     ASSERT_OK(hub::read_all(socket, hub::kProofBytes, soon()));
     hub::FrameWriter writer(mine->key, hub::Direction::kToServer);
-    std::string content = to_bytes(Want{step(1), "part", 100'000, 0, {{0, 10}}});
+    std::string content = to_bytes(Want{step(1), "part", 100'000, Means::kBytes, {{0, 10}}});
     for (int i = 0; i < 4; ++i) content[random() % content.size()] = static_cast<char>(random());
     if (round % 3 == 0) content.resize(random() % content.size());
     auto frame = writer.frame(content);
@@ -129,8 +129,8 @@ TEST(PeerFaultTest, AReaderThatStopsIsDroppedAndHoldsNobodyUp) {
   const auto mine = hub::answer_hello(served.token, *hello, &expected);
   ASSERT_OK(hub::write_all(stopped, mine->answer, soon()));
   hub::FrameWriter writer(mine->key, hub::Direction::kToServer);
-  const auto frame = writer.frame(
-      to_bytes(Want{step(1), "part", served.bytes.size(), 0, {{0, served.bytes.size()}}}));
+  const auto frame = writer.frame(to_bytes(
+      Want{step(1), "part", served.bytes.size(), Means::kBytes, {{0, served.bytes.size()}}}));
   ASSERT_OK(hub::write_all(stopped, *frame, soon()));
   // It never reads. The only place among the readers is free again after the stall.
   PartReader other(by(PeerCarrier::kTcp), served.token);

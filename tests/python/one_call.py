@@ -13,6 +13,7 @@ process holds at the end lies in OUT, as torch saves it.
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -194,6 +195,119 @@ def refuse(work):
     print(json.dumps(said))
 
 
+class Misused:
+    """A run of two tensors of one shape, and the dict that holds its base."""
+
+    def __init__(self, place, **given):
+        self.place, self.model = str(place), torch.nn.ParameterDict(
+            {name: torch.nn.Parameter(torch.randn(8, 8)) for name in ("a", "b")}
+        )
+        self.held = {name: t.detach().bfloat16() for name, t in self.model.items()}
+        given = given or {"dtype": torch.bfloat16}
+        self.run = driftless.publish(self.model, place, **given)
+
+    def put(self, name, tensor):
+        """In the place of what has that name; behind the others, if none has."""
+        setattr(self.model, name, torch.nn.Parameter(tensor))
+
+    def step(self, places=...):
+        with torch.no_grad():
+            self.model["a"][places] += 1
+        return self.run.publish()
+
+    def follower(self, **given):
+        return driftless.follow(self.held, self.place, **given)
+
+    def followed(self):
+        """Whoever follows from the base has the model's weights."""
+        held = {name: tensor.clone() for name, tensor in self.held.items()}
+        with driftless.follow(held, self.place) as follower:
+            while follower.update() is not None:
+                pass
+            assert follower.held.proven
+        return all(torch.equal(held[name], t.bfloat16()) for name, t in self.model.items())
+
+
+def misuse(work):
+    """What becomes of a run, or of what follows it, that is used wrongly: {what: [class, message]}.
+    Nothing ends with other weights than the trainer's, and nothing hangs."""
+    work, said = Path(work), {}
+
+    def tried(what, call, *arguments, **named):
+        try:
+            said[what] = ["", repr(call(*arguments, **named))]
+        except (driftless.Error, KeyboardInterrupt) as error:
+            said[what] = [type(error).__name__, str(error)]
+
+    changes = {
+        "order": lambda model, run: (model.__delitem__("a"), run.put("a", torch.zeros(8, 8))),
+        "another name": lambda model, run: (model.__delitem__("b"), run.put("c", torch.zeros(8, 8))),
+        "one more": lambda model, run: run.put("c", torch.zeros(8, 8)),
+        "a tie": lambda model, run: model.__setitem__("b", model["a"]),
+        "another shape": lambda model, run: run.put("b", torch.zeros(9, 8)),
+    }
+    for what, change in changes.items():
+        one = Misused(work / what)
+        one.step()
+        change(one.model, one)
+        tried(what, one.run.publish)
+        tried(what + ", again", one.run.publish)
+        assert one.follower().update().version == 1
+        one.run.leave()
+
+    empty = torch.nn.Linear(2, 2, device="meta")
+    tried("no values", driftless.publish, empty, work / "meta")
+
+    one = Misused(work / "right")
+    one.put("a", torch.randn(8, 8))  # others in their place are read
+    one.run.publish()
+    one.model["b"].data = torch.randn(8, 8)
+    one.model.half()  # cast as before
+    one.run.publish()
+    assert one.followed()
+    visit = one.run._source.visit
+
+    def interrupted():
+        yield next(iter(visit()))
+        raise KeyboardInterrupt
+
+    one.run._source.visit = interrupted
+    tried("Ctrl-C", one.step)
+    one.run._source.visit = visit
+    one.run.publish()
+    assert one.followed()
+    child = os.fork()
+    if child == 0:
+        try:
+            one.run.publish()
+        except driftless.Error:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    one.step()
+    assert one.followed()
+    one.run.close()
+    tried("closed", one.run.publish)
+
+    # Who follows: weights that others wrote, a run that took the place of another.
+    one = Misused(work / "followed")
+    follower = one.follower(overrides=["deadlines.fetch=1s"])
+    one.held["a"][0, 0] += 1
+    one.step((3, 3))
+    tried("written by others", follower.update, 30)
+    tried("no full version", follower.update, 30)
+    one.step()  # one was asked for
+    assert follower.update(30).version == 2
+    assert all(torch.equal(one.held[n], t.bfloat16()) for n, t in one.model.items())
+    one.run.leave()
+    shutil.rmtree(work / "followed")
+    Misused(work / "followed").run.close()
+    before = {name: tensor.clone() for name, tensor in one.held.items()}
+    tried("another run", lambda: [*follower])
+    assert all(torch.equal(one.held[name], before[name]) for name in before)
+    print(json.dumps(said))
+
+
 def ranks(job):
     """Of FSDP2: each publishes its shards; one that fails takes the end of the run with it."""
     dist.init_process_group("gloo")
@@ -217,8 +331,8 @@ def ranks(job):
 
 
 def main(what, given):
-    if what == "refuse":
-        refuse(given)
+    if what in ("refuse", "misuse"):
+        {"refuse": refuse, "misuse": misuse}[what](given)
     else:
         {"publish": publish, "follow": follow, "ranks": ranks}[what](
             json.loads(Path(given).read_text())

@@ -117,7 +117,7 @@ class MadeRun:
                 "digest": self.digest(newest), "trainer": self.trainer,
                 "versions": [v for v in self.versions if v["version"] > since][-10000:],
                 "engines": with_lag[0], "rollouts": with_lag[1],
-                "failing": "",
+                "failing": "", "fallback": "",
                 "refusals": self.refusals}  # fmt: skip
 
 

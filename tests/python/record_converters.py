@@ -6,8 +6,9 @@
 
 Runs in an environment with torch, triton, safetensors and SGLang. INPUTS has matrices of bfloat16;
 OUT has them and, for each converter, NAME.CONVERTER.codes and NAME.CONVERTER.scales. slime's Triton
-kernel runs in Triton's interpreter. `--inputs BASE.safetensors OUT` makes the inputs: random
-weights, a piece of a trained matrix of BASE, and blocks of odd values.
+kernel runs in Triton's interpreter. `--inputs BASE.safetensors TRACE.safetensors OUT` makes the
+inputs: random weights, a piece of a trained matrix of BASE, and of the same after the steps of TRACE
+(sSSS/NAME.indices and .values), blocks of odd values, and blocks at the edges of the types.
 """
 
 import ast
@@ -42,7 +43,34 @@ def odd_blocks():
     return torch.cat([nan, infinite, zero, tiny, ties, closed[:, :88]], dim=1).contiguous()
 
 
-def make_inputs(base, out):
+def edge_blocks():
+    """Five blocks of 24 rows: denormals; the largest bfloat16; the exact maximum of E4M3 times a
+    power of two; the smallest weights whose block has a scale of its own by every rule, and those
+    below; all alike."""
+    denormal, largest, exact, least, alike = (
+        (torch.randn(24, BLOCK) * 0.02).bfloat16() for _ in range(5)
+    )
+    words = torch.randint(1, 128, (24, BLOCK), dtype=torch.int16)
+    denormal.view(torch.int16).copy_(words | torch.randint(0, 2, (24, BLOCK)).short() << 15)
+    largest.mul_(2.0**120)
+    largest.view(torch.int16)[0, :2] = torch.tensor([0x7F7F, -0x0081], dtype=torch.int16)
+    exact.copy_(torch.randint(-448, 449, (24, BLOCK)) * 2.0**-14)
+    exact[0, :2] = torch.tensor([448.0, -448.0]) * 2.0**-14
+    least.copy_(torch.rand(24, BLOCK) * 1e-10)
+    least[0, 0] = 1e-10
+    alike.fill_(-0.02)
+    return torch.cat([denormal, largest, exact, least, alike], dim=1).contiguous()
+
+
+def stepped(weights, name, trace):
+    """The matrix after all steps."""
+    flat = weights[name].clone().view(-1)
+    for key in sorted(key for key in trace if key.endswith(f"/{name}.indices")):
+        flat[trace[key].long()] = trace[key.removesuffix("indices") + "values"]
+    return flat.view(weights[name].shape)
+
+
+def make_inputs(base, steps, out):
     torch.manual_seed(20261118)
     weights = load_file(base)
     name = next(n for n in sorted(weights) if "mlp.down_proj" in n)
@@ -51,6 +79,8 @@ def make_inputs(base, out):
             "odd": odd_blocks(),
             "random": (torch.randn(140, 40) * 0.02).bfloat16(),
             "trained": weights[name][:BLOCK, :BLOCK].contiguous(),
+            "edges": edge_blocks(),
+            "stepped": stepped(weights, name, load_file(steps))[:132, -132:].contiguous(),
         },
         out,
     )

@@ -234,6 +234,8 @@ def test_hostile_names_stay_text(work, rng):
         "layers.<b>.weight",
         "ünïcode.7.weight",
     ]
+    hidden = {"turned\u202e": "turned\\u202e", "unseen\u200b.weight": "unseen\\u200b.weight"}
+    names += hidden
     old = {name: random_tensor(rng, "BF16", (4, 4)) for name in names}
     new = {name: changed(rng, t, positions=[1]) for name, t in old.items()}
     paths = write_checkpoint(work / "a<i>", old), write_checkpoint(work / "b", new)
@@ -242,7 +244,8 @@ def test_hostile_names_stay_text(work, rng):
     page.assert_closed()
     assert "b" not in page.tags and "i" not in page.tags
     for name in names:
-        assert name in page.text
+        assert hidden.get(name, name) in page.text
+    assert not any(each in page.text for each in "\u202e\u200b")
 
 
 def test_damaged_and_missing_checkpoints_are_refused(pair):

@@ -207,8 +207,6 @@ def keys_in(text):
 SHARED_KEYS = {
     "road.ring_size": {"mpi_rma", "nccl", "peer"},
     "road.ring_versions": {"mpi_rma", "nccl", "peer"},
-    "hub.address": {"nccl", "peer"},
-    "hub.token_file": {"nccl", "peer"},
 }
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -41,6 +42,13 @@ def test_a_configuration_that_is_wrong(work):
     assert_row(rows, "configuration", "configuration", "fail", "dirr")
     rows = doctor("--only", "configuration", code=0)
     assert_row(rows, "configuration", "configuration", "skip", "--config")
+
+
+def test_a_wrong_configuration_is_named_whatever_else_is_asked(work):
+    for arguments in (config(work, "rod: 3\n"), ["--config", work / "nowhere"]):
+        rows = doctor(*arguments, "--only", "host", code=1)
+        assert rows["configuration", "configuration"]["state"] == "fail"
+        assert ("host", "cores") in rows
 
 
 def test_launchers_that_contradict_each_other():
@@ -303,6 +311,36 @@ def test_limits_temporary_space_and_secrets(work):
     assert_row(rows, "host", "umask", "warn", "umask 022")
     assert "secret-of-an-engine" not in str(rows)
     assert_row(rows, "host", "cores", rows["host", "cores"]["state"], "for this process")
+
+
+def test_the_hub_of_a_road_without_mpi(work):
+    """Free on this host, taken, another host's, and a name that nobody knows."""
+    token = work / "token"
+    token.write_text("0123456789abcdef" * 2)
+    token.chmod(0o600)
+
+    def rows_of(address, code):
+        text = f"hub: {{ address: '{address}', token_file: {token} }}\nroad: {{ kind: peer }}\n"
+        return doctor(*config(work, text), "--only", "host,road", code=code)
+
+    jobs.need("peer")
+    rows = rows_of(closed_port().removeprefix("http://"), 0)
+    assert_row(rows, "host", "hub.address", "ok", "is free on this host")
+    assert_row(rows, "host", "hub.token_file", "ok")
+    assert_row(rows, "road", "peer", "skip", "outside of its processes")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        rows = rows_of(f"127.0.0.1:{taken.getsockname()[1]}", 0)
+        assert_row(rows, "host", "hub.address", "ok", "a process listens there", "another program")
+    with socket.socket() as bound:  # taken, and nobody takes connections
+        bound.bind(("127.0.0.1", 0))
+        rows = rows_of(f"127.0.0.1:{bound.getsockname()[1]}", 1)
+        assert_row(rows, "host", "hub.address", "fail", "hub.address")
+    rows = rows_of("192.0.2.1:27315", 0)  # of no network
+    assert_row(rows, "host", "hub.address", "warn", "another host's", "start the leading trainer")
+    rows = rows_of("127.0.0.1:no-port", 1)
+    assert_row(rows, "host", "hub.address", "fail", "correct hub.address")
+    token.chmod(0o644)
+    assert_row(rows_of("127.0.0.1:0", 1), "host", "hub.token_file", "fail", "chmod 600")
 
 
 def test_one_core_is_few():

@@ -4,6 +4,7 @@ hangs costs its deadline. The answers are those of vLLM 0.32 and SGLang 0.5.23."
 
 import contextlib
 import itertools
+import json
 import re
 import socket
 
@@ -121,6 +122,34 @@ def test_engines_that_are_ready():
         assert_row(rows, second, "extension", "ok", "driftless.engines.sglang.load")
         posts = [path for method, path in first.calls + second.calls if method != "GET"]
         assert posts == ["/collective_rpc"], "nothing else could change an engine"
+
+
+def test_quantized_bases_are_named(work):
+    schemes = {
+        "blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        "whole": {"quant_method": "fp8"},
+        "other": {"quant_method": "awq"},
+        "plain": None,
+    }
+    with contextlib.ExitStack() as stack:
+        urls = {}
+        for name, scheme in schemes.items():
+            (work / name).mkdir()
+            (work / name / "config.json").write_text(json.dumps({"quantization_config": scheme}))
+            base = {"data": [{"id": "m", "root": str(work / name)}]}
+            urls[name] = stack.enter_context(served(vllm() | {("GET", "/v1/models"): base}))
+        (work / "damaged").mkdir()
+        (work / "damaged" / "config.json").write_text("{")
+        answers = sglang() | {("GET", "/model_info"): {"model_path": str(work / "damaged")}}
+        urls["damaged"] = stack.enter_context(served(answers))
+        engines = [word for url in urls.values() for word in ("--engine", url)]
+        rows = doctor(*engines, "--only", "engine", code=0)
+        assert_row(rows, urls["blocks"], "base", "ok", "FP8 in blocks of 128x128")
+        assert_row(rows, urls["whole"], "base", "warn", "quantized: fp8", "driftless quantize")
+        assert_row(rows, urls["other"], "base", "warn", "quantized: awq")
+        for name in ("plain", "damaged"):
+            assert_row(rows, urls[name], "base", "ok", str(work / name))
+            assert "quantized" not in rows[urls[name], "base"]["finding"]
 
 
 def test_what_an_engine_lacks_names_its_flag():

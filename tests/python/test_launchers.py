@@ -19,6 +19,7 @@ import support
 import test_launch_files
 import test_samples
 import test_sharded
+from hub_keys import hub_keys, hub_yaml
 from ports import free_port
 from slurm import Slurm
 from support import COMMAND, REPOSITORY
@@ -82,13 +83,27 @@ def test_the_page_on_mpirun(work):
 
 def test_the_page_on_srun(work, slurm):
     jobs.need("mpi_rma")
-    first, second = run_page("docs/start/srun.md", work, megatron_jobs.venv_python(), **slurm.env)
+    page = run_page("docs/start/srun.md", work, megatron_jobs.venv_python(), **slurm.env)
+    first, second, third = page
     assert "All rollouts ended at version 3" in first and "version=10" in second
+    assert "All rollouts ended at version 3" in third
 
 
-@pytest.mark.parametrize("mpi", ["none", pytest.param("pmix", marks=pytest.mark.long)])
-def test_every_version_of_tasks_of_srun_is_the_full_tensors(work, slurm, mpi):
+def configured(work, joined):
+    """Trainers agree over torch.distributed, or in groups that the hub forms."""
     path = test_sharded.configured(work, "frames")
+    if joined == "hub":
+        jobs.need("peer")
+        path.write_text(path.read_text() + hub_yaml(work))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mpi", "joined"),
+    [("none", "torch"), ("none", "hub"), pytest.param("pmix", "torch", marks=pytest.mark.long)],
+)
+def test_every_version_of_tasks_of_srun_is_the_full_tensors(work, slurm, mpi, joined):
+    path = configured(work, joined)
     line = ["srun", f"--mpi={mpi}", "-n", "4", megatron_jobs.venv_python(),
             str(HERE / "sharded/fsdp_trainer.py"), "fsdp", str(path), str(work)]  # fmt: skip
     run(line, megatron_jobs.environment(**slurm.env), work)
@@ -96,11 +111,17 @@ def test_every_version_of_tasks_of_srun_is_the_full_tensors(work, slurm, mpi):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
-def test_megatron_of_the_example_to_a_rollout_over_files(work, launcher, request):
+@pytest.mark.parametrize(
+    ("launcher", "joined"),
+    [("torchrun", "torch"), ("torchrun", "hub"), ("mpirun", "mpi"), ("srun", "torch"), ("srun", "hub")],
+)
+def test_megatron_of_the_example_to_a_rollout_over_files(work, launcher, joined, request):
     """TP 2 x PP 2 of real megatron-core: train.py of the launch files for Slurm."""
     example = REPOSITORY / "examples/slurm_megatron_sglang"
     shutil.copytree(example, work / "job")
+    if joined == "hub":
+        with (work / "job/driftless.yaml").open("a") as file:
+            file.write(hub_yaml(work))
     python, port = megatron_jobs.venv_python(), str(free_port())
     model = test_launch_files.make_model(python, work / "model")
     train = [HERE / "megatron/on_cpu.py", "train.py", "--tp", "2", "--pp", "2", "--steps", "3",
@@ -139,12 +160,30 @@ def test_tasks_of_srun_without_pmi_are_no_trainers_of_one_run(work, slurm):
     assert not (work / "road").exists()
 
 
+def test_tasks_of_srun_without_pmi_are_one_trainer_by_the_hub(work, slurm, rng):
+    jobs.need("peer")
+    history = jobs.make_run(work / "run", rng, 3)
+    job = jobs.Files(work, **hub_keys(work))
+    trainer = [COMMAND, *map(str, job.trainer("--replay", work / "run", "--rollouts", 1))]
+    line = ["srun", "--mpi=none", "-n", "3", *trainer]
+    trainers = jobs.start(line, env={**os.environ, **slurm.env})
+    rollout = job.start_rollout("--base", work / "run/step_000000", "--save", work / "saved")
+    try:
+        ended = jobs.finish(trainers, 120)
+        assert ended.returncode == 0, ended.stderr
+        assert jobs.ended(rollout, 60)["version"] == 3
+    finally:
+        jobs.stop_started()
+    assert support.read_checkpoint(work / "saved/rollout_00") == history[3]
+
+
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_SCHEDULER_EVENTS": "0"}
 
 
 @pytest.mark.long  # installs an environment of its own
-def test_every_version_of_actors_of_ray_is_the_full_tensors(work):
-    path = test_sharded.configured(work, "frames")
+@pytest.mark.parametrize("joined", ["torch", "hub"])
+def test_every_version_of_actors_of_ray_is_the_full_tensors(work, joined):
+    path = configured(work, joined)
     line = [megatron_jobs.environment_python("verl"), str(HERE / "ray_fsdp.py"), str(path),
             str(work), str(free_port())]  # fmt: skip
     run(line, megatron_jobs.environment(**RAY), work)

@@ -56,7 +56,7 @@ class Process:
         given.write_text(
             json.dumps({"where": str(work / "run"), "out": str(work / f"{name}.pt"), **job})
         )
-        argument = str(work) if what == "refuse" else str(given)
+        argument = str(work) if what in ("refuse", "misuse") else str(given)
         self.number = server.ask(what, argument, str(self.log), env)
 
     @property
@@ -307,6 +307,23 @@ def test_what_is_refused_and_how(start):
         assert said[what][0] == kind, (what, said[what])
         for word in words:
             assert word in said[what][1], (what, said[what])
+
+
+def test_wrong_use_ends_neither_with_other_weights_nor_never(start):
+    (said,) = start("misuse", "misuse").ended()
+    changed = ("WrongLayoutError", "not those that the publisher was opened with")
+    wanted = {
+        **dict.fromkeys(["order", "another name", "one more", "a tie", "another shape"], changed),
+        "no values": ("InvalidArgumentError", "weight", "meta device"),
+        "Ctrl-C": ("KeyboardInterrupt",),
+        "closed": ("InvalidArgumentError", "closed"),
+        "written by others": ("MismatchError", "'a'", "Somebody else wrote into the weights"),
+        "no full version": ("WrongBaseError", "publish an anchor"),
+        "another run": ("WrongRunError", "follow the other run"),
+    }
+    for what, (kind, *words) in wanted.items():
+        for each in (said[what], said.get(what + ", again", said[what])):
+            assert each[0] == kind and all(word in each[1] for word in words), (what, each)
 
 
 def test_a_bucket_takes_the_place_of_a_directory(work, rng, start):

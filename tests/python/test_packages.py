@@ -22,7 +22,7 @@ SYMBOLS = REPOSITORY / "plugin/c_abi/driftless.symbols"
 VERSION = re.search(
     r"^project\(driftless VERSION ([0-9.]+) ", (REPOSITORY / "CMakeLists.txt").read_text(), re.M
 ).group(1)
-ON_DEMAND = ("mpi", "hdf5", "nccl", "cuda", "object-store", "monitor")
+ON_DEMAND = ("mpi", "hdf5", "nccl", "cuda", "object-store", "peer", "monitor")
 
 
 def output_of(*command):
@@ -196,7 +196,8 @@ def test_the_command_loads_what_is_installed(root, packages):
 
     before = built()
     assert before["shared_fs"] is True
-    for name, part in (("mpi_rma", "mpi"), ("object_store", "object-store"), ("nccl", "nccl")):
+    loaded = {"mpi_rma": "mpi", "object_store": "object-store", "peer": "peer", "nccl": "nccl"}
+    for name, part in loaded.items():
         if f"driftless-{part}" in packages:
             assert f"driftless-{part}" in before[name], before
     # A version on its way, without anything else.
@@ -215,7 +216,7 @@ def test_the_command_loads_what_is_installed(root, packages):
     assert "no library" not in str(root.ok("sh", "-c", "cd /tmp && driftless info --json"))
     root.install("driftless", *field(packages["driftless"], "Recommends"))
     after = built()
-    assert after["mpi_rma"] is True and after["object_store"] is True, after
+    assert all(after[name] is True for name in ("mpi_rma", "object_store", "peer")), after
     root.ok("apt-get", "purge", "-y", "-qq", *(one for one in packages if one in root.installed()))
     assert not list(root.path.glob("usr/**/*driftless*"))
 

@@ -230,6 +230,7 @@ VERDICTS = [
     ({"trainer": {"state": "ended", "seen": utc(time.time())}}, "ok",
      "Run ended: all 12 engines and all 3 rollouts at version 700"),
     ({"trainer": {"state": "unknown", "seen": ""}}, "ok", "No sign of life"),
+    ({"fallback": "shared_fs"}, "warn", "The road failed: versions go by shared_fs instead"),
     ({"engines": [], "rollouts": []}, "idle", "No engine and no rollout has reported here"),
     ({"engine": {"version": 695, "lag": 5}}, "warn", "1 engine is 5 versions behind"),
     ({"engine": {"version": 699, "lag": 1}}, "idle", "1 engine one version behind"),

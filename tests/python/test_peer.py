@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peer road between processes that nothing joined: real trainers and rollouts, stopped and killed."""
 
+import functools
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from jobs import CONFIGS, Files, ended, finish, make_run, need, stop_started, wait_for
+from jobs import CONFIGS, Files, ended, finish, make_run, need, start, stop_started, wait_for
 from ports import free_port
-from support import read_checkpoint
+from support import random_tensor, read_checkpoint, write_checkpoint
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "megatron"))
+
+import megatron_jobs  # noqa: E402
 
 STEPS = 6
 
@@ -20,13 +29,34 @@ class Peers(Files):
     def __init__(self, work, carrier):
         need("peer")
         super().__init__(work)
+        self.carrier = carrier
         self.config = CONFIGS / "peer.yaml"
         self.token = work / "token"
         self.token.write_text("0123456789abcdef0123456789abcdef\n")
         self.token.chmod(0o600)
-        self.settings = ["--set", f"hub.address=127.0.0.1:{free_port()}", "--set", f"hub.token_file={self.token}"]
-        self.set(**{"road.peer.carrier": carrier, "road.poll_longest": "20ms", "road.peer.stall": "2s"})
+        self.settings = [
+            "--set",
+            f"hub.address=127.0.0.1:{free_port()}",
+            "--set",
+            f"hub.token_file={self.token}",
+        ]
+        self.set(
+            **{"road.peer.carrier": carrier, "road.poll_longest": "20ms", "road.peer.stall": "2s"}
+        )
         self.set(**{"deadlines.connect": "30s", "deadlines.fetch": "5s", "anchors.every": "2"})
+        if carrier == "nixl":
+            self.set(**{"road.peer.library": nixl_library()})
+
+
+@functools.cache
+def nixl_library():
+    """Real NIXL; skips with the reason if it cannot be installed."""
+    line = [HERE.parents[1] / "scripts/python_env.sh", "nixl"]
+    made = subprocess.run(line, capture_output=True, text=True)
+    if made.returncode != 0:
+        pytest.skip(made.stderr.strip())
+    (found,) = Path(made.stdout.strip()).glob("lib/python3*/site-packages/.nixl_*/libnixl_capi.so")
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -35,13 +65,17 @@ def processes():
     stop_started()
 
 
-@pytest.fixture(params=["tcp", "shm"])
+@pytest.fixture(params=["tcp", "shm", "nixl"])
 def job(request, work):
     return Peers(work, request.param)
 
 
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def versions(path):
-    return [json.loads(line)["version"] for line in path.read_text().splitlines()] if path.exists() else []
+    return [record["version"] for record in records(path)]
 
 
 def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
@@ -49,7 +83,8 @@ def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
     history = make_run(work / "run", rng, STEPS)
     base = ["--base", work / "run/step_000000"]
     early = [
-        job.start_rollout(*base, "--save", work / f"early{i}", "--set", f"receiver.id=early{i}") for i in range(2)
+        job.start_rollout(*base, "--save", work / f"early{i}", "--set", f"receiver.id=early{i}")
+        for i in range(2)
     ]
     trainer = start_trainer(job, work, "--interval-ms", 300, "--rollouts", 2)
     wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "version 3", 60)
@@ -63,12 +98,21 @@ def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
 
 def start_trainer(job, work, *arguments):
     """One that waits for its first rollout if `arguments` say so."""
-    return job.start_trainer("--replay", work / "run", "--set", f"metrics.file={work}/trainer.jsonl", *arguments)
+    return job.start_trainer(
+        "--replay", work / "run", "--set", f"metrics.file={work}/trainer.jsonl", *arguments
+    )
 
 
 def start_pair(job, work, *arguments, interval_ms=200):
     trainer = start_trainer(job, work, "--interval-ms", interval_ms, "--rollouts", 1)
-    line = ["--base", work / "run/step_000000", "--save", work / "saved", "--set", f"metrics.file={work}/rollout.jsonl"]
+    line = [
+        "--base",
+        work / "run/step_000000",
+        "--save",
+        work / "saved",
+        "--set",
+        f"metrics.file={work}/rollout.jsonl",
+    ]
     receiver = job.start_rollout(*line, *arguments)
     wait_for(lambda: versions(work / "rollout.jsonl"), "the first version", 60)
     return trainer, receiver
@@ -93,7 +137,9 @@ def test_a_killed_rollout_holds_no_version_up(job, work, rng):
     result = finish(trainer, 60)
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
     (line,) = job_error(result)  # one of the rollouts that were waited for did not end with them
-    assert line.startswith("driftless: mismatch: not every rollout ended at the trainer's last version"), line
+    assert line.startswith(
+        "driftless: mismatch: not every rollout ended at the trainer's last version"
+    ), line
 
 
 def test_a_stopped_trainer_that_continues_loses_nothing(job, work, rng):
@@ -106,6 +152,57 @@ def test_a_stopped_trainer_that_continues_loses_nothing(job, work, rng):
     assert ended(trainer, 60)["version"] == STEPS
     assert ended(rollout, 60)["version"] == STEPS
     assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
+    carriers = {
+        record["carrier"] for record in records(work / "rollout.jsonl") if "wire_bytes" in record
+    }
+    assert carriers == {job.carrier}
+
+
+LONG = [pytest.param(carrier, marks=pytest.mark.long) for carrier in ("shm", "nixl")]
+
+
+@pytest.mark.parametrize("carrier", ["tcp", *LONG])
+def test_workers_read_for_themselves_what_they_hold(work, rng, carrier):
+    """Two processes that hold half of each matrix, under a trainer that sends whole versions."""
+    job = Peers(work, carrier)
+    versions_of_it = make_halves(work / "run", rng)
+    python = megatron_jobs.venv_python()
+    job.set(mode="full", **{"road.poll_longest": "20ms"})
+    trainer = start_trainer(job, work, "--interval-ms", 300, "--rollouts", 2)
+    workers = [start_worker(job, work, python, rank) for rank in range(2)]
+    for rank, worker in enumerate(workers):
+        told = ended(worker, 120)
+        assert told["reply"]["error"] is None and told["reply"]["version"] == versions_of_it, told
+        assert told["same"], "the bits of the trainer's last version"
+        taken = [
+            record for record in records(work / f"worker{rank}.jsonl") if "wire_bytes" in record
+        ]
+        assert taken and taken[-1]["version"] == versions_of_it
+        for record in taken:
+            assert record["carrier"] == job.carrier
+            assert abs(record["wire_bytes"] - told["held_bytes"]) <= told["held_bytes"] * 0.05, (
+                record
+            )
+            assert record["needed_bytes"] <= record["wire_bytes"]
+    assert ended(trainer, 60)["version"] == versions_of_it
+
+
+def make_halves(path, rng, steps=2):
+    shapes = {"up.weight": (1024, 4096), "down.weight": (1024, 4096), "norm.weight": (4096,)}
+    for step in range(steps + 1):
+        tensors = {name: random_tensor(rng, "BF16", shape) for name, shape in shapes.items()}
+        write_checkpoint(path / f"step_{step:06d}", tensors, 1)
+    return steps
+
+
+def start_worker(job, work, python, rank):
+    """As an engine starts it: the road comes from its environment, and no request names it."""
+    sets = [each for each in job.settings if each != "--set"]
+    sets += [f"metrics.file={work}/worker{rank}.jsonl", f"receiver.id=worker{rank}"]
+    operator = json.dumps({"config": str(job.config), "sets": list(map(str, sets))})
+    environment = megatron_jobs.environment(DRIFTLESS_ENGINE=operator)
+    line = [python, HERE / "pull_worker.py", rank, 2, work / "run", 2]
+    return start(list(map(str, line)), env=environment)
 
 
 def test_a_killed_trainer_ends_its_rollouts_within_their_deadline(job, work, rng):

@@ -43,7 +43,8 @@ def test_phases_add_up_and_one_is_best():
     found = ok_json("plan", *QWEN3_8B, "--snapshot", "device", "--engines", 4)
     assert found["predicted"] is True and found["weights"] == 8_190_735_360
     possible = [plan for plan in found["plans"] if "why_not" not in plan]
-    assert {plan["road"] for plan in possible} == {"mpi_rma", "nccl", "shared_fs", "object_store"}
+    roads = {"mpi_rma", "nccl", "peer", "shared_fs", "object_store"}
+    assert {plan["road"] for plan in possible} == roads
     for plan in possible:
         assert sum(plan["phases"].values()) == pytest.approx(plan["seconds"])
         assert all(value >= 0 for value in plan["phases"].values())
@@ -51,6 +52,39 @@ def test_phases_add_up_and_one_is_best():
                                              "receiver_host"}  # fmt: skip
     (best,) = [plan for plan in possible if plan["best"]]
     assert best["seconds"] == min(plan["seconds"] for plan in possible)
+
+
+def test_every_road_of_a_job_is_planned():
+    (row,) = [key for key in ok_json("info")["keys"] if key["key"] == "road.kind"]
+    kinds = set(re.split(r", | or ", row["value"]))
+    assert "peer" in kinds
+    planned = {plan["road"] for plan in ok_json("plan", *QWEN3_8B)["plans"]}
+    assert kinds - {"host_shm"} == planned
+
+
+@pytest.mark.parametrize("device", ("gpu", "cpu"))
+def test_fp8_engines(device):
+    """All that is said of codes: fewer bytes, fewer changes, a trainer that quantizes."""
+    line = (*QWEN3_8B, "--engines", 8, "--device", device, "--explain")
+    plain = ok_json("plan", *line)
+    found = ok_json("plan", *line, "--precision", "fp8")
+    assert plain["precision"] == "bf16" and plain["fp8_weights"] == 0
+    assert found["precision"] == "fp8" and found["snapshot"] == "host"
+    assert found["fp8_weights"] == 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288)
+    rows = {(p["road"], p["encoding"]): p for p in found["plans"] if "why_not" not in p}
+    assert {road for road, _ in rows} == {"mpi_rma", "peer", "shared_fs", "object_store"}
+    whole = rows["peer", "full"]
+    others = found["weights"] - found["fp8_weights"]
+    codes = found["fp8_weights"] * (1 + 4 / 128**2)
+    assert whole["bytes"]["version"] == pytest.approx(codes + 2 * others)
+    deltas = rows["peer", "deltas"]
+    assert "quantize (" in deltas["phases"]["formulae"]["compare"]
+    assert "changed codes (" in deltas["bytes"]["formulae"]["version"]
+    before = {(p["road"], p["encoding"]): p for p in plain["plans"] if "why_not" not in p}
+    assert deltas["bytes"]["version"] < before["peer", "deltas"]["bytes"]["version"] / 3
+    for plan in rows.values():
+        phases = [value for name, value in plan["phases"].items() if name != "formulae"]
+        assert sum(phases) == pytest.approx(plan["seconds"]) and min(phases) >= 0
 
 
 def test_text_has_every_row_and_the_formulae():
@@ -86,7 +120,8 @@ def test_measured_figures_can_be_read_back(work):
 
 @pytest.mark.parametrize(("line", "code", "words"), (
     ((), 2, ["--model", "--params"]),
-    ((*QWEN3_8B, "--precision", "fp8"), 8, ["fp8", "bf16"]),
+    ((*QWEN3_8B, "--precision", "fp8", "--snapshot", "device"), 2, ["fp8", "host"]),
+    ((*QWEN3_8B, "--precision", "int4"), 2, ["int4"]),
     ((*QWEN3_8B, "--link", "fast"), 2, ["'fast'", "100Gbit"]),
     ((*QWEN3_8B, "--ep", 2), 2, ["--ep", "experts"]),
     ((*QWEN3_8B, "--pp", 64), 2, ["--pp", "36 layers"]),

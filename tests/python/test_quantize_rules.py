@@ -23,7 +23,7 @@ CONVERTERS = {
 def test_the_rules_are_those_of_the_converters(converter):
     recorded, _ = support.read_safetensors(RECORDED)
     rule, codes_differ, scales_differ = CONVERTERS[converter]
-    for name in ("random", "trained", "odd"):
+    for name in ("random", "trained", "stepped", "edges", "odd"):
         weights = recorded[name]
         codes, scales = quantize_reference.quantize(rule, weights.words(), weights.shape)
         theirs = recorded[f"{name}.{converter}.codes"].words().reshape(codes.shape)

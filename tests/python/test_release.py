@@ -84,6 +84,23 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
+def test_the_version_stands_in_one_place():
+    """All else is made from it; what needs a minor version alone names that one."""
+    version = release.Release(REPOSITORY).version
+    minor = version.rpartition(".")[0]
+    listed = subprocess.run(["git", "-C", REPOSITORY, "ls-files"], capture_output=True, text=True)
+    found, minors = [], set()
+    for name in listed.stdout.splitlines():
+        path = REPOSITORY / name
+        if name == "CHANGELOG.md" or name.startswith("tests/golden/") or not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        found += [name] * len(re.findall(rf"driftless[^\n]*(?<![\d.]){re.escape(version)}(?![\d.])", text))
+        minors |= set(re.findall(r"find_package\(driftless ([\d.]+)", text))
+        minors |= set(re.findall(r"same minor version \(([\d.]+)\.x\)", text.replace("\n", " ")))
+    assert found == ["CMakeLists.txt"] and minors == {minor}
+
+
 def test_what_is_ready_is_summed_and_tagged(tree):
     assert tree.release("--check").stdout == "release: 1.2.3 is ready\n"
     assert not tree.git("tag") and not (tree.path / "build/release").exists()

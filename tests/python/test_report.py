@@ -207,11 +207,21 @@ def test_metrics_alone(work):
     path.write_text(text + "\nnot json\n" + "[" * 5000 + '\n{"role": 1}\n')
     found, page = report(work, "--metrics", path, noted=True)
     assert found["run"] == RUN and found["versions"] == 0
+    again = run("report", "--metrics", path, "--out", work / "again.html")
+    assert f"run {RUN}, 3 versions in the metrics" in again.stdout
     assert any("3 of 10 lines without a record" in note for note in found["notes"])
     assert any("line 8" in note for note in found["notes"])
     assert "1 metrics record of other runs" in found["notes"]
     assert "http://<b>e</b>:1" in page.text and "b" not in page.tags
     assert all(text in page.text for text in ("1 io", "50.00", "20.00"))
+
+
+def test_a_line_that_is_being_written_is_no_damage(work):
+    line = json.dumps({"role": "trainer", "rank": 0, "run": RUN, "version": 1, "density": 0.01,
+                       "changed_units": 1, "delta_bytes": 3})  # fmt: skip
+    (work / "m.jsonl").write_text(line + "\n" + line[:40])
+    found, _ = report(work, "--metrics", work / "m.jsonl")
+    assert found["run"] == RUN and found["notes"] == []
 
 
 def test_what_it_refuses(work, steps):

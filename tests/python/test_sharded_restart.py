@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import binding
+from hub_keys import hub_yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
 import megatron_jobs  # noqa: E402
@@ -40,10 +41,22 @@ LONG = [
 
 @pytest.mark.parametrize("phase, victim", [("open", 1), ("seal", 0), ("after", 1), *LONG])
 def test_versions_after_a_restart_are_what_the_ranks_hold(phase, victim, work):
+    check_restart(phase, victim, work, "")
+
+
+HUB = [pytest.param(*each, marks=pytest.mark.long) for each in (("open", 0), ("part", 1), ("after", 0))]
+
+
+@pytest.mark.parametrize("phase, victim", [("part", 0), *HUB])
+def test_groups_of_the_hub_after_a_restart(phase, victim, work):
+    check_restart(phase, victim, work, hub_yaml(work))
+
+
+def check_restart(phase, victim, work, hub):
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
-        "deadlines: { publish: 30s }\nanchors: { first: true }\n"
+        f"deadlines: {{ publish: 30s }}\nanchors: {{ first: true }}\n{hub}"
     )
     line = [megatron_jobs.venv_python(), "-m", "torch.distributed.run", "--standalone",
             "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1",

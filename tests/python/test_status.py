@@ -120,6 +120,15 @@ def test_damaged_manifests_are_named(work, rng):
     assert f"wrong: damaged: {manifest}" in text
 
 
+def test_a_damaged_announcement_is_named(work, rng):
+    """Nobody can join the run any more, whatever its versions are."""
+    job = ended_run(work, rng)
+    (job.dir / "run.json").write_text("{")
+    seen = status(job.dir, code=1)
+    assert len(seen["damaged"]) == 1 and "run.json" in seen["damaged"][0]
+    assert seen["version"] == 3 and len(seen["run"]) == 32
+
+
 @pytest.mark.parametrize("road", ["flush", "hf_delta", "frames"])
 def test_a_version_that_is_missing_and_parts_that_were_removed_are_named(work, rng, road):
     frames = {"road.layout": "frames"} if road == "frames" else {}

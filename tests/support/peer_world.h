@@ -12,13 +12,16 @@ namespace driftless::testing {
 
 class PeerWorld final : public RoadWorld {
  public:
-  explicit PeerWorld(const WorldOptions& options, PeerCarrier carrier = PeerCarrier::kAuto)
+  explicit PeerWorld(const WorldOptions& options, PeerCarrier carrier = PeerCarrier::kAuto,
+                     const std::string& library = {})
       : groups_from_({}, options.ranks) {
     options_.patience = options.patience;
     options_.ring_bytes = options.ring_bytes;
     options_.ring_versions = options.ring_versions;
     options_.carrier = carrier;
+    options_.library = library;
     options_.stall = std::chrono::milliseconds(5'000);
+    options_.late = std::chrono::milliseconds(60'000);
     options_.farewell = std::chrono::milliseconds(200);
     options_.hub.token_file = write_token(dir_.file("token"), "a secret of a test's run");
     meet_ = tcp_rendezvous(options_.hub.token_file);

@@ -48,11 +48,11 @@ Result<int> run_in_job(const Common& common, const Config& config, JobRole role,
     std::_Exit(code);
   };
   DRIFTLESS_ASSIGN_OR_RETURN(const Launch launch, launch_of_process());
-  if (role == JobRole::kTrainer && !launch.mpi && launch.world > 1) {
+  if (role == JobRole::kTrainer && !launch.mpi && launch.world > 1 && !config.hub_group) {
     return error(StatusCode::kInvalidArgument, to_string(launch.launcher), " started ",
                  launch.world,
-                 " trainers, and nothing joins them: start them by mpirun or srun "
-                 "--mpi=pmix, or start one");
+                 " trainers, and nothing joins them: set hub.group: true and hub.token_file, or "
+                 "start them by mpirun or srun --mpi=pmix, or start one");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<JobProcess> process,
                              join_job(road_table(), config, role, launch, late));

@@ -32,11 +32,12 @@ void JobProgress::start(const EndOfRun& newest) {
   last_digest_ = to_hex(newest.digest);
 }
 
-void JobProgress::published(const PublishReport& report) {
+void JobProgress::published(const PublishReport& report, std::string fallback) {
   last_version_ = report.version;
   last_digest_ = to_hex(report.digest);
   versions_[report.version] =
       Version{record_of(report, 0), report.mirror_bytes, report.notes, last_digest_};
+  versions_[report.version].record.fallback = std::move(fallback);
 }
 
 bool JobProgress::counts(const std::string& id) const {

@@ -26,7 +26,7 @@ class JobProgress {
 
   // The first version of this process, already there.
   void start(const EndOfRun& newest);
-  void published(const PublishReport& report);
+  void published(const PublishReport& report, std::string fallback);
   // `left`: the ids of those that signed off.
   void heard(const std::vector<ReceiverReport>& reports, const std::vector<std::string>& left);
   // Prints the versions that need not wait any more; with `all` every one.

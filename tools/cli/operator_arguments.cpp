@@ -143,7 +143,9 @@ void add_plan(CLI::App& app, Arguments& all) {
   add_plan_layout(*command, options);
   add_number(*command, "--density", options.input.density, "Share of the weights that change", 1e-9,
              1.0);
-  command->add_option("--precision", options.precision, "Of what is published")
+  command
+      ->add_option("--precision", options.precision,
+                   "Of the engines; fp8: blocks of 128x128, which the trainer's processor makes")
       ->check(CLI::IsMember({"bf16", "fp8"}))
       ->capture_default_str();
   command->add_option("--device", options.device, "Where both sides keep the weights")
@@ -152,7 +154,7 @@ void add_plan(CLI::App& app, Arguments& all) {
   options.input.snapshot.clear();
   command
       ->add_option("--snapshot", options.input.snapshot,
-                   "Where the trainer keeps it (default: none; of a CPU: host)")
+                   "Where the trainer keeps it (default: none; of a CPU, and with fp8: host)")
       ->check(CLI::IsMember({"none", "device", "pinned", "host"}));
   command
       ->add_option("--hand-over", options.hand_over,

@@ -56,16 +56,14 @@ Result<ModelShape> read_model(const PlanArguments& arguments) {
 }
 
 Result<PlanInput> read_input(const PlanArguments& arguments) {
-  if (arguments.precision != "bf16") {
-    return error(StatusCode::kUnsupported,
-                 "--precision fp8: Driftless does not quantize what a bf16 trainer publishes, and "
-                 "nobody has measured how many codes a step changes; plan with bf16");
-  }
   PlanInput input = arguments.input;
+  input.fp8 = arguments.precision == "fp8";
   DRIFTLESS_ASSIGN_OR_RETURN(input.model, read_model(arguments));
   DRIFTLESS_ASSIGN_OR_RETURN(input.link_bytes_per_s, parse_link(arguments.link));
   input.device = arguments.device == "cpu" ? Device::kCpu : Device::kGpu;
-  if (input.snapshot.empty()) input.snapshot = input.device == Device::kCpu ? "host" : "none";
+  if (input.snapshot.empty()) {
+    input.snapshot = input.device == Device::kCpu || input.fp8 ? "host" : "none";
+  }
   input.rdma = arguments.carrier == "rdma" ||
                (arguments.carrier == "auto" && input.link_bytes_per_s >= kRdmaFrom);
   input.hand_over = arguments.hand_over == "host_shm";
@@ -126,7 +124,11 @@ void print_text(const PlanInput& input, const Figures& figures, const std::vecto
   std::cout << "Predicted, not measured. " << input.model.family << ": "
             << with_prefix(static_cast<double>(input.model.weights), "") << " weights, "
             << with_prefix(static_cast<double>(input.model.experts), "") << " of them in experts; "
-            << fixed(input.density * 100, 2) << " % change. Seconds by phase:\n\n";
+            << fixed(input.density * 100, 2) << " % change"
+            << (input.fp8 ? concat("; ", with_prefix(static_cast<double>(input.model.matrices), ""),
+                                   " are FP8 in blocks for the engines")
+                          : "")
+            << ". Seconds by phase:\n\n";
   print_table_of(rows, &PlanRow::phases, seconds_text, true);
   std::cout << "\nBytes of a version, and per host:\n\n";
   print_table_of(rows, &PlanRow::bytes, bytes, false);
@@ -157,6 +159,8 @@ void print_plan_json(const PlanInput& input, const Figures& figures,
                                  {"family", input.model.family},
                                  {"weights", input.model.weights},
                                  {"expert_weights", input.model.experts},
+                                 {"precision", input.fp8 ? "fp8" : "bf16"},
+                                 {"fp8_weights", input.fp8 ? input.model.matrices : 0},
                                  {"density", input.density},
                                  {"snapshot", input.snapshot},
                                  {"plans", nlohmann::ordered_json::array()}};

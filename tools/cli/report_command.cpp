@@ -84,8 +84,10 @@ nlohmann::ordered_json to_json(const RunReport& report) {
 
 void print_text(const RunReport& report, const std::string& out) {
   const RunHistory& history = report.history;
-  std::cout << out << ": run " << report.run_id() << ", "
-            << counted(history.versions.size(), "version");
+  const bool recorded = history.versions.empty() && report.metrics;  // without a RUN
+  const std::size_t versions = recorded ? report.metrics->versions.size() : history.versions.size();
+  std::cout << out << ": run " << report.run_id() << ", " << counted(versions, "version")
+            << (recorded ? " in the metrics" : "");
   if (!history.left_out.empty()) {
     std::cout << ", " << history.left_out.size() << " not decoded";
   }

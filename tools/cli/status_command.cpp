@@ -101,6 +101,9 @@ Lines to_lines(const Sighting& sighting, std::size_t most, bool absolute) {
       concat("trainer: ", to_string(status.trainer),
              absolute ? concat("; last sign of life ", or_dash(status.trainer_seen))
                       : concat(": ", sighting.why))};
+  if (!status.fallback.empty()) {
+    lines.push_back(concat("road: ", status.fallback, ", in place of the one that failed"));
+  }
   add_versions(status, most, absolute, lines);
   add_engines(status, lines);
   add_rollouts(status, lines);

@@ -349,7 +349,7 @@ class Trainer {
       failures = 0;
       if (!leads()) continue;
       at_ = *step;
-      progress_.published(*report);
+      progress_.published(*report, session_->fallback());
       // An engine that fails is told of and counted; the run goes on.
       for (const Status& failure :
            session_->tell_engines(report->version, arguments_.rollouts.value_or(0))) {

@@ -10,30 +10,10 @@
 
 #include "compare/report_style.h"
 #include "core/hash128.h"
+#include "core/line_log.h"
 
 namespace driftless {
 namespace {
-
-constexpr std::string_view kReplacement = "\xef\xbf\xbd";
-
-// Of the UTF-8 sequence that begins here; 0: it is none.
-std::size_t sequence_bytes(std::string_view text) {
-  const auto byte = [&](std::size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U;
-  };
-  const unsigned first = byte(0);
-  if (first < 0x80) return first < 0x20 || first == 0x7f ? 0 : 1;
-  const std::size_t size = first >= 0xc2 && first < 0xe0   ? 2
-                           : first >= 0xe0 && first < 0xf0 ? 3
-                           : first >= 0xf0 && first < 0xf5 ? 4
-                                                           : 0;
-  for (std::size_t i = 1; i < size; ++i) {
-    if ((byte(i) & 0xc0U) != 0x80) return 0;
-  }
-  const bool overlong = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xf0 && byte(1) < 0x90);
-  const bool beyond = (first == 0xed && byte(1) >= 0xa0) || (first == 0xf4 && byte(1) >= 0x90);
-  return overlong || beyond ? 0 : size;
-}
 
 std::string text_of(double value, const char* format = "%.4g") {
   std::array<char, 48> text{};
@@ -115,7 +95,7 @@ std::string shortened(const std::string& name) {
   return concat("…", name.substr(begin));
 }
 
-constexpr int kChartWidth = 1000, kChartHeight = 220, kChartLeft = 60, kChartTop = 8;
+constexpr int kChartWidth = 1000, kChartHeight = 220, kChartLeft = 60, kChartTop = 26;
 
 std::size_t colour(std::size_t series) { return std::min<std::size_t>(series + 1, 6); }
 
@@ -171,27 +151,22 @@ std::string chart_line(const LineChart& chart, std::size_t number, const ChartSc
 
 std::string html_escape(std::string_view text) {
   std::string result;
-  while (!text.empty()) {
-    const std::size_t size = sequence_bytes(text);
-    const char c = text.front();
-    if (size == 0) {
-      result += c == '\n' || c == '\t' ? std::string_view(&c, 1) : kReplacement;
-    } else if (c == '&') {
-      result += "&amp;";
-    } else if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (c == '"') {
-      result += "&quot;";
-    } else if (c == '\'') {
-      result += "&#39;";
-    } else {
-      result += text.substr(0, size);
+  for (;;) {
+    const std::size_t end = text.find('\n');
+    for (const char c : one_line(text.substr(0, end))) {
+      switch (c) {
+        case '&': result += "&amp;"; break;
+        case '<': result += "&lt;"; break;
+        case '>': result += "&gt;"; break;
+        case '"': result += "&quot;"; break;
+        case '\'': result += "&#39;"; break;
+        default: result += c;
+      }
     }
-    text.remove_prefix(std::max<std::size_t>(1, size));
+    if (end == std::string_view::npos) return result;
+    result += '\n';
+    text.remove_prefix(end + 1);
   }
-  return result;
 }
 
 LineChart downsampled(const LineChart& chart) {
@@ -331,6 +306,7 @@ void HtmlPage::heat_map(const HeatMap& whole) {
     body_ += svg_label(kLabelPixels, bottom + 15, concat(map.column_word, " ", map.columns.front()),
                        "start");
     if (map.columns.size() > 1) body_ += svg_label(right, bottom + 15, map.columns.back(), "end");
+    body_ += svg_label(kLabelPixels - 6, bottom + 15, map.row_word, "end");
   }
   body_ += "</svg></div>\n";
 }
@@ -349,12 +325,14 @@ void HtmlPage::lines(const LineChart& whole) {
   body_ +=
       svg_begin(kChartLeft + kChartWidth + 10, kChartTop + kChartHeight + kAxisPixels, chart.unit);
   const ChartScale scale{chart.x.size(), largest};
-  body_ += chart_grid(scale);
+  body_ += svg_label(4, 12, chart.unit, "start") + chart_grid(scale);
   for (std::size_t i = 0; i < chart.series.size(); ++i) body_ += chart_line(chart, i, scale);
   if (!chart.x.empty()) {
     const double y = kChartTop + kChartHeight + 15;
     body_ += svg_label(kChartLeft, y, concat(chart.x_word, " ", chart.x.front()), "start");
     if (chart.x.size() > 1) body_ += svg_label(kChartLeft + kChartWidth, y, chart.x.back(), "end");
+    const std::size_t middle = chart.x.size() / 2;
+    if (chart.x.size() > 2) body_ += svg_label(scale.x(middle), y, chart.x[middle], "middle");
   }
   body_ += "</svg></div>\n";
 }

@@ -15,8 +15,8 @@
 
 namespace driftless {
 
-// For text and for values of attributes. Control characters and bytes that are not UTF-8 become
-// U+FFFD.
+// For text and for values of attributes. Lines stay; characters that are hidden or turn the
+// direction of text, and bytes that are not UTF-8, are shown by their code, as one_line() does.
 [[nodiscard]] std::string html_escape(std::string_view text);
 
 struct BarRow {

@@ -81,13 +81,14 @@ class MetricsReader {
     while (!text.empty()) {
       const std::size_t end = std::min(text.find('\n'), text.size());
       const std::string_view line = text.substr(0, end);
+      const bool whole = end < text.size();
       text.remove_prefix(std::min(end + 1, text.size()));
       ++number;
       if (line.empty()) continue;
       const std::optional<Json> json = parse_line(line);
       if (json) {
         add(*json);
-      } else if (bad++ == 0) {
+      } else if (whole && bad++ == 0) {  // one without an end is being written
         first_bad = number;
       }
     }

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "core/counted.h"
 #include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/verify.h"
 #include "plugin/targets/version_fold.h"
@@ -174,8 +175,8 @@ class HistoryReader {
     }
     if (history_.versions.empty() && history_.anchors == 0) {
       return history_.left_out.front().why.with_context(
-          concat("none of the ", listed.size(),
-                 " versions can be read: ", to_string(history_.left_out.front().id)));
+          concat("of ", counted(listed.size(), "version"),
+                 " none can be read: ", to_string(history_.left_out.front().id)));
     }
     finish();
     return std::move(history_);

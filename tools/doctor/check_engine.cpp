@@ -3,6 +3,9 @@
 // take a version. Every missing flag is named. Only calls that change nothing are made.
 #include <nlohmann/json.hpp>
 
+#include "core/file_system.h"
+#include "core/quantize_rule.h"
+#include "plugin/checkpoint/quantization.h"
 #include "plugin/engines/engine_transport.h"
 #include "plugin/engines/rank_reply.h"
 #include "tools/doctor/doctor.h"
@@ -15,7 +18,25 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kCallWait{3'000};
 constexpr std::string_view kExtension = "driftless.engines.vllm.WorkerExtension";
+constexpr std::string_view kFp8Blocks = "FP8 in blocks of 128x128";
 constexpr long kUnknownPath = 404, kOtherMethod = 405;
+
+// How config.json says that a base is quantized, if it is on this host; empty: it is not.
+std::string quantized_as(const std::string& base) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 20;
+  if (!base.starts_with('/')) return {};
+  const Result<std::string> text =
+      read_text(posix_file_system(), join_path(base, kModelConfigName), kMostBytes);
+  if (!text.ok()) return {};
+  const Result<Json> config = parse_json(*text, kModelConfigName);
+  if (!config.ok() || !config->is_object()) return {};
+  const Json found = config->value("quantization_config", Json());
+  if (!found.is_object()) return {};
+  const bool blocks =
+      found.value("weight_block_size", Json()) == Json{kQuantizeBlock, kQuantizeBlock};
+  const std::string method = json_text(found, "quant_method");
+  return method == "fp8" && blocks ? std::string(kFp8Blocks) : concat("quantized: ", method);
+}
 
 bool refused(const EngineReply& reply) {
   return reply.http_status == 401 || reply.http_status == 403;
@@ -85,8 +106,16 @@ class EngineCheck {
               : "name a file with the key of its --api-key: --token-file, or engines[].token_file");
   }
 
+  void report_base(const std::string& base, std::string_view label) const {
+    const std::string scheme = quantized_as(base);
+    const bool other = !scheme.empty() && scheme != kFp8Blocks;
+    add("base", other ? kWarn : kOk, concat(base, label, scheme.empty() ? "" : ", ", scheme),
+        other ? "use a base in bfloat16, or one that driftless quantize makes: versions carry no "
+                "other weights"
+              : "");
+  }
   [[nodiscard]] bool hands_over_memory() const {
-    return context_.config.agent.hand_over == HandOver::kHostShm;
+    return context_.config.agent.hand_over != HandOver::kCheckpoint;
   }
 
   // --- vLLM
@@ -116,7 +145,7 @@ class EngineCheck {
       return add("base", kSkip, "/v1/models does not name it");
     }
     const std::string root = json_text(data->front(), "root");
-    add("base", kOk, root.empty() ? json_text(data->front(), "id") : root);
+    report_base(root.empty() ? json_text(data->front(), "id") : root, "");
   }
 
   void report_paused() const {
@@ -189,9 +218,8 @@ class EngineCheck {
   void examine_sglang(const Json& model, const Json& server) {
     if (!engine_.token.empty()) add("token", kOk, "accepted");
     const std::string label = json_text(model, "weight_version");
-    add("base", kOk,
-        concat(json_text(model, "model_path"),
-               label.empty() ? "" : concat(", weight_version ", label)));
+    report_base(json_text(model, "model_path"),
+                label.empty() ? "" : concat(", weight_version ", label));
     const auto replicas = server.find("dp_size");
     if (replicas != server.end() && replicas->is_number_integer() && *replicas > 1) {
       add("replicas", kFail, concat("dp_size ", replicas->dump()),

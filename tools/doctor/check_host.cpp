@@ -2,6 +2,7 @@
 // This host: limits, memory, cores, temporary space, ports, and the files that hold secrets.
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -11,6 +12,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 
 #include "core/descriptor.h"
 #include "core/disk_space.h"
@@ -24,6 +26,7 @@ namespace {
 using enum FindingState;
 
 constexpr rlim_t kFewFiles = 256, kEnoughFiles = 1024;
+constexpr std::chrono::milliseconds kHubWait(3'000);
 constexpr std::uint64_t kLittleTemporary = std::uint64_t{1} << 30;
 
 std::string limit_text(rlim_t limit) {
@@ -128,37 +131,88 @@ void check_temporary(const Context& context, const Report& report) {
           little ? "free space there, or set TMPDIR (large parts are spooled)" : ""});
 }
 
-// Whether this host may listen on "host:port".
-void check_port(const std::string& key, const std::string& address, const Report& report) {
+struct FreeAddresses {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
+// Of "host:port"; null, and reported, if there is none.
+Addresses find_addresses(const std::string& key, const std::string& address, const Report& report) {
+  Addresses found;
   const std::size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return;
+  if (colon == std::string::npos) return found;
   std::string host = address.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
-  addrinfo* found = nullptr;
+  addrinfo* list = nullptr;
   const int problem = ::getaddrinfo(host.empty() ? nullptr : host.c_str(),
-                                    address.substr(colon + 1).c_str(), &hints, &found);
-  if (problem != 0) {
-    return report(
-        {key, kFail, concat(address, ": ", ::gai_strerror(problem)), concat("correct ", key)});
+                                    address.substr(colon + 1).c_str(), &hints, &list);
+  if (problem == 0) {
+    found.reset(list);
+  } else {
+    report({key, kFail, concat(address, ": ", ::gai_strerror(problem)), concat("correct ", key)});
   }
-  const Descriptor socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return found;
+}
+
+// 0, or why this host cannot listen there.
+int try_to_bind(const addrinfo& at) {
+  const Descriptor socket(::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int reuse = 1;
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof(reuse));
-  const bool free = ::bind(socket.get(), found->ai_addr, found->ai_addrlen) == 0;
-  const int why = errno;
-  ::freeaddrinfo(found);
-  report({key, free ? kOk : kFail,
-          free ? concat(address, " is free") : std::string(errno_status(why, address).message()),
-          free ? "" : concat("end the process that listens there, or set another ", key)});
+  return ::bind(socket.get(), at.ai_addr, at.ai_addrlen) == 0 ? 0 : errno;
+}
+
+// 0, or why nobody there takes a connection.
+int try_to_connect(const addrinfo& at, std::chrono::milliseconds wait) {
+  const Descriptor socket(::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (::connect(socket.get(), at.ai_addr, at.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
+  pollfd event{socket.get(), POLLOUT, 0};
+  if (::poll(&event, 1, static_cast<int>(wait.count())) <= 0) return ETIMEDOUT;
+  int why = 0;
+  socklen_t size = sizeof(why);
+  ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &why, &size);
+  return why;
+}
+
+// Whether this host may listen on "host:port".
+void check_port(const std::string& key, const std::string& address, const Report& report) {
+  const Addresses found = find_addresses(key, address, report);
+  if (found == nullptr) return;
+  const int why = try_to_bind(*found);
+  report(
+      {key, why == 0 ? kOk : kFail,
+       why == 0 ? concat(address, " is free") : std::string(errno_status(why, address).message()),
+       why == 0 ? "" : concat("end the process that listens there, or set another ", key)});
+}
+
+// The leading trainer listens there, all other processes connect.
+void check_hub(const std::string& address, const Report& report) {
+  const std::string key = "hub.address";
+  const Addresses found = find_addresses(key, address, report);
+  if (found == nullptr) return;
+  if (try_to_connect(*found, kHubWait) == 0) {
+    return report({key, kOk, concat(address, ": a process listens there"),
+                   "if the trainer is not started yet, another program has the port"});
+  }
+  const int why = try_to_bind(*found);
+  if (why == 0) return report({key, kOk, concat(address, " is free on this host")});
+  const bool elsewhere = why == EADDRNOTAVAIL;
+  report({key, elsewhere ? kWarn : kFail,
+          elsewhere ? concat(address, " is another host's, and nobody answers there")
+                    : std::string(errno_status(why, address).message()),
+          elsewhere ? "start the leading trainer, then look again; else let the port through"
+                    : concat("set another ", key)});
 }
 
 void check_settings(const Context& context, const Report& report) {
   if (!context.configured) return;
   for (const auto& [key, value] : effective_settings(context.config)) {
     if (key == "monitor.address" && !value.empty()) check_port(key, value, report);
+    if (key == "hub.address" && !value.empty()) check_hub(value, report);
     if (!key.ends_with("token_file") || value.empty()) continue;
     const Result<std::string> secret = read_secret_file(value);
     report(secret.ok() ? Finding{key, kOk, concat(value, ": closed to others")}

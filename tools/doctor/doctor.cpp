@@ -90,9 +90,11 @@ std::vector<Check> all_checks(const Context& context, std::span<const std::strin
          FindingState::kFail, kNoteEngine});
   }
   if (only.empty()) return checks;
+  // A configuration that is wrong is not passed over: what else is asked for depends on it.
+  const bool wrong = !context.config_status.ok();
   std::erase_if(checks, [&](const Check& check) {
     const std::string word = check.group.substr(0, check.group.find(' '));
-    return std::ranges::find(only, word) == only.end();
+    return std::ranges::find(only, word) == only.end() && !(wrong && word == kGroups.front());
   });
   return checks;
 }

@@ -25,6 +25,8 @@ constexpr const char* kTrace = "Bytes of a recorded RL run: `driftless bench --t
 constexpr const char* kTwoHosts = "Between two hosts: `tests/bench/two_hosts.py`";
 constexpr const char* kDemo = "Directories of versions: `driftless demo`";
 constexpr const char* kBench = "Comparing and encoding on a CPU: `driftless bench`";
+constexpr const char* kFp8 = "Bytes of the same run in FP8 blocks: `tests/bench/fp8_trace.py`";
+constexpr const char* kPeer = "The road peer between two processes: `peer_bench`";
 constexpr const char* kPolling = "docs/operate/configuration.md, half of `road.poll_longest`";
 
 constexpr double kLeastFigure = 1e-18, kMostFigure = 1e18;  // beyond, times are not finite
@@ -50,11 +52,20 @@ constexpr Row kRows[] = {
     {"bytes.compact", "B", 6.82 / 8, kTrace, 6.82 / 8, kTrace},
     {"bytes.xor", "B", 16.25 / 8, kTrace, 16.25 / 8, kTrace},
     {"bytes.overwrite", "B", 34.34 / 8, kTrace, 34.34 / 8, kTrace},
+    // The same run in FP8 blocks: changed codes for each changed weight, and bytes of one.
+    {"fp8.changed", "", 0.0878, kFp8, 0.0878, kFp8},
+    {"fp8.bytes.indices", "B", 40.07 / 8, kFp8, 40.07 / 8, kFp8},
+    {"fp8.bytes.deltas", "B", 24.07 / 8, kFp8, 24.07 / 8, kFp8},
+    {"fp8.bytes.deltas_zstd", "B", 19.82 / 8, kFp8, 19.82 / 8, kFp8},
+    {"fp8.bytes.compact", "B", 9.94 / 8, kFp8, 9.94 / 8, kFp8},
+    {"fp8.bytes.xor", "B", 19.26 / 8, kFp8, 19.26 / 8, kFp8},
+    {"fp8.bytes.overwrite", "B", 32.93 / 8, kFp8, 32.93 / 8, kFp8},
     // Bytes of weights that are compared, by where the old values lie.
     {"compare.none", "B/s", 2.08e9 / 1.7e-3, kMegatron, kAbsent, ""},
     {"compare.device", "B/s", 3.2e9 / 1.434e-3, kKernels, kAbsent, ""},
     {"compare.pinned", "B/s", 3.2e9 / 62.13e-3, kKernels, kAbsent, ""},
-    {"compare.host", "B/s", kAbsent, "", 1e9 / 53e-3, kPublishing},
+    {"compare.host", "B/s", 1e9 / 53e-3, kPublishing, 1e9 / 53e-3, kPublishing},
+    {"quantize", "s", 0.48 / 72.4e6, kFp8, 0.48 / 72.4e6, kFp8},  // of a weight that becomes a code
     // Beside the comparison: of a changed weight for indices, deltas and deltas_zstd, of every
     // weight for the others.
     {"encode.captured", "s", 30e-3 / 16.1e6, kMegatron, kAbsent, ""},
@@ -65,6 +76,14 @@ constexpr Row kRows[] = {
     {"encode.compact", "s", 4.0e-3 / 1.6e9, kKernels, 0.447 / 5e8, kTwoHosts},
     {"encode.xor", "s", 0.37 / 250e6, kDemo, 0.37 / 250e6, kDemo},
     {"encode.overwrite", "s", 0.37 / 250e6, kDemo, 0.37 / 250e6, kDemo},
+    // The same on the processor of a trainer that quantizes for engines on GPUs.
+    {"host.encode.full", "s", 3.6e-3 / 10e6, kPublishing, kAbsent, ""},
+    {"host.encode.indices", "s", 21e-3 / 5e6, kPublishing, kAbsent, ""},
+    {"host.encode.deltas", "s", 21e-3 / 5e6, kPublishing, kAbsent, ""},
+    {"host.encode.deltas_zstd", "s", 21e-3 / 5e6 + 0.1 / 12.75e6, kDemo, kAbsent, ""},
+    {"host.encode.compact", "s", 0.447 / 5e8, kTwoHosts, kAbsent, ""},
+    {"host.encode.xor", "s", 0.37 / 250e6, kDemo, kAbsent, ""},
+    {"host.encode.overwrite", "s", 0.37 / 250e6, kDemo, kAbsent, ""},
     // Roads. A version in files takes 6 syncs. Rates are of one process, those of files and stores
     // of one host.
     {"bus", "B/s", 3.2e9 / 57.92e-3, kKernels, kAbsent, ""},
@@ -72,6 +91,7 @@ constexpr Row kRows[] = {
     {"mpi_rma.put", "B/s", 20e6 / 3.6e-3, kPublishing, kAbsent, ""},
     {"mpi_rma.get", "B/s", 15.8e9, kPublishing, 15.8e9, kPublishing},
     {"mpi_rma.get_tcp", "B/s", 0.72e9, kRma, 0.72e9, kRma},
+    {"peer.get_tcp", "B/s", 1.18e9, kPeer, 1.18e9, kPeer},
     {"nccl.hash", "B/s", 106e9, kNcclAlone, kAbsent, ""},
     {"nccl.broadcast_tcp", "B/s", 3.9e9, kNcclAlone, kAbsent, ""},
     {"nccl.acknowledge", "B/s", 268e6 / 7.4e-3, kNcclAlone, kAbsent, ""},
@@ -83,6 +103,7 @@ constexpr Row kRows[] = {
     {"seal.rank", "s", 8.9e-3 / 60, kRanks, 8.9e-3 / 60, kRanks},
     {"wait.mpi_rma", "s", 25e-3, kPolling, 25e-3, kPolling},
     {"wait.nccl", "s", 0, "pushed: no receiver polls", 0, "pushed: no receiver polls"},
+    {"wait.peer", "s", 25e-3, kPolling, 25e-3, kPolling},
     {"wait.shared_fs", "s", 0.5, kPolling, 0.5, kPolling},
     {"wait.object_store", "s", 1, kPolling, 1, kPolling},
     {"wait.host_shm", "s", 25e-3, kPolling, 25e-3, kPolling},

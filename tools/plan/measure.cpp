@@ -11,6 +11,8 @@
 #include "collectives/shared_fs/shared_fs_road.h"
 #include "core/file_system.h"
 #include "core/parallel.h"
+#include "core/stopwatch.h"
+#include "kernels/quantize.h"
 #include "plugin/publish/publisher.h"
 #include "plugin/receive/receiver.h"
 #include "tools/bench/measure.h"
@@ -155,6 +157,23 @@ class HostMeasurement {
   const std::uint64_t side_bytes_;
 };
 
+// Seconds to make the FP8 code of a weight, with all threads.
+Result<double> quantizing(const BenchData& data, const MeasureOptions& options, unsigned threads) {
+  constexpr std::uint64_t kColumns = 2048;
+  const std::uint64_t rows = data.side_bytes / 2 / kColumns, weights = rows * kColumns;
+  std::vector<std::byte> codes(weights);
+  std::vector<float> scales(quantize_blocks(rows) * quantize_blocks(kColumns));
+  std::vector<double> seconds;
+  for (unsigned i = 0; i < 1 + std::max(1U, options.repeats); ++i) {
+    Stopwatch watch;
+    DRIFTLESS_RETURN_IF_ERROR(
+        quantize_fp8(quantizer(), QuantizeRule::kLinear, data.new_bytes().data(), rows, kColumns,
+                     threads, codes.data(), reinterpret_cast<std::byte*>(scales.data())));
+    if (i > 0) seconds.push_back(watch.lap_ms() / 1e3);  // the first touches new memory
+  }
+  return median(seconds) / static_cast<double>(weights);
+}
+
 }  // namespace
 
 Result<std::vector<Figure>> measure_figures(const MeasureOptions& options) {
@@ -172,6 +191,8 @@ Result<std::vector<Figure>> measure_figures(const MeasureOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Times swept, host.run(Encoding::kDeltas, false, kSwept));
   DRIFTLESS_ASSIGN_OR_RETURN(const Times idle, host.run(Encoding::kDeltas, false, kUnswept));
   add("compare.host", "B/s", 2 * weights / idle.make);
+  DRIFTLESS_ASSIGN_OR_RETURN(const double quantize, quantizing(data, options, threads));
+  add("quantize", "s", quantize);
   add("sweep", "s", std::max(1e-12, (swept.stage - idle.stage) / weights));
   add("apply.fixed", "s", idle.apply);
   for (const EncodingInfo& encoding : all_encodings()) {

@@ -104,35 +104,43 @@ class Fields {
   Status status_;
 };
 
-double grouped_attention(Fields& fields, const Family& family, double hidden) {
+// Weights of a part of a layer: in its matrices, and all.
+struct LayerPart {
+  double matrices = 0, weights = 0;
+};
+
+LayerPart grouped_attention(Fields& fields, const Family& family, double hidden) {
   const double heads = fields.number("num_attention_heads");
   const double kv_heads = fields.number_or("num_key_value_heads", heads, 1);
   const double head_size = fields.number_or("head_dim", hidden / heads, 1);
   const bool biased = fields.flag("attention_bias");
   const bool qk_norm = fields.flag("use_qk_norm", family.qk_norm);
   const double rows = (heads + 2 * kv_heads) * head_size;
-  double weights = rows * hidden + hidden * heads * head_size;
+  const double matrices = rows * hidden + hidden * heads * head_size;
+  double weights = matrices;
   if (family.qkv_bias || biased) weights += rows;
   if (biased && family.model_type != "glm4_moe") weights += hidden;  // of the output
-  return weights + (qk_norm ? 2 * head_size : 0);
+  return {matrices, weights + (qk_norm ? 2 * head_size : 0)};
 }
 
-double latent_attention(Fields& fields, double hidden) {
+LayerPart latent_attention(Fields& fields, double hidden) {
   const double heads = fields.number("num_attention_heads");
   const double rotary = fields.number("qk_rope_head_dim");
   const double plain = fields.number("qk_nope_head_dim");
   const double values = fields.number("v_head_dim");
   const double latent = fields.number("kv_lora_rank");
   const double query_rows = heads * (plain + rotary);
-  double weights = hidden * (latent + rotary) + latent + latent * heads * (plain + values) +
-                   heads * values * hidden;
+  double matrices =
+      hidden * (latent + rotary) + latent * heads * (plain + values) + heads * values * hidden;
+  double norms = latent;
   if (fields.has("q_lora_rank")) {
     const double rank = fields.number("q_lora_rank");
-    weights += hidden * rank + rank + rank * query_rows;
+    matrices += hidden * rank + rank * query_rows;
+    norms += rank;
   } else {
-    weights += hidden * query_rows;
+    matrices += hidden * query_rows;
   }
-  return weights;
+  return {matrices, matrices + norms};
 }
 
 double layers_with_experts(Fields& fields, const Family& family, double layers) {
@@ -156,27 +164,31 @@ ModelShape count(Fields& fields, const Family& family) {
   const double hidden = fields.number("hidden_size");
   const double layers = fields.number("num_hidden_layers");
   const double gated = 3 * hidden;  // gate, up and down
-  const double attention = family.latent_attention ? latent_attention(fields, hidden)
-                                                   : grouped_attention(fields, family, hidden);
+  const LayerPart attention = family.latent_attention ? latent_attention(fields, hidden)
+                                                      : grouped_attention(fields, family, hidden);
   const double sparse = layers_with_experts(fields, family, layers);
   const double inner = fields.number("intermediate_size");
   const double dense = gated * inner + (fields.flag("mlp_bias") ? 2 * inner + hidden : 0);
-  double experts = 0, beside = 0;  // of one layer: the routed ones, and what is there with them
+  double experts = 0, shared = 0, router = 0;  // of one layer
   if (sparse > 0) {
     const double routed = fields.number(family.count_key);
     const double size = fields.number(family.expert_size_key);
     experts = routed * gated * size;
-    beside = routed * hidden + (family.router_bias ? routed : 0) +
-             fields.number_or("n_shared_experts", 0) * gated * size;
+    router = routed * hidden + (family.router_bias ? routed : 0);
+    shared = fields.number_or("n_shared_experts", 0) * gated * size;
   }
   const double tables = fields.flag("tie_word_embeddings") ? 1 : 2;
   const double weights = tables * fields.number("vocab_size") * hidden + hidden +
-                         layers * (attention + 2 * hidden) + (layers - sparse) * dense +
-                         sparse * (experts + beside);
+                         layers * (attention.weights + 2 * hidden) + (layers - sparse) * dense +
+                         sparse * (experts + shared + router);
+  // Tables, norms, biases and routers stay in bfloat16 (docs/operate/quantized.md).
+  const double matrices =
+      layers * attention.matrices + (layers - sparse) * gated * inner + sparse * (experts + shared);
   if (!fields.status().ok() || weights > kMostWeights) return {};
   return {.family = std::string(family.model_type),
           .weights = static_cast<std::uint64_t>(weights),
           .experts = static_cast<std::uint64_t>(sparse * experts),
+          .matrices = static_cast<std::uint64_t>(matrices),
           .layers = static_cast<std::uint64_t>(layers)};
 }
 
@@ -201,7 +213,15 @@ Result<ModelShape> model_shape(std::string_view text, std::string_view what) {
 
 Result<ModelShape> model_shape(std::uint64_t weights) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Qwen3Shape shape, qwen3_shape(weights));
-  return ModelShape{.family = "dense", .weights = weights, .experts = 0, .layers = shape.layers};
+  const std::uint64_t heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim;
+  const std::uint64_t layer = shape.hidden * (heads + 3 * shape.ffn);
+  const double matrices =
+      static_cast<double>(shape.layers * layer) / static_cast<double>(shape.params());
+  return ModelShape{.family = "dense",
+                    .weights = weights,
+                    .experts = 0,
+                    .matrices = static_cast<std::uint64_t>(matrices * static_cast<double>(weights)),
+                    .layers = shape.layers};
 }
 
 }  // namespace driftless

@@ -12,9 +12,10 @@ namespace driftless {
 
 // Layers for multi-token prediction are not counted: a trainer does not publish them by default.
 struct ModelShape {
-  std::string family;         // "qwen3_moe"
-  std::uint64_t weights = 0;  // all of them, of one precision
-  std::uint64_t experts = 0;  // of these, in routed experts: what expert parallelism cuts
+  std::string family;          // "qwen3_moe"
+  std::uint64_t weights = 0;   // all of them
+  std::uint64_t experts = 0;   // of these, in routed experts: what expert parallelism cuts
+  std::uint64_t matrices = 0;  // of these, what a base in FP8 blocks holds as codes
   std::uint64_t layers = 0;
 };
 

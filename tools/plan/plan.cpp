@@ -10,7 +10,8 @@
 namespace driftless {
 namespace {
 
-constexpr double kBytes = 2;  // of a bf16 weight
+constexpr double kBytes = 2;                          // of a bf16 weight
+constexpr double kCodeBytes = 1 + 4.0 / (128 * 128);  // of an FP8 code, and its share of a scale
 constexpr double kMiB = 1 << 20;
 constexpr double kTraceDensity = 0.015;  // that bytes.* were measured at
 constexpr double kWideGaps = 2.5e-4;     // below it a tensor has a gap of more than 16 bits
@@ -29,6 +30,7 @@ class Planner {
         road_(road),
         encoding_(encoding),
         gpu_(input.device == Device::kGpu),
+        trainer_gpu_(gpu_ && !input.fp8),
         full_(encoding == Encoding::kFull),
         weights_("weights", static_cast<double>(input.model.weights), "") {
     const std::uint64_t ranks = input.tp * input.pp * input.dp;
@@ -44,6 +46,7 @@ class Planner {
     link_ = (Term("link", input.link_bytes_per_s, "B/s") *
              count("NICs", static_cast<double>(input.nics_per_host)) * figure("link.payload"))
                 .named("link without headers", "B/s");
+    size_weights();
     size_quantities(workers);
   }
 
@@ -62,7 +65,7 @@ class Planner {
                   {"stage", stage(carried.named("carrying", "s"))},
                   {"pause", pause()}};
     for (const PlanQuantity& phase : row.phases) row.seconds += phase.amount.value();
-    row.bytes = {{"version", version_formula()},
+    row.bytes = {{"version", version_formula_},
                  {"busiest_rank", rank_formula_},
                  {"out_of_trainer_host", out_of_host()},
                  {"into_engine_host", into_host_formula_}};
@@ -80,25 +83,55 @@ class Planner {
     return figure(concat(kind, ".", info(encoding).name));
   }
 
-  // Bytes of a changed weight. Positions cost more bits the fewer weights change: entropy-coded
-  // ones one bit for each halving of the density, gaps another 2 bytes once they do not fit.
-  [[nodiscard]] Term bytes_per_change(Encoding encoding) const {
-    const Term known = of_encoding("bytes", encoding);
+  // Bytes of a changed weight, or of a changed code, `density` of all. Positions cost more bits the
+  // fewer weights change: entropy-coded ones one bit for each halving of the density, gaps another
+  // 2 bytes once they do not fit.
+  [[nodiscard]] Term bytes_per_change(std::string_view kind, Encoding encoding,
+                                      double density) const {
+    const Term known = of_encoding(kind, encoding);
     if (encoding == Encoding::kCompact || encoding == Encoding::kXor) {
       return known +
              Term("log2(0.015 / density) bits", std::log2(kTraceDensity / in_.density) / 8, "B");
     }
     const bool gaps = encoding == Encoding::kDeltas || encoding == Encoding::kDeltasZstd;
-    return gaps && in_.density < kWideGaps ? known + Term("wide gaps", 2, "B") : known;
+    return gaps && density < kWideGaps ? known + Term("wide gaps", 2, "B") : known;
   }
-  [[nodiscard]] Term version_formula() const {
-    return full_ ? weights_ * kBytes : changed_ * bytes_per_change(encoding_);
+  // Of all changes in an encoding.
+  [[nodiscard]] Term payload(Encoding encoding) const {
+    if (full_) return weights_ * weight_bytes_;
+    const Term plain = changed_plain_ * bytes_per_change("bytes", encoding, in_.density);
+    if (!in_.fp8) return plain;
+    const double density = in_.density * figure("fp8.changed").value();
+    return changed_codes_ * bytes_per_change("fp8.bytes", encoding, density) + plain;
+  }
+  // A time of every weight that was measured with 2 bytes each.
+  [[nodiscard]] Term by_bytes(const Term& time) const {
+    return in_.fp8 ? time * weight_bytes_ / kBytes : time;
+  }
+
+  // What a weight is on the road, and which change.
+  void size_weights() {
+    const Term density("density", in_.density, "");
+    weight_bytes_ = Term("bytes of a weight", kBytes, "B");
+    changed_plain_ = weights_ * density;
+    if (in_.fp8) {
+      codes_ = count("weights in FP8", static_cast<double>(in_.model.matrices));
+      const double all = weights_.value(), others = all - codes_.value();
+      weight_bytes_ = {"bytes of a weight", (codes_.value() * kCodeBytes + others * kBytes) / all,
+                       "B"};
+      changed_codes_ = (codes_ * density * figure("fp8.changed")).named("changed codes", "");
+      changed_plain_ = Term("weights in bf16", others, "") * density;
+    }
+    changed_ = (changed_codes_ + changed_plain_).named("changed weights", "");
+    rate_ = in_.fp8 ? Term("share that changes", changed_.value() / weights_.value(), "") : density;
+    if (full_) changed_ = weights_;
+    changed_plain_ =
+        changed_plain_.named(in_.fp8 ? "changed weights in bf16" : "changed weights", "");
   }
 
   void size_quantities(double workers) {
-    changed_ = (weights_ * Term("density", in_.density, "")).named("changed weights", "");
-    if (full_) changed_ = weights_;
-    version_ = version_formula().named("version", "B");
+    version_formula_ = payload(encoding_);
+    version_ = version_formula_.named("version", "B");
     const auto cut = static_cast<double>(in_.tp * in_.pp);
     const Term experts = count("weights of experts", static_cast<double>(in_.model.experts));
     if (in_.snapshot == "none") {
@@ -118,7 +151,8 @@ class Planner {
     // Ranks and workers of a host share its processor; each has a GPU of its own.
     crowd_ = count(
         "ranks on one processor",
-        gpu_ ? 1 : static_cast<double>(std::min(in_.tp * in_.pp * in_.dp, in_.ranks_per_host)));
+        trainer_gpu_ ? 1
+                     : static_cast<double>(std::min(in_.tp * in_.pp * in_.dp, in_.ranks_per_host)));
     const double crowd = gpu_ ? 1 : std::max(1.0, workers);
     held_ = (weights_ * count("workers on one processor", crowd) /
              count("engine TP", static_cast<double>(in_.engine_tp)))
@@ -135,7 +169,7 @@ class Planner {
 
   [[nodiscard]] std::string why_not() const {
     const bool interchange = info(encoding_).interchange && !full_;
-    if (road_ == PlanRoad::kNccl && !gpu_) return "nccl carries frames from GPU to GPUs";
+    if (road_ == PlanRoad::kNccl && !trainer_gpu_) return "nccl carries frames from GPU to GPUs";
     if (interchange && road_ != PlanRoad::kSharedFs) return "road.layout: hf_delta is of shared_fs";
     if (interchange && (in_.snapshot == "none" || in_.snapshot == "device")) {
       return "is made from whole tensors: needs snapshot: pinned or host";
@@ -143,7 +177,7 @@ class Planner {
     if (encoding_ == Encoding::kCompact && (in_.snapshot == "none" || in_.snapshot == "pinned")) {
       return "is coded given the old values: needs snapshot: device or host";
     }
-    if (!full_ && in_.density > kFullAbove) {
+    if (!full_ && rate_.value() > kFullAbove) {
       return "a version of which more than full_above_density (0.25) changed is sent whole";
     }
     return {};
@@ -152,17 +186,22 @@ class Planner {
   // --- the trainer -------------------------------------------------------------------------------
 
   [[nodiscard]] Term compare() const {
-    return owned_ * crowd_ * Term("bytes of a weight", kBytes, "B") /
-           figure(concat("compare.", in_.snapshot));
+    const Term compared =
+        owned_ * crowd_ * weight_bytes_ / figure(concat("compare.", in_.snapshot));
+    if (!in_.fp8) return compared;
+    return owned_ * crowd_ * codes_ / weights_ * figure("quantize") + compared;
   }
   [[nodiscard]] Term encode() const {
-    const Term changes = owned_ * crowd_ * Term("density", in_.density, "");
-    const Term units = per_change(encoding_) ? changes : owned_ * crowd_;
-    if (in_.snapshot != "none" || full_) return units * of_encoding("encode", encoding_);
+    const Term changes = owned_ * crowd_ * rate_;
+    if (in_.snapshot != "none" || full_) {
+      const Term time = of_encoding(gpu_ && in_.fp8 ? "host.encode" : "encode", encoding_);
+      return per_change(encoding_) ? changes * time : by_bytes(owned_ * crowd_ * time);
+    }
     const Term captured = changes * figure("encode.captured");
     // What a GPU would write into frames the host does then; compressing comes on top.
-    return encoding_ == Encoding::kDeltasZstd ? captured + units * of_encoding("encode", encoding_)
-                                              : captured;
+    return encoding_ == Encoding::kDeltasZstd
+               ? captured + changes * of_encoding("encode", encoding_)
+               : captured;
   }
   [[nodiscard]] Term seal() const { return ranks_ * figure("seal.rank"); }
 
@@ -173,10 +212,11 @@ class Planner {
       return rank_bytes_ / figure("nccl.hash") + version_ / rate +
              version_ / figure("nccl.acknowledge") + seal();
     }
-    const bool down = gpu_ && in_.snapshot != "none" && !full_;  // captured: encode.captured has it
+    // Captured: encode.captured has it.
+    const bool down = trainer_gpu_ && in_.snapshot != "none" && !full_;
     const Term fetched = down ? rank_bytes_ / figure("bus") : Term();
-    if (road_ == PlanRoad::kMpiRma) {
-      return gpu_ ? fetched + rank_bytes_ / figure("mpi_rma.put") + seal() : seal();
+    if (is_read_from_ranks()) {  // into memory of the host, taken to be the same on both roads
+      return trainer_gpu_ ? fetched + rank_bytes_ / figure("mpi_rma.put") + seal() : seal();
     }
     // Files and uploads are written while the next bucket is compared.
     const Term write = host_bytes_ / write_rate();
@@ -198,9 +238,13 @@ class Planner {
       case PlanRoad::kNccl: return {};  // the broadcast is part of send
       case PlanRoad::kSharedFs: return into_host_ / figure("shared_fs.read");
       case PlanRoad::kObjectStore: return into_host_ / smaller(link_, figure("object_store.read"));
-      case PlanRoad::kMpiRma: break;
+      case PlanRoad::kMpiRma:
+      case PlanRoad::kPeer: break;
     }
-    const Term gets = receivers_ * figure(in_.rdma ? "mpi_rma.get" : "mpi_rma.get_tcp");
+    const char* const get = road_ == PlanRoad::kPeer ? "peer.get_tcp"
+                            : in_.rdma               ? "mpi_rma.get"
+                                                     : "mpi_rma.get_tcp";
+    const Term gets = receivers_ * figure(get);
     const Term in = into_host_ / smaller(link_, gets);
     if (engine_hosts_.value() <= hosts_.value()) return in;
     return larger(in, into_host_ * engine_hosts_ / hosts_ / link_);
@@ -209,8 +253,12 @@ class Planner {
     if (road_ == PlanRoad::kNccl) return into_host_ / figure("bus");  // arrival: host
     return carried + into_host_ / receivers_ / figure("hash");
   }
+  // Receivers read what they need from the memory of the ranks.
+  [[nodiscard]] bool is_read_from_ranks() const {
+    return road_ == PlanRoad::kMpiRma || road_ == PlanRoad::kPeer;
+  }
   [[nodiscard]] Term out_of_host() const {
-    if (road_ == PlanRoad::kMpiRma) return into_host_ * engine_hosts_ / hosts_;
+    if (is_read_from_ranks()) return into_host_ * engine_hosts_ / hosts_;
     return version_ / hosts_;
   }
 
@@ -222,8 +270,8 @@ class Planner {
     return inflates ? Encoding::kDeltas : encoding_;
   }
   [[nodiscard]] Term plain_bytes() const {
-    const Term own = full_ ? held_ * kBytes : worker_changes_ * bytes_per_change(handed_over());
-    return own.named("bytes of a worker", "B");
+    const Term all = full_ ? version_ : payload(handed_over()).named("changes in plain", "B");
+    return (all * held_ / weights_).named("bytes of a worker", "B");
   }
   [[nodiscard]] Term hand_over() const {
     if (!in_.hand_over) return {};
@@ -232,9 +280,9 @@ class Planner {
     return changed_ * share_ * figure("hand_over.inflate") / count("read_workers", 4) + read;
   }
   [[nodiscard]] Term stage(const Term& carried) const {
-    const Term units = per_change(encoding_) ? worker_changes_ : held_;
-    const Term decode = units * of_encoding("decode", handed_over());
-    const Term sweep = held_ * figure("sweep");
+    const Term time = of_encoding("decode", handed_over());
+    const Term decode = per_change(encoding_) ? worker_changes_ * time : by_bytes(held_ * time);
+    const Term sweep = by_bytes(held_ * figure("sweep"));
     if (gpu_ || in_.hand_over) return decode + sweep;
     // Memory of the host is swept, and compact decoded, while frames arrive.
     if (encoding_ != Encoding::kCompact) return larger(sweep - carried, Term()) + decode;
@@ -242,7 +290,7 @@ class Planner {
   }
   [[nodiscard]] Term pause() const {
     const Term write =
-        full_ ? held_ * figure("apply.full") : worker_changes_ * figure("apply.change");
+        full_ ? by_bytes(held_ * figure("apply.full")) : worker_changes_ * figure("apply.change");
     return figure("apply.fixed") + write;
   }
 
@@ -250,10 +298,10 @@ class Planner {
   // -----------------------
 
   [[nodiscard]] Term rank_changes() const {
-    return (owned_ * Term("density", in_.density, "")).named("changes of a rank", "");
+    return (owned_ * rate_).named("changes of a rank", "");
   }
   [[nodiscard]] Term trainer_device() const {
-    if (!gpu_) return {};
+    if (!trainer_gpu_) return {};
     const Term pool =
         road_ == PlanRoad::kNccl ? rank_bytes_ * Term("with hashes", 17.0 / 16, "") : Term();
     if (full_) return pool;
@@ -268,9 +316,10 @@ class Planner {
   [[nodiscard]] Term trainer_host() const {
     Term sum("buckets", 2 * 64 * kMiB, "B");
     if (in_.snapshot == "none") sum = sum + rank_changes() * Term("captured, twice", 16, "B");
-    if (in_.snapshot == "pinned" || in_.snapshot == "host") sum = owned_ * kBytes + sum;
+    if (in_.snapshot == "pinned" || in_.snapshot == "host") sum = owned_ * weight_bytes_ + sum;
     if (in_.snapshot == "host") sum = sum + rank_changes() * Term("undo log", 6, "B");
-    if (road_ != PlanRoad::kMpiRma) return sum;
+    if (in_.fp8) sum = sum + Term("codes at a time", 64 * kMiB, "B");
+    if (!is_read_from_ranks()) return sum;
     const Term ring("road.ring_size", std::max(1024 * kMiB, rank_bytes_.value()), "B");
     return sum + smaller(ring, Term("versions", 64, "") * rank_bytes_);
   }
@@ -283,13 +332,13 @@ class Planner {
   }
   // Of one host.
   [[nodiscard]] Term receiver_host() const {
-    const Term undo = held_ * (full_ ? Term(kBytes) : Term());
+    const Term undo = full_ ? held_ * weight_bytes_ : Term();
     if (!in_.hand_over) {
       return gpu_ ? into_host_ + undo
                   : into_host_ +
                         (full_ ? undo : worker_changes_ * Term("position and values", 6, "B"));
     }
-    const Term plain = changed_ * share_ * (full_ ? Term(kBytes) : bytes_per_change(handed_over()));
+    const Term plain = payload(handed_over()) * share_;
     const Term read = smaller(Term("agent.read_memory", 1024 * kMiB, "B"), into_host_);
     const Term room("road.host_shm.size", std::max(4096 * kMiB, plain.value()), "B");
     return smaller(room, Term("versions", 32, "") * plain) + read + undo;
@@ -299,8 +348,9 @@ class Planner {
   const Figures& figures_;
   const PlanRoad road_;
   const Encoding encoding_;
-  const bool gpu_, full_;
+  const bool gpu_, trainer_gpu_, full_;
   Term weights_, changed_, version_, ranks_, hosts_, engine_hosts_, share_, receivers_, link_;
+  Term codes_, weight_bytes_, changed_codes_, changed_plain_, rate_, version_formula_;
   Term owned_, rank_formula_, rank_bytes_, host_bytes_, crowd_;
   Term held_, worker_changes_, into_host_formula_, into_host_;
 };
@@ -322,7 +372,11 @@ Status check_plan(const PlanInput& input) {
   const double workers = input.engines_per_host * static_cast<double>(input.engine_tp);
   if (workers < 1) return refuse("--engines-per-host: less than one worker on a host");
   const bool host = input.snapshot == "host";
-  if (host != (input.device == Device::kCpu)) {
+  if (input.fp8 && !host) {
+    return refuse("--snapshot ", input.snapshot,
+                  ": with --precision fp8 the trainer compares on its processor: host");
+  }
+  if (host != (input.device == Device::kCpu || input.fp8)) {
     return refuse("--snapshot ", input.snapshot, ": a ", host ? "GPU" : "CPU", " has ",
                   host ? "none, device or pinned" : "host");
   }

@@ -14,13 +14,17 @@
 
 namespace driftless {
 
-enum class PlanRoad : unsigned char { kMpiRma, kNccl, kSharedFs, kObjectStore };
-inline constexpr std::string_view kPlanRoads[] = {"mpi_rma", "nccl", "shared_fs", "object_store"};
+enum class PlanRoad : unsigned char { kMpiRma, kNccl, kPeer, kSharedFs, kObjectStore };
+inline constexpr std::string_view kPlanRoads[] = {"mpi_rma", "nccl", "peer", "shared_fs",
+                                                  "object_store"};
 
 struct PlanInput {
   ModelShape model;
   Device device = Device::kGpu;
-  std::string snapshot = "none";                 // none, device or pinned; host on a CPU
+  // The engines' base is in FP8 blocks. The trainer quantizes on the processor of its host, and
+  // compares codes and scales there.
+  bool fp8 = false;
+  std::string snapshot = "none";  // none, device or pinned; host on a CPU and with fp8
   std::uint64_t tp = 1, pp = 1, ep = 1, dp = 1;  // ep cuts routed experts over tp x dp ranks
   std::uint64_t ranks_per_host = 8;
   std::uint64_t engines = 1, engine_tp = 1;
@@ -28,7 +32,7 @@ struct PlanInput {
   double link_bytes_per_s = 0;  // of one NIC
   std::uint64_t nics_per_host = 1;
   bool rdma = true;
-  double density = 0.01;
+  double density = 0.01;  // of the trainer's bf16 weights
   bool hand_over = true;  // by an agent and host_shm; false: every receiver is on the road
 };
 

@@ -137,7 +137,7 @@ class MetricsReader final : public StatusReader {
     judge(records, sighting);
     if (damaged_ > 0) {
       sighting.damaged.push_back(concat(
-          first_damage_, damaged_ > 1 ? concat(" and ", counted(damaged_ - 1, "more line")) : ""));
+          first_damage_, damaged_ > 1 ? concat("; and ", counted(damaged_ - 1, "more line")) : ""));
     }
     add_others(run, records, sighting);
     return sighting;

@@ -69,8 +69,7 @@ class RoadReader final : public StatusReader {
     Sighting sighting;
     sighting.status.origin = record_origin("status", 0);
     DRIFTLESS_RETURN_IF_ERROR(read_versions(ids, deadline, sighting));
-    RunStatus& status = sighting.status;
-    if (status.run.is_zero()) DRIFTLESS_RETURN_IF_ERROR(read_run(ids.empty(), deadline, sighting));
+    DRIFTLESS_RETURN_IF_ERROR(read_run(ids.empty(), deadline, sighting));
     // Before the signs and after them: a trainer that begins, or ends, meanwhile is not silent.
     bool ended = read_end(sighting);
     DRIFTLESS_ASSIGN_OR_RETURN(const RoadSigns signs,
@@ -187,7 +186,7 @@ class RoadReader final : public StatusReader {
     return !lost.empty() && lost.back().first == id;
   }
 
-  // A run without versions, or without one that can be read.
+  // The announcement, once. Without it nobody joins; directories of others have none.
   [[nodiscard]] Status read_run(bool empty, const Deadline& deadline, Sighting& sighting) {
     if (run_.is_zero()) {
       const Result<std::string> text =
@@ -197,8 +196,9 @@ class RoadReader final : public StatusReader {
         return error(StatusCode::kNotFound, location_, ": holds no run and no version");
       }
       if (none) return {};
-      DRIFTLESS_RETURN_IF_ERROR(text.status());
-      const Result<RunInfo> info = parse_run_info(*text, concat(location_, "/run.json"));
+      if (!text.ok() && (empty || text.status().code() == StatusCode::kIo)) return text.status();
+      const Result<RunInfo> info = text.ok() ? parse_run_info(*text, concat(location_, "/run.json"))
+                                             : Result<RunInfo>(text.status());
       if (!info.ok()) {
         sighting.damaged.emplace_back(info.status().message());
         return {};
@@ -206,7 +206,7 @@ class RoadReader final : public StatusReader {
       run_ = info->run;
       base_digest_ = to_hex(info->base_digest);
     }
-    sighting.status.run = run_;
+    if (sighting.status.run.is_zero()) sighting.status.run = run_;
     if (empty) sighting.status.digest = base_digest_;
     return {};
   }

@@ -156,12 +156,14 @@ Result<std::size_t> write_some(const Socket& socket, std::string_view bytes) {
   return gone(errno_status(errno, "send").message());
 }
 
+bool is_delivered(const Socket& socket) {
+  int left = 0;
+  return ::ioctl(socket.get(), SIOCOUTQ, &left) != 0 || left <= 0;
+}
+
 void wait_until_delivered(const Socket& socket, const Deadline& deadline) {
   Backoff backoff(std::chrono::microseconds(50), std::chrono::milliseconds(5));
-  int left = 0;
-  do {
-    if (::ioctl(socket.get(), SIOCOUTQ, &left) != 0) return;
-  } while (left > 0 && backoff.sleep(deadline));
+  while (!is_delivered(socket) && backoff.sleep(deadline)) continue;
 }
 
 Result<std::string> read_all(const Socket& socket, std::size_t size, const Deadline& deadline) {

@@ -26,6 +26,8 @@ using Socket = Descriptor;
 [[nodiscard]] Result<std::string> read_some(const Socket& socket, std::size_t most);
 // How many bytes could be written now.
 [[nodiscard]] Result<std::size_t> write_some(const Socket& socket, std::string_view bytes);
+// Whether the other side's system has all that was written.
+[[nodiscard]] bool is_delivered(const Socket& socket);
 // Waits until the other side's system has all that was written. A socket that is closed with bytes
 // unread drops what it has not delivered.
 void wait_until_delivered(const Socket& socket, const Deadline& deadline);

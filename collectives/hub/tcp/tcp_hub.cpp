@@ -11,7 +11,7 @@
 #include <map>
 #include <mutex>
 
-#include "collectives/hub/hub.h"
+#include "collectives/hub/port.h"
 #include "collectives/hub/tcp/authentication.h"
 #include "collectives/hub/tcp/socket.h"
 
@@ -72,6 +72,7 @@ struct Connection {
   std::size_t sent = 0;    // of the first of them
   std::size_t unread = 0;  // of all
   bool over = false;
+  std::optional<Deadline> finish_until;  // nothing is read any more
   [[nodiscard]] bool known() const { return reader.has_value(); }
   [[nodiscard]] std::size_t held_bytes() const { return known() ? reader->held_bytes() : 0; }
   void queue(SharedContent content) {
@@ -109,6 +110,7 @@ class TcpHub final : public Hub {
     for (auto it = connections_.begin(); it != connections_.end();) {
       Connection& connection = it->second;
       if (!connection.known() && connection.prove_until.expired()) connection.end();
+      if (connection.finish_until && is_finished(connection)) connection.end();
       if (!connection.over) {
         ++it;
         continue;
@@ -147,7 +149,20 @@ class TcpHub final : public Hub {
     wake();
   }
 
+  void finish(std::uint64_t peer) override {
+    const std::scoped_lock lock(mutex_);
+    const auto found = connections_.find(peer);
+    if (found == connections_.end() || found->second.finish_until) return;
+    found->second.finish_until = Deadline::after(kEndTime);
+    wake();
+  }
+
  private:
+  [[nodiscard]] static bool is_finished(Connection& connection) {
+    flush(connection);
+    return connection.finish_until->expired() ||
+           (connection.outgoing.empty() && is_delivered(connection.socket));
+  }
   [[nodiscard]] SharedContent content_of(std::string text) {
     return std::make_shared<const Content>(std::move(text), queued_bytes_);
   }
@@ -195,9 +210,11 @@ class TcpHub final : public Hub {
       const std::scoped_lock lock(mutex_);
       for (const auto& [peer, connection] : connections_) {
         const bool writes = !connection.outgoing.empty();
+        const int reads = connection.finish_until ? 0 : POLLIN;
         waits.push_back(
-            {connection.socket.get(), static_cast<short>(POLLIN | (writes ? POLLOUT : 0)), 0});
+            {connection.socket.get(), static_cast<short>(reads | (writes ? POLLOUT : 0)), 0});
         peers.push_back(peer);
+        if (connection.finish_until) longest = kFullPause.count();
       }
       // Who comes while there is no room waits in the listener's queue.
       if (takes_one_more() && !out_of_descriptors_) {
@@ -273,6 +290,7 @@ class TcpHub final : public Hub {
 
   void serve(std::uint64_t peer, Connection& connection, std::vector<HubEvent>& events) {
     flush(connection);
+    if (connection.finish_until) return;
     for (int rounds = 0; rounds < 64 && !connection.over; ++rounds) {
       const std::size_t most =
           connection.known() ? std::size_t{64} << 10 : kClientProofBytes - connection.said.size();
@@ -396,6 +414,11 @@ Result<std::unique_ptr<Hub>> make_tcp_hub(const HubOptions& options, std::string
   if (wake.get() < 0) return errno_status(errno, "eventfd");
   return std::unique_ptr<Hub>(
       std::make_unique<TcpHub>(std::move(listener), std::move(wake), std::move(token)));
+}
+
+std::shared_ptr<Port> make_tcp_port(const HubOptions& options, std::string* bound) {
+  return std::make_shared<Port>([options, bound] { return make_tcp_hub(options, bound); },
+                                [options] { return make_tcp_connector(options); });
 }
 
 Result<Connector> make_tcp_connector(const HubOptions& options) {

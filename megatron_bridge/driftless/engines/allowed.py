@@ -4,8 +4,9 @@
 Whoever reaches an engine's HTTP can call the workers. So a call only names things:
 
     host_shm:NAME    the agent of that name on this host, of this user
+    own              the operator's own configuration: each worker reads the road itself
     NAME             a configuration that the operator allowed
-    (nothing)        the operator's own configuration
+    (nothing)        as own
 
 A configuration runs hooks and writes files, so its text and its path never come in a call. The
 operator gives the settings at start, as vLLM's `--additional-config '{"driftless": {...}}'` or, for
@@ -34,6 +35,7 @@ from .. import errors
 
 VARIABLE = "DRIFTLESS_ENGINE"
 AGENT = "host_shm:"
+OWN = "own"
 DEFAULT_SHM_DIR = "/dev/shm"
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 ANSWER_TOKEN = re.compile(r"[0-9a-f]{16,64}")
@@ -61,11 +63,11 @@ def settings(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 def source_of(name: Any, given: Mapping[str, Any]) -> Source:
     """What a call that names `name` may follow; InvalidArgumentError if that is nothing."""
-    if name is None or name == "":
+    if name is None or name in ("", OWN):
         if not given.get("config"):
             raise errors.InvalidArgumentError(
                 "no configuration was named, and the engine was started without one: name an agent "
-                f"({AGENT}NAME), or start the engine with {VARIABLE}='{{\"config\": \"job.yaml\"}}'"
+                f'({AGENT}NAME), or start the engine with {VARIABLE}=\'{{"config": "job.yaml"}}\''
             )
         return Source(str(given["config"]), tuple(map(str, given.get("sets", ()))))
     if isinstance(name, str) and name.startswith(AGENT):

@@ -144,6 +144,9 @@ class BoundTensors:
     # While a loader runs; else nothing keeps them alive.
     attributes: list[Attribute] = field(default_factory=list)
     beside: set[int] = field(default_factory=set)  # storages of attributes alone
+    # While a loader runs: storages of what it takes for parameters, and their names
+    # (load_layout.py).
+    stand_ins: dict[int, str] = field(default_factory=dict)
 
     @staticmethod
     def of(*modules: tuple[str, torch.nn.Module]) -> BoundTensors:

@@ -16,6 +16,7 @@ from .. import _native
 from ..torch_dtypes import TORCH_DTYPES
 from .bound import BoundTensors
 from .derived import Derived
+from .load_layout import ModuleReloads, ReloadGroup
 from .masked import MaskedLoad, MaskedTensor, Maps, StagedTensor, fill_with
 from .moves import Moves
 from .planning import Plan
@@ -58,8 +59,9 @@ class LoaderWriter:
         layout: Any,
         base: Callable[[str], torch.Tensor],
         chunk_bytes: int,
+        reloads: ModuleReloads | None = None,
     ) -> None:
-        self._bound, self._load = bound, load_weights
+        self._bound, self._load, self._reloads = bound, load_weights, reloads
         devices = {storage.device for storage in bound.storages.values()}
         self._devices = [device for device in devices if device.type == "cuda"]
         self._maps: Maps = {}
@@ -69,6 +71,7 @@ class LoaderWriter:
         self._base, self._chunk_bytes = base, chunk_bytes
         self._masked: dict[str, set[int]] = {}  # name -> storages that it goes to
         self._shadows: dict[str, torch.Tensor] = {}
+        self._groups: list[ReloadGroup] = []  # modules that the engine loads again
         self._changes: Any = None
         self._whole: dict[str, torch.Tensor] = {}  # new ones, staged
         self._chunks: list[_Chunk] = []  # of masked tensors, staged
@@ -103,11 +106,38 @@ class LoaderWriter:
         self._gpu = self._open_gpu()
         return refused
 
+    def take_group(self, group: ReloadGroup) -> str | None:
+        """These modules are loaded again by the engine from now on; or why they cannot be: it is
+        tried with the checkpoint's values, as above."""
+        tensors = {name: self._base(name).clone() for name in group.names}
+        load = WholeLoad(self._bound)
+        try:
+            self._run_group(load, group, tensors)
+            if not load.before:
+                return "loading them again writes nothing that is seen"
+            changed = load.changed(but=())
+            if changed is not None:
+                return f"loading them again does not give what '{changed}' holds"
+        except Exception as error:
+            return f"loading them again fails ({_first_line(error)})"
+        finally:
+            load.undo()
+        self._shadows.update(tensors)
+        self._groups.append(group)
+        return None
+
+    def _run_group(
+        self, load: WholeLoad, group: ReloadGroup, tensors: dict[str, torch.Tensor]
+    ) -> None:
+        assert self._reloads is not None
+        weights = [(name, tensors[name]) for name in group.names]
+        load.run(partial(self._reloads.reload, group.modules, weights))
+
     def inherit(self, before: LoaderWriter, trace: Trace) -> None:
         """The same tensors, with the values that they have."""
         for name in before._masked:
             self._masked[name] = {copy.storage for copy in trace.copies.get(name, ())}
-        self._shadows = before._shadows
+        self._shadows, self._groups = before._shadows, before._groups
         self.derived = Derived(self._bound, before.derived.derivations)
         self._gpu = self._open_gpu()
 
@@ -196,10 +226,15 @@ class LoaderWriter:
         assert self._load is not None
         for chunk in self._chunks:
             self._commit_chunk(self._make(chunk))
+        together = {name for group in self._groups for name in group.names}
+        for group in self._groups:
+            if not self._whole.keys().isdisjoint(group.names):
+                self._commit_group(group)
         for name, tensor in self._whole.items():
-            load = WholeLoad(self._bound)
-            self._done.append(load.undo)
-            load.load(self._load, name, tensor)
+            if name not in together:
+                load = WholeLoad(self._bound)
+                self._done.append(load.undo)
+                load.load(self._load, name, tensor)
         self._wait()
         for name, tensor in self._whole.items():
             if name in self._shadows:
@@ -256,6 +291,21 @@ class LoaderWriter:
         load = MaskedLoad(self._bound, loading, self._maps)
         self._done.append(load.undo)
         load.load(self._load, chunk)
+
+    def _commit_group(self, group: ReloadGroup) -> None:
+        before = {name: self._shadows[name] for name in group.names}
+        load = WholeLoad(self._bound)
+
+        def undo() -> None:
+            """Also what the engine keeps of a module elsewhere than in tensors."""
+            try:
+                self._run_group(WholeLoad(self._bound), group, before)
+            finally:
+                load.undo()
+
+        self._done.append(undo)
+        after = {name: self._whole.get(name, before[name]) for name in group.names}
+        self._run_group(load, group, after)
 
     def _empty(self, name: str) -> torch.Tensor:
         spec = self._specs[name]

@@ -15,7 +15,9 @@ import torch
 
 from ..errors import InvalidArgumentError
 from .bound import BoundTensors
+from .load_layout import LoadLayout, StandIns
 from .tracing import LoadWeights, Trace, trace_loader
+
 
 class Loaders:
     def __init__(
@@ -23,14 +25,17 @@ class Loaders:
         module: torch.nn.Module,
         load_weights: LoadWeights | None,
         drafters: Mapping[str, torch.nn.Module],
+        layout: LoadLayout,
     ) -> None:
-        self.model = load_weights or own_loader(module)
+        self.stand_ins: StandIns = {}  # of the loader that runs
+        load = load_weights or own_loader(module)
+        self.model = load and layout.wrap(load, self.stand_ins)
         self.drafters: dict[str, LoadWeights] = {}
         for name, drafter in drafters.items():
             load = own_loader(drafter)
             if load is None:
                 raise InvalidArgumentError(f"drafter '{name}' has no load_weights")
-            self.drafters[name] = load
+            self.drafters[name] = layout.wrap(load, self.stand_ins)
         self.taken: dict[str, set[str]] = {}  # tensors, by drafter
         self.not_models: set[str] = set()  # tensors that only drafters know
 

@@ -7,7 +7,7 @@ docs/develop/module_target.md tells how a way is chosen for each tensor, and wha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any
@@ -19,10 +19,11 @@ from ..errors import MismatchError, UnsupportedError
 from ..torch_dtypes import dtype_name
 from .bound import BoundTensors, View, storage_key
 from .derived import Refresh, derive, find_refreshes
+from .load_layout import LoadLayout, beside_quantized, reload_groups, unloaded
 from .loader_writer import LoaderWriter
 from .loaders import Loaders
 from .moves import Moves, Placement
-from .planning import Plan, guard, make_plan
+from .planning import Plan, guard_swapped, make_plan, swap
 from .tracing import Copy, LoadWeights, Trace
 from .ways import Way, WayName
 
@@ -52,7 +53,8 @@ class ModuleTarget(_native.MappedTarget):
     `drafters`: modules that draft for it, by name; what their loaders take of the checkpoint is
     committed with the module's. `refreshes`: functions of the engine that compute tensors from
     loaded parameters; by default what the modules have (derived.py). `placement` tells where the
-    engine keeps its experts, if the modules themselves do not. `rank`: of the engine, for messages.
+    engine keeps its experts, if the modules themselves do not. `load_layout`: what the engine does
+    to parameters after loading, if it does (load_layout.py). `rank`: of the engine, for messages.
 
     Nothing of the module is changed here. stage() of a receiver may run while the module works;
     commit(), rollback() and follow() may not.
@@ -68,16 +70,19 @@ class ModuleTarget(_native.MappedTarget):
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         threads: int = 0,
         base_digest: str | None = None,
-        allow: Collection[WayName] = ("direct", "plan", "masked", "whole"),
+        allow: Collection[WayName] = ("direct", "plan", "masked", "whole", "reload"),
         drafters: Mapping[str, torch.nn.Module] | None = None,
         refreshes: Sequence[Refresh] | None = None,
         placement: Placement | None = None,
+        load_layout: LoadLayout | None = None,
         rank: int | None = None,
     ) -> None:
         self._source = _native.CheckpointSource(fspath(base))
         self._layout = self._source.layout
         self._modules = [("", module), *(drafters or {}).items()]
-        self._loaders = Loaders(module, load_weights, drafters or {})
+        self._load_layout = load_layout or LoadLayout()
+        self._loaders = Loaders(module, load_weights, drafters or {}, self._load_layout)
+        self._swapped: set[str] = set()  # parameters whose halves the engine has swapped
         self._refreshes = find_refreshes(self._modules) if refreshes is None else refreshes
         self._placement, self._allow, self._base_version = placement, allow, version
         self._chunk_bytes, self._threads, self._rank = chunk_bytes, threads, rank
@@ -100,23 +105,72 @@ class ModuleTarget(_native.MappedTarget):
         specs = self._layout.tensors
         has_loader = self._loaders.model is not None
         if has_loader:
+            bound.stand_ins = self._loaders.stand_ins
             trace = self._loaders.trace(bound, specs, self._base)
         else:
             trace = _by_names(bound, self._layout)
+        self._note_unwritable(trace, bound)
         plan = make_plan(trace, bound, self._layout)
-        load = self._loaders.load
-        writer = LoaderWriter(bound, load, self._layout, self._base, self._chunk_bytes)
+        swap(plan, bound, self._layout, self._swapped)
+        writer = LoaderWriter(
+            bound, self._loaders.load, self._layout, self._base, self._chunk_bytes,
+            self._load_layout.reloads if "reload" in self._allow else None,
+        )  # fmt: skip
         return _Made(bound, trace, plan, writer)
+
+    def _note_unwritable(self, trace: Trace, bound: BoundTensors) -> None:
+        unwritable = {**beside_quantized(bound, trace), **self._load_layout.unwritable()}
+        for parameter, why in unwritable.items():
+            names = [name for name, into in trace.parameters.items() if parameter in into]
+            trace.problem(names, f"'{parameter}': {why}", parameter)
+            trace.changed |= set(names)
+            trace.unwritable |= dict.fromkeys(names, f"'{parameter}': {why}")
+        empty = unloaded(bound, trace, tuple(f"{name}." for name in self._loaders.drafters))
+        if empty is not None:
+            why = f"it goes nowhere, and nothing of the checkpoint goes to '{empty}'"
+            lost = {spec.name for spec in self._layout.tensors} - trace.problems.keys()
+            lost -= {name for name, copies in trace.copies.items() if copies}
+            trace.unwritable |= dict.fromkeys(lost, why)
 
     def _prove(self, made: _Made) -> None:
         """The module holds the base: everything is tried with its values."""
-        guard(made.plan, self._base)
+        self._swapped |= guard_swapped(made.plan, made.bound, self._layout, self._base)
         made.writer.derived, made.refused = derive(
             made.bound, made.plan, made.trace, self._refreshes
         )
         made.plan.restrict(self._allow)
         made.plan.device()
+        self._leave_to_engine(made)
+        self._refuse_unwritable(made)
         made.refused |= made.writer.prove(made.plan, made.trace)
+
+    def _leave_to_engine(self, made: _Made) -> None:
+        """Modules that hold something else than was loaded: the engine loads them again."""
+        reloads, plan = self._load_layout.reloads, made.plan
+        if reloads is None or "reload" not in self._allow:
+            return
+        changed = [name for name in plan.whole if name in plan.changed | plan.reload.keys()]
+        for group in reload_groups(changed, made.trace, made.bound, reloads):
+            if not made.refused.keys().isdisjoint(group.names):
+                continue  # something is computed from it that no reload makes again
+            why = made.writer.take_group(group)
+            first = f"a part of {', '.join(group.modules)} is not as it was loaded"
+            for name in group.names:
+                reason = self._advised(plan.leave(name) or first, made.trace.parameters[name])
+                if why is None:
+                    plan.reload[name] = reason
+                else:
+                    made.refused[name] = f"{reason}; {why}"
+
+    @staticmethod
+    def _refuse_unwritable(made: _Made) -> None:
+        for name in made.trace.unwritable.keys() - made.plan.reload.keys():
+            made.plan.leave(name)
+            made.refused.setdefault(name, made.trace.unwritable[name])
+
+    def _advised(self, reason: str, parameters: Collection[str]) -> str:
+        advice = next(filter(None, map(self._load_layout.advice, sorted(parameters))), "")
+        return f"{reason}; to write in place: {advice}" if advice else reason
 
     def _arguments(self, made: _Made) -> dict[str, Any]:
         """For the native target. From here on this is what is followed."""
@@ -167,7 +221,15 @@ class ModuleTarget(_native.MappedTarget):
             "threads": self._threads,
             "device": _gpu_number(made.plan.device()),
             "rank": self._rank,
+            "only_rule": self._only_rule(each[4] for each in maps),
         }
+
+    def _only_rule(self, parameters: Iterable[str]) -> str:
+        """By which versions must be quantized that are written in place."""
+        rules = sorted({self._load_layout.only_rule(each) for each in set(parameters)} - {""})
+        if len(rules) > 1:
+            raise UnsupportedError(f"weights of this engine must be quantized by {rules} at once")
+        return rules[0] if rules else ""
 
     # --- as a rank's target (target.py) ----------------------------------------------------------
 
@@ -247,13 +309,13 @@ class ModuleTarget(_native.MappedTarget):
     def _inherit(self, made: _Made, before: _Made) -> None:
         """The module does not hold the base, so nothing can be tried: what was left to the loader
         stays so."""
-        for name, why in {**before.plan.whole, **before.plan.masked}.items():
-            made.plan.maps.pop(name, None)
-            made.plan.masked.pop(name, None)
-            made.plan.whole.pop(name, None)
-            table = made.plan.whole if name in before.plan.whole else made.plan.masked
-            table[name] = why
+        for name in (*before.plan.whole, *before.plan.masked, *before.plan.reload):
+            made.plan.leave(name)
+        made.plan.whole |= before.plan.whole
+        made.plan.masked |= before.plan.masked
+        made.plan.reload |= before.plan.reload
         made.refused = dict(before.refused)
+        self._refuse_unwritable(made)
         for name in (*made.plan.whole, *made.plan.masked):
             if name not in before.plan.whole and name not in before.plan.masked:
                 made.refused[name] = "it was traced again, and does not go by maps any more"
@@ -418,6 +480,8 @@ def _ways(plan: Plan, trace: Trace, layout: Any, refused: dict[str, str]) -> dic
         parameter = ", ".join(sorted(trace.parameters.get(name, ())))
         if name in refused:
             ways[name] = Way("refused", refused[name], parameter)
+        elif name in plan.reload:
+            ways[name] = Way("reload", plan.reload[name], parameter)
         elif name in plan.whole:
             ways[name] = Way("whole", plan.whole[name], parameter)
         elif name in plan.masked:

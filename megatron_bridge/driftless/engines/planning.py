@@ -14,6 +14,7 @@ from .. import _native
 from ..errors import InvalidArgumentError
 from ..torch_dtypes import dtype_name
 from .bound import BoundTensors, Storage, View
+from .load_layout import swap_halves
 from .tracing import Copy, Trace
 
 
@@ -26,11 +27,14 @@ class PlannedMap:
 
 @dataclass
 class Plan:
-    """maps: what is written through maps; masked, whole: tensors for the loader, and why."""
+    """maps: what is written through maps; masked, whole, reload: tensors for the loader, and why.
+    changed: those that go to parameters that the engine changed after loading."""
 
     maps: dict[str, list[PlannedMap]] = field(default_factory=lambda: defaultdict(list))
     masked: dict[str, str] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
+    reload: dict[str, str] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
     notes: dict[str, str] = field(default_factory=dict)  # of those with maps, or with nothing
 
     def demote(self, name: str, why: str) -> None:
@@ -38,6 +42,12 @@ class Plan:
         self.maps.pop(name, None)
         self.masked.pop(name, None)
         self.whole.setdefault(name, why)
+
+    def leave(self, name: str) -> str:
+        """It goes no way that was found yet; returns why it goes by no map, if that was said."""
+        self.maps.pop(name, None)
+        masked = self.masked.pop(name, "")
+        return self.whole.pop(name, "") or masked
 
     def restrict(self, allow: Collection[str]) -> None:
         """Moves what would go a way that is not allowed to the next one."""
@@ -78,7 +88,20 @@ def make_plan(trace: Trace, bound: BoundTensors, layout: Any) -> Plan:
         except (InvalidArgumentError, NotImplementedError) as error:
             plan.masked[spec.name] = str(error)
     _resolve_overlaps(plan, trace)
+    plan.changed |= trace.changed
     return plan
+
+
+def swap(plan: Plan, bound: BoundTensors, layout: Any, parameters: Collection[str]) -> None:
+    """The maps into these parameters, whose halves have changed places."""
+    data = {each.name: each.data for each in bound.bindings if each.name in parameters}
+    specs = {spec.name: spec for spec in layout.tensors}
+    for name, maps in plan.maps.items():
+        for at, each in enumerate(maps):
+            if each.copy.parameter in data:
+                moved = swap_halves(each.copy, data[each.copy.parameter])
+                if moved is not None:
+                    maps[at] = _map_of(moved, specs[name], bound)
 
 
 def _map_of(copy: Copy, spec: Any, bound: BoundTensors) -> PlannedMap:
@@ -163,9 +186,9 @@ def _resolve_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
             plan.whole.setdefault(each.copy.name, why)
 
 
-def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> None:
-    """Compares the module's bits with the checkpoint's, all of them, through every map. If they
-    differ, all that is mapped into that memory goes to the loader instead."""
+def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> dict[int, str]:
+    """Compares the module's bits with the checkpoint's, all of them, through every map. Returns the
+    storages that differ, with their parameters."""
     by_device: dict[torch.device, list[tuple[str, PlannedMap]]] = defaultdict(list)
     for name, maps in plan.maps.items():
         for each in maps:
@@ -174,6 +197,61 @@ def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> None:
     for device, planned in by_device.items():
         for each in _that_differ(device, planned, base):
             differing.setdefault(each.copy.storage, each.copy.parameter)
+    return differing
+
+
+def guard_swapped(
+    plan: Plan, bound: BoundTensors, layout: Any, base: Callable[[str], torch.Tensor]
+) -> set[str]:
+    """The same; then tries those that differ with their halves swapped, together with the other
+    parameters of their modules that have such halves (a scale may be the same in both). What
+    differs then goes to the loader, as does all that is mapped into that memory. Returns the
+    parameters that are swapped."""
+    differing = guard(plan, base)
+    owners = {name.rpartition(".")[0] for name in differing.values()}
+    halved, others = _halved(plan, bound, owners)
+    swapped = set[str]()
+    for owner in owners if halved else ():
+        mine = {name for name in halved - others if name.rpartition(".")[0] == owner}
+        if not mine & set(differing.values()):
+            continue
+        swap(plan, bound, layout, mine)
+        tried = Plan(maps=_into(plan, mine))
+        if guard(tried, base):
+            swap(plan, bound, layout, mine)  # back
+            continue
+        swapped |= mine
+        differing = {key: name for key, name in differing.items() if name not in mine}
+        for name in tried.maps:
+            plan.notes.setdefault(name, "the engine has the halves of its parameter swapped")
+    _demote(plan, differing)
+    return swapped
+
+
+def _halved(plan: Plan, bound: BoundTensors, owners: set[str]) -> tuple[set[str], set[str]]:
+    """Parameters of these modules into whose halves tensors go, and into which others do, too."""
+    data = {
+        each.name: each.data for each in bound.bindings if each.name.rpartition(".")[0] in owners
+    }
+    halved, others = set[str](), set[str]()
+    for maps in plan.maps.values():
+        for each in maps:
+            parameter = each.copy.parameter
+            if parameter in data:
+                moved = swap_halves(each.copy, data[parameter])
+                (others if moved is None else halved).add(parameter)
+    return halved, others
+
+
+def _into(plan: Plan, parameters: set[str]) -> dict[str, list[PlannedMap]]:
+    found = {
+        name: [each for each in maps if each.copy.parameter in parameters]
+        for name, maps in plan.maps.items()
+    }
+    return {name: maps for name, maps in found.items() if maps}
+
+
+def _demote(plan: Plan, differing: dict[int, str]) -> None:
     for name, maps in list(plan.maps.items()):
         for each in maps:
             if each.copy.storage in differing:
@@ -182,6 +260,7 @@ def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> None:
                     "the loader puts them (repacked, swapped or quantized after loading)"
                 )
                 plan.demote(name, why)
+                plan.changed.add(name)
                 break
 
 

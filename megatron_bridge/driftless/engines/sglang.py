@@ -25,13 +25,16 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from .. import _native
 from . import allowed, drive
 from .rank_receiver import RankReceiver, Reply, text_of
 from .target import EngineTarget, checkpoint_directory
+
+if TYPE_CHECKING:
+    from .load_layout import LoadLayout
 
 LOADER = "driftless.engines.sglang.load"
 # SGLang's name for the memory of its weights.
@@ -92,7 +95,8 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
 
             return ModuleTarget(model, base=given.get("base") or base_of_server(),
                                 run=given.get("run"), version=given.get("version", 0),
-                                chunk_bytes=chunk_bytes, placement=experts, rank=rank)  # fmt: skip
+                                chunk_bytes=chunk_bytes, placement=experts,
+                                load_layout=load_layout(model), rank=rank)  # fmt: skip
 
         made = model.__dict__["_driftless_follower"] = RankReceiver(rank, make_target, given)
         with contextlib.suppress(ImportError):  # older releases
@@ -100,6 +104,20 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
 
             note_releases(TorchMemorySaverAdapter.__subclasses__(), made, keeps_weights)
     return made
+
+
+def load_layout(model: Any) -> LoadLayout:
+    """SGLang notes at a scale whether it requantized the weights to powers of two (DeepGEMM): it
+    leaves those of the closed rule as they are, and no others."""
+
+    def only_rule(parameter: str) -> str:
+        owner, _, _ = parameter.rpartition(".")
+        parameters = model.get_submodule(owner)._parameters.values()
+        return "ue8m0" if any(getattr(p, "format_ue8m0", False) for p in parameters) else ""
+
+    from .load_layout import LoadLayout
+
+    return LoadLayout(only_rule=only_rule)
 
 
 def note_releases(

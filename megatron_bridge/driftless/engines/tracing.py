@@ -68,6 +68,10 @@ class Trace:
     # Tensors that the loader computes attributes from, and these: they are no place for a copy.
     derived: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     raised: dict[str, str] = field(default_factory=dict)  # a tensor at which the loader did -> what
+    # Tensors that go to a parameter that the engine changed after loading, as was found.
+    changed: set[str] = field(default_factory=set)
+    # Those of them that no loader's copy brings into the engine, and why.
+    unwritable: dict[str, str] = field(default_factory=dict)
     operations: int = 0  # seen so far
 
     def problem(self, names: Iterable[str], why: str, parameter: str = "") -> None:
@@ -94,6 +98,7 @@ class Trace:
                     into[name] |= found
         for storage, by in other.hooks.items():
             self.hooks.setdefault(storage, by)
+        self.changed |= {name for name in other.changed if name in only}
 
 
 @dataclass(frozen=True)
@@ -114,9 +119,12 @@ class _Tracer(Watching):
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.trace.operations += 1
+        targets = [args[0]] if func is COPY else written(func, args, kwargs)
+        for each in targets:
+            if storage_key(each) in self.bound.stand_ins:
+                self.note_stand_in(each, self.names_of(tensors_in(args, kwargs)))
         if func is COPY:
             return self.copy(args[0], args[1])
-        targets = written(func, args, kwargs)
         if any(self.bound.find(each) for each in targets):
             return self.other_write(func, targets, args, kwargs)
         names = self.names_of(tensors_in(args, kwargs))
@@ -136,6 +144,12 @@ class _Tracer(Watching):
             if func is CAT:
                 self.note_joined(result, args[0], args[1] if len(args) > 1 else 0)
         return result
+
+    def note_stand_in(self, target: torch.Tensor, names: set[str]) -> None:
+        parameter = self.bound.stand_ins[storage_key(target)]
+        why = f"'{parameter}' has another type or shape than it was loaded with"
+        self.trace.problem(names, why, parameter)
+        self.trace.changed |= names
 
     def note_joined(self, result: torch.Tensor, parts: list[torch.Tensor], dim: int) -> None:
         origins = [self.origins.get(storage_key(each)) for each in parts]

@@ -22,6 +22,7 @@ What a call may name is in allowed.py.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -31,6 +32,7 @@ from .. import _native, errors
 from . import allowed, drive
 from .rank_receiver import RankReceiver, Reply, reply, text_of
 from .target import EngineTarget, checkpoint_directory
+from .ways import WayName
 
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
@@ -194,22 +196,34 @@ class TargetMaker:
 def make_target(
     vllm_config: Any, module: Any, chunk_bytes: int, runner: Any = None, rank: int | None = None
 ) -> EngineTarget:
-    """In place where that is possible for all weights; else, where the engine was not told
-    otherwise ({"reload": false}), by vLLM's own reload."""
-    from . import ModuleTarget, vllm_parts, vllm_reload
+    """In place where that is possible; else, where the engine was not told otherwise
+    ({"reload": false}), by vLLM's own reload: of the modules that need it, or of all."""
+    from . import ModuleTarget, vllm_layout, vllm_parts, vllm_reload
+    from .loaders import own_loader
 
     given = settings_of(vllm_config)
     model = vllm_config.model_config
     base = given.get("base") or checkpoint_directory(model.model, getattr(model, "revision", None))
     drafters = vllm_parts.drafters(module, runner)
+    placement = partial(vllm_parts.experts, runner)
+    allow: tuple[WayName, ...] = ("direct", "plan", "masked", "whole")
+    # Of packed layers all is reloaded, or nothing.
+    if given.get("reload", True) and not vllm_reload.packed_copies(module):
+        allow += ("reload",)
     target = ModuleTarget(
         module, base=base, run=given.get("run"), version=given.get("version", 0),
         chunk_bytes=chunk_bytes, drafters=drafters,
-        refreshes=vllm_parts.refreshes(vllm_config, module, drafters),
-        placement=partial(vllm_parts.experts, runner), rank=rank,
+        allow=allow,
+        refreshes=vllm_parts.refreshes(vllm_config, module, drafters), placement=placement,
+        load_layout=vllm_layout.load_layout(
+            vllm_config, module, drafters, placement, own_loader(module)
+        ),
+        rank=rank,
     )  # fmt: skip
     why = vllm_reload.why_not_in_place(module, target)
     if why is None:
+        if any(way.way == "reload" for way in target.ways.values()):
+            logging.getLogger("driftless").warning("rank %s: %s", rank, target.describe())
         return target
     if not given.get("reload", True):
         raise errors.UnsupportedError(f"{why}; allow a reload, or keep the load layout")

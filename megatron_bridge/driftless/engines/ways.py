@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-WayName = Literal["direct", "plan", "masked", "whole", "refused"]
+WayName = Literal["direct", "plan", "masked", "whole", "reload", "refused"]
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Way:
     - plan: strided maps from the tensor into parameters, traced from the module's loader;
     - masked: the module's loader, whose copies then write the changed values only;
     - whole: the module's loader, with the whole tensor;
+    - reload: the engine loads the modules again that it goes to, from whole tensors;
     - refused: a version that changes the tensor cannot be taken.
 
     `reason` says why it is no better one; `parameter` names where it goes, several with commas.

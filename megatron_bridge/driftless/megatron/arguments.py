@@ -24,6 +24,8 @@ TRANSPORTS: dict[str, dict[str, str]] = {
     "nccl": {"road.kind": "nccl"},
     "mpi_rma": {"road.kind": "mpi_rma", "anchors.first": "true"},
     "disk": {"road.kind": "shared_fs"},
+    # Rollouts that join later begin with the newest anchor.
+    "peer": {"road.kind": "peer", "snapshot": "none", "anchors.first": "true", "anchors.every": "16"},
 }
 ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
 DELTA_ENCODINGS = ("xor", "overwrite")
@@ -64,7 +66,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add(
         "--update-weight-transport",
         choices=tuple(TRANSPORTS),
-        help="nccl: broadcast; mpi_rma: rollouts of the same mpirun pull from memory; disk: files.",
+        help="nccl: broadcast; mpi_rma: rollouts of the same mpirun pull from memory; disk: files; "
+        "peer: as --use-p2p-weight-update.",
+    )
+    add(
+        "--use-p2p-weight-update",
+        action="store_true",
+        help="Every rank serves what its own optimizer writes from its memory, and each rollout "
+        "reads what it needs from the rank that has it. Nothing is gathered. With "
+        "--update-weight-disk-dir, that directory is used once something cannot go peer to peer.",
+    )
+    add(
+        "--update-weight-hub-address",
+        metavar="HOST:PORT",
+        help="peer: where the leading rank listens. Default: MASTER_ADDR, port 27315.",
+    )
+    add(
+        "--update-weight-token-file",
+        metavar="FILE",
+        help="peer: the run's secret, a file that only its owner can read.",
     )
     add(
         "--update-weight-encoding",
@@ -86,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--update-weight-delta-dir",
         dest="update_weight_disk_dir",
         metavar="DIR",
-        help="disk: the directory that trainer and rollouts see.",
+        help="disk, and fallback of peer: the directory that trainer and rollouts see.",
     )
     add(
         "--update-weight-local-checkpoint-dir",
@@ -289,9 +309,11 @@ def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
 
 def _refuse_unused(flag: Callable[[str], Any]) -> None:
     names = ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum", "buffer_size",
-             "disk_keep_files", "hf_checkpoint", "snapshot", "quantization",
-             "wait", "strict", "on_record")  # fmt: skip
+             "disk_keep_files", "hf_checkpoint", "snapshot", "quantization", "wait", "strict",
+             "on_record", "hub_address", "token_file")  # fmt: skip
     given = [f"--update-weight-{n.replace('_', '-')}" for n in names if flag(f"update_weight_{n}")]
+    if flag("use_p2p_weight_update"):
+        given.append("--use-p2p-weight-update")
     given += [text for name, text, _ in _RECEIVING if flag(name) is not None]
     if flag("custom_delta_pre_push_path") is not None:
         given.append("--custom-delta-pre-push-path")
@@ -311,8 +333,35 @@ def _refuse_colocated(mode: str | None) -> None:
     )
 
 
+def _transport(flag: Callable[[str], Any]) -> str | None:
+    return "peer" if flag("use_p2p_weight_update") else flag("update_weight_transport")
+
+
+def _check_peer(flag: Callable[[str], Any], config_file: str | None) -> None:
+    given = flag("update_weight_transport")
+    if flag("use_p2p_weight_update") and given not in (None, "peer"):
+        raise MapError(f"--use-p2p-weight-update is transport peer, not {given}")
+    if _transport(flag) != "peer":
+        for name in ("hub_address", "token_file"):
+            if flag(f"update_weight_{name}") is not None and config_file is None:
+                text = name.replace("_", "-")
+                raise MapError(f"--update-weight-{text} is for --use-p2p-weight-update")
+        return
+    if flag("update_weight_token_file") is None and config_file is None:
+        raise MapError(
+            "--use-p2p-weight-update needs --update-weight-token-file: (umask 077; openssl rand "
+            "-hex 32 > FILE) makes one"
+        )
+    if flag("update_weight_snapshot") not in (None, "none"):
+        raise MapError(
+            "--use-p2p-weight-update publishes from every rank, without a snapshot: leave "
+            "--update-weight-snapshot out"
+        )
+
+
 def _check(flag: Callable[[str], Any], mode: str | None, config_file: str | None) -> None:
-    transport, disk = flag("update_weight_transport"), flag("update_weight_disk_dir")
+    _check_peer(flag, config_file)
+    transport, disk = _transport(flag), flag("update_weight_disk_dir")
     if flag("colocate") and (mode is not None or config_file is None):
         _refuse_colocated(mode)
     if flag("update_weights_interval") is not None and flag("update_weights_interval") < 1:
@@ -324,6 +373,8 @@ def _check(flag: Callable[[str], Any], mode: str | None, config_file: str | None
         )
     if transport == "disk" and not disk and config_file is None:
         raise MapError("--update-weight-transport disk needs --update-weight-disk-dir")
+    if transport == "peer" and not flag("update_weight_delta_encoding"):
+        return
     if transport not in (None, "disk") and (disk or flag("update_weight_delta_encoding")):
         raise MapError(
             f"--update-weight-disk-dir and --update-weight-delta-encoding are for transport disk, "
@@ -332,21 +383,24 @@ def _check(flag: Callable[[str], Any], mode: str | None, config_file: str | None
 
 
 def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | None) -> list[str]:
-    transport = flag("update_weight_transport")
+    transport, disk = _transport(flag), flag("update_weight_disk_dir")
     if transport is None and config_file is None:
-        transport = "disk" if flag("update_weight_disk_dir") else "mpi_rma"
+        transport = "disk" if disk else "mpi_rma"
     encoding = flag("update_weight_delta_encoding")
     layout = "hf_delta" if encoding else None
     local = flag("update_weight_local_checkpoint_dir")
     settings = {
         "mode": mode,
         **TRANSPORTS.get(transport, {}),
-        "road.shared_fs.dir": flag("update_weight_disk_dir"),
+        "hub.address": flag("update_weight_hub_address"),
+        "hub.token_file": flag("update_weight_token_file"),
+        "road.peer.fallback": "shared_fs" if transport == "peer" and disk else None,
+        "road.shared_fs.dir": disk,
         "road.layout": layout,
         "encoding": encoding or flag("update_weight_encoding"),
         "checksum": flag("update_weight_delta_checksum"),
         "buffer_size": flag("update_weight_buffer_size"),
-        "snapshot": flag("update_weight_snapshot"),
+        **({"snapshot": snapshot} if (snapshot := flag("update_weight_snapshot")) else {}),
         "quantize.scheme": flag("update_weight_quantization"),
         "receiver.target": "checkpoint" if local else None,
         "receiver.checkpoint_dir": local,
@@ -357,6 +411,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
     }
     if config_file is not None:
         settings.pop("anchors.first", None)  # the file's
+        settings.pop("anchors.every", None)
     return [f"{key}={value}" for key, value in settings.items() if value is not None]
 
 

@@ -164,7 +164,14 @@ class Session:
     def _join(self) -> None:
         on_record = (self._on_record or self.options.on_record) if self.leads else None
         role = "trainer" if self.publishes else "bystander"
-        self._job = driftless.Job(self.config, role, on_record=on_record)
+        place = driftless.launch()
+        self._by_hub = not place.mpi and self.settings["hub.group"] == "true"
+        if self._by_hub:
+            joined = self.groups.publishers
+            rank = 0 if joined is None else dist.get_rank(joined)
+            world = 1 if joined is None else dist.get_world_size(joined)
+            place = driftless.launch(rank=rank, world=world)
+        self._job = driftless.Job(self.config, role, launched=place, on_record=on_record)
 
     def _open(self) -> None:
         """Version 0: the checkpoint that the rollouts have, or the model as it is."""
@@ -175,7 +182,8 @@ class Session:
         self.way.sync()
         if directory is not None and not self.options.hf_checkpoint:
             self._keep_base(directory)
-        group = None if self._job.launched else PublisherGroup(self.groups.publishers)
+        own = self._job.launched or self._by_hub
+        group = None if own else PublisherGroup(self.groups.publishers)
 
         def open_publisher(source: Any) -> Any:
             if directory is not None:

@@ -2,12 +2,14 @@
 #include "plugin/job/on_demand/loaded_library.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <link.h>
 #include <unistd.h>
 
 #include <array>
 #include <climits>
 #include <cstring>
+#include <fstream>
 
 namespace driftless {
 namespace {
@@ -41,12 +43,56 @@ Result<std::string> library_path(const std::string& name) {
   return concat(folder, "driftless/", name);
 }
 
+struct ElfFile {
+  Elf64_Ehdr header{};
+  std::uint64_t size_bytes = 0;
+};
+
+// False: there is none, or it is none of 64 bits; dlopen() says which.
+bool read_elf(const std::string& path, ElfFile& elf) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  elf.size_bytes = file ? static_cast<std::uint64_t>(file.tellg()) : 0;
+  file.seekg(0);
+  file.read(reinterpret_cast<char*>(&elf.header), sizeof(elf.header));
+  return file && std::memcmp(elf.header.e_ident, ELFMAG, SELFMAG) == 0 &&
+         elf.header.e_ident[EI_CLASS] == ELFCLASS64;
+}
+
+// dlopen() of a file that was cut short ends the process, and one for another processor is not
+// there for it.
+Status check_file(const std::string& path) {
+  ElfFile elf, own;
+  if (!read_elf(path, elf)) return {};
+  const Elf64_Ehdr& header = elf.header;
+  const std::uint64_t table = std::uint64_t{header.e_shnum} * header.e_shentsize;
+  if (header.e_shoff > elf.size_bytes || table > elf.size_bytes - header.e_shoff) {
+    return error(StatusCode::kUnsupported, path, ": was cut short, to ", elf.size_bytes,
+                 " bytes: install driftless again");
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::string ours, own_file());
+  if (read_elf(ours, own) && own.header.e_machine != header.e_machine) {
+    return error(StatusCode::kUnsupported, path,
+                 ": is for another processor than this one: install driftless for this one");
+  }
+  return {};
+}
+
 // What to install, by the name of a library that the loader did not find.
 std::string_view package_with(std::string_view why) {
   struct Package {
     std::string_view library, advice;
   };
+  constexpr std::string_view kOtherMpi =
+      "the libmpi.so.40 that was found is not Open MPI's: install Open MPI 4 or 5 (Debian and "
+      "Ubuntu: libopenmpi3), and take the other's folder out of LD_LIBRARY_PATH";
   constexpr std::array kPackages{
+      // Another library of that name: of a folder in LD_LIBRARY_PATH, as a rule.
+      Package{"undefined symbol: MPI_", kOtherMpi},
+      Package{"undefined symbol: ompi_", kOtherMpi},
+      Package{"undefined symbol: H5",
+              "the HDF5 that was found is not that of Open MPI: install it "
+              "(Debian and Ubuntu: libhdf5-openmpi-103), and take the "
+              "other's folder out of LD_LIBRARY_PATH"},
       Package{"libmpi.so.40", "install Open MPI 4 or 5 (Debian and Ubuntu: libopenmpi3)"},
       Package{"libhdf5", "install HDF5 for Open MPI (Debian and Ubuntu: libhdf5-openmpi-103)"},
       Package{"libcuda.so.1", "install NVIDIA's driver"},
@@ -82,6 +128,8 @@ const char* build_text() { return DRIFTLESS_BUILD_TEXT; }
 Result<const void*> load_table(const std::string& name, const char* symbol,
                                std::string_view needed) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string path, library_path(name));
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_file(path).with_context(concat(needed, " is needed and cannot be loaded")));
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const said = dlerror();  // NOLINT(concurrency-mt-unsafe)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Megatron-Bridge's whole pretrain() on the CPU, with our callback: test_bridge.py.
 
-    bridge_pretrain.py WORK TP       under torchrun; prints "TRAINED" on each rank
+    bridge_pretrain.py WORK TP CONFIG      under torchrun; prints "TRAINED" on each rank
 
 Ours publishes each step. After each a second callback keeps what Megatron-Bridge's own export makes
 of the model. What it calls of CUDA is answered for the CPU by cpu_shim; what else is replaced, here.
@@ -99,7 +99,7 @@ def main():
     flags = types.SimpleNamespace(
         update_weight_mode="delta", update_weight_transport="disk",
         update_weight_disk_dir=str(work / "road"), update_weight_strict=True,
-        update_weight_hf_checkpoint=str(work / "model"),
+        update_weight_hf_checkpoint=str(work / "model"), update_weight_config=sys.argv[3],
     )  # fmt: skip
     ours = driftless.megatron.WeightUpdates(flags)
     pretrain(configured(provider), forward_step, callbacks=[ours, Keep(bridge, work)])

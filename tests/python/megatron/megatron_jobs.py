@@ -122,6 +122,24 @@ class Job:
             f"{road}_rollout.json", {"work": str(self.work), "flags": flags, **more}
         )
 
+    def over_peer(self, *flags, rollouts=("peer0",), mode="delta", settings="", **more):
+        """A session over the peer road, with rollouts of their own."""
+        token = self.work / "token"
+        token.write_text("0123456789abcdef0123456789abcdef\n")
+        token.chmod(0o600)
+        path = self.work / "peer.yaml"
+        path.write_text(
+            f"road: {{ kind: peer, poll_longest: 20ms {settings} }}\n"
+            "anchors: { first: true, every: 16 }\n"
+            "threads: 1\ndeadlines: { connect: 120s, publish: 60s }\n"
+        )
+        flags = ["--update-weight-mode", mode, "--use-p2p-weight-update",
+                 "--update-weight-hub-address", f"127.0.0.1:{free_port()}",
+                 "--update-weight-token-file", str(token), "--update-weight-buffer-size", "65536",
+                 "--update-weight-config", str(path), *flags]  # fmt: skip
+        self.job["sessions"].append({"flags": flags, "rollouts": list(rollouts)})
+        self.disk = self.write("peer_rollout.json", {"work": str(self.work), "flags": flags, **more})
+
     def yaml(self, name, layout="flush"):
         text = {
             "rma": "anchors: { first: true }\n",
@@ -159,6 +177,7 @@ class Job:
                 "--master-port", env["MASTER_PORT"], str(HERE / "train.py"), str(path)]  # fmt: skip
         result = jobs.finish(jobs.start(line, env=env), timeout)
         assert result.returncode == 0, shown(result)
+        return result
 
     # --- judging ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import binding
 import jobs
 import numpy as np
 import pytest
+from hub_keys import hub_yaml
 from megatron_jobs import HERE, PACKAGE, REPOSITORY, environment, environment_python, mpirun, shown
 
 LAYOUTS = {"tp2_pp2": (4, "qwen3", 2, 2, 1), "ep2": (2, "qwen3_moe", 1, 1, 2)}
@@ -29,13 +30,18 @@ def test_our_export_is_megatron_bridges(work, layout):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tp", [2, 1])  # of two ranks: tensor parallelism, or a shared optimizer
-def test_a_whole_pretrain_publishes_every_step(work, tp):
+@pytest.mark.parametrize(
+    ("tp", "joined"),  # two ranks: tensor parallelism, or a shared optimizer
+    [(2, "torch"), (2, "hub"), (1, "torch")],
+)
+def test_a_whole_pretrain_publishes_every_step(work, tp, joined):
     driftless = binding.driftless()
     python = environment_python("bridge")
     env = environment(PYTHONPATH=f"{module_for(python)}:{HERE}")
     line = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    line += ["--master-port", env["MASTER_PORT"], HERE / "bridge_pretrain.py", work, tp]
+    config = work / "driftless.yaml"
+    config.write_text("threads: 1\n" + (hub_yaml(work) if joined == "hub" else ""))
+    line += ["--master-port", env["MASTER_PORT"], HERE / "bridge_pretrain.py", work, tp, config]
     result = jobs.finish(jobs.start([*map(str, line)], env=env), 300)
     assert result.returncode == 0, shown(result)
     assert result.stdout.count("TRAINED") == 2

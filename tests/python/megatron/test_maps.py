@@ -231,6 +231,37 @@ def test_flags_are_settings():
     )
 
 
+P2P = ("--update-weight-mode", "delta", "--use-p2p-weight-update")
+
+
+def test_peer_to_peer_is_one_flag():
+    found = settings(
+        *P2P,
+        *("--update-weight-token-file", "/t", "--update-weight-hub-address", "10.0.0.1:1"),
+        *("--update-weight-disk-dir", "/d"),
+    )
+    assert (found["road.kind"], found["snapshot"]) == ("peer", "none")
+    assert (found["hub.token_file"], found["hub.address"]) == ("/t", "10.0.0.1:1")
+    assert (found["road.peer.fallback"], found["road.shared_fs.dir"]) == ("shared_fs", "/d")
+    assert found["road.layout"] == "frames"
+
+
+@pytest.mark.parametrize(
+    "word, flags",
+    [
+        ("no effect without", ("--use-p2p-weight-update",)),
+        ("needs --update-weight-token-file", P2P),
+        ("is transport peer, not disk", (*P2P, "--update-weight-transport", "disk")),
+        ("without a snapshot", (*P2P, "--update-weight-token-file", "/t", "--update-weight-snapshot", "host")),
+        ("is for --use-p2p", ("--update-weight-mode", "delta", "--update-weight-token-file", "/t")),
+    ],
+)
+def test_what_cannot_be_with_peer_to_peer_is_refused(word, flags):
+    with pytest.raises(megatron.MapError) as raised:
+        options(*flags)
+    assert word in str(raised.value)
+
+
 def test_flags_win_over_the_file_and_the_file_over_nothing(work):
     (work / "c.yaml").write_text(
         "mode: full\nbuffer_size: 2MiB\nroad: { kind: shared_fs, shared_fs: { dir: /a } }\n"

@@ -130,8 +130,14 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     versions = [whole(model)]
     reports = []
-    job = driftless.Job(driftless.Config.load(config), "trainer", launched=False)
-    publisher = driftless.Publisher(job, source, group=driftless.torch.publisher_group())
+    read = driftless.Config.load(config)
+    place, group = False, None
+    if read.settings()["hub.group"] == "true":
+        place = driftless.launch(rank=rank, world=dist.get_world_size())
+    else:
+        group = driftless.torch.publisher_group()
+    job = driftless.Job(read, "trainer", launched=place)
+    publisher = driftless.Publisher(job, source, group=group)
     hook = source.publish_after(optimizer, publisher, reports.append)
     for step in range(STEPS):
         tokens = torch.randint(50, (8,), generator=torch.Generator().manual_seed(step))

@@ -71,8 +71,10 @@ def main():
     dying = Dying(phase if attempt == 0 and rank == int(victim) else "")
     weight = torch.zeros(32, 16)
     source = driftless.ShardedSource([("w", weight, (64, 16), (32 * rank, 0))])
-    job = driftless.Job(driftless.Config.load(config), "trainer", launched=False)
-    group = driftless.torch.publisher_group()
+    read = driftless.Config.load(config)
+    by_hub = read.settings()["hub.group"] == "true"
+    job = driftless.Job(read, "trainer", launched=driftless.launch() if by_hub else False)
+    group = None if by_hub else driftless.torch.publisher_group()
     if attempt == 1 and rank == 1:
         time.sleep(1.5)  # what the dead rank 1 left would be taken for its messages
     dying.at("open")

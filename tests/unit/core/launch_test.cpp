@@ -179,6 +179,8 @@ TEST(Launch, AskedForByName) {
   const LaunchNames names{.rank = 1, .world = 2, .local_rank = 3, .address = "here"};
   EXPECT_EQ(shown(launch_in(kRay, names)), "ray 1/2 local 3 here ");
   EXPECT_EQ(shown(launch_in({}, {.rank = 1, .world = 2})), "none 1/2 local 0  ");
+  EXPECT_EQ(shown(launch_in({}, {.rank = 1, .world = 2, .attempt = "third"})),
+            "none 1/2 local 0  third");
   EXPECT_EQ(shown(launch_in(both(kTorchrun, kMpirun), {.launcher = "mpirun"})),
             "mpirun mpi 3/6 local 3 head 90439681");
   EXPECT_EQ(shown(launch_in(kMpirun, {.launcher = "none"})), "none 0/1 local 0  ");

@@ -38,10 +38,10 @@ TEST(RecordReader, ReadsWhatEachProcessWrites) {
   record.captured = {1, 2, 3, 4, 5};
   expect_same(record, read_version_record);
   record = version();
-  record.received = {1, 2, {3, 4, 5, 6}};
+  record.received = {1, 2, {3, 4, 5, 6}, "tcp"};
   expect_same(record, read_version_record);
   record = version();
-  record.delivered = {1, 2, 3, 4, 5};
+  record.delivered = {1, 2, 3, 4, 5, "nixl"};
   expect_same(record, read_version_record);
   EngineRecord engine;
   engine.origin = record_origin("agent", 0);
@@ -64,6 +64,9 @@ TEST(RecordReader, RefusesValuesOfAnotherTypeAndNamesThem) {
   const Json good = Json::parse(to_json(version()).dump());
   const std::pair<const char*, Json> wrong[] = {{"version", -1},
                                                 {"version", "7"},
+                                                {"version", ~std::uint64_t{0}},
+                                                {"monotonic_ms", -0.5},
+                                                {"monotonic_ms", 1e300},
                                                 {"rank", std::uint64_t{1} << 40},
                                                 {"anchor", 1},
                                                 {"host", 3},

@@ -408,6 +408,20 @@ TEST(Config, CombinationsThatCannotBeNameBothKeys) {
               "road.layout: flush");
 }
 
+TEST(Config, AFallbackIsARoadThatKeepsItsVersions) {
+  const std::string peer = "hub: { token_file: t }\nroad: { kind: peer, peer: { fallback: ";
+  const Result<Config> config =
+      parse_config(peer + "shared_fs }, shared_fs: { dir: d } }\n", "f", {});
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
+  EXPECT_EQ(config->fallback(), "shared_fs");
+  EXPECT_EQ(config->of_fallback().chosen<SharedFsOptions>()->dir, "d");
+  EXPECT_EQ(config->publisher.layout, DirectoryLayout::kFrames);
+  EXPECT_GT(config->publisher.keep_versions, 0U);
+  EXPECT_SAYS(refusal(peer + "shared_fs } }\n"), "road.shared_fs.dir is missing: shared_fs, as a");
+  EXPECT_SAYS(refusal(peer + "nccl } }\n"), "expected shared_fs or object_store");
+  EXPECT_SAYS(refusal(peer + "peer } }\n"), "found 'peer'");
+}
+
 TEST(Config, ALayoutSaysWhatItCarries) {
   const PublicationFormat& shards = publication_format(DirectoryLayout::kHfDelta);
   EXPECT_TRUE(shards.carries(Encoding::kXor) && shards.carries_assets() && shards.in_directory);

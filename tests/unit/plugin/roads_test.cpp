@@ -332,5 +332,15 @@ TEST_F(Roads, WhatIsNotThereIsNamedWithTheReason) {
   EXPECT_EQ(listed[1].why_not, "no libabsent was found");
 }
 
+// Where ranks that something else than MPI joined connect to each other, those of an earlier start
+// of the job are told from them.
+TEST(RoadRows, RanksThatConnectKnowTheirStart) {
+  std::set<std::string_view> know;
+  for (const Road& row : RoadRows<Nothing>::kRows) {
+    if (row.knows_starts) know.insert(row.name);
+  }
+  EXPECT_EQ(know, (std::set<std::string_view>{"nccl", "nccl/hub", "peer"}));
+}
+
 }  // namespace
 }  // namespace driftless

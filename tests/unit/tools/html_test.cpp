@@ -14,11 +14,23 @@ TEST(Html, EscapesWhatHasAMeaning) {
 }
 
 TEST(Html, ReplacesWhatIsNoText) {
-  const std::string bad = "\xef\xbf\xbd";
-  EXPECT_EQ(html_escape(std::string_view("a\0b\x1b", 4)), "a" + bad + "b" + bad);
-  EXPECT_EQ(html_escape("\xff\xc3"), bad + bad);
-  EXPECT_EQ(html_escape("\xed\xa0\x80"), bad + bad + bad);  // a surrogate
-  EXPECT_EQ(html_escape("\xc0\xbc<"), bad + bad + "&lt;");  // '<', written too long
+  EXPECT_EQ(html_escape(std::string_view("a\0b\x1b", 4)), "a\\u0000b\\u001b");
+  EXPECT_EQ(html_escape("\xff\xc3"), "\\xff\\xc3");
+  EXPECT_EQ(html_escape("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // a surrogate
+  EXPECT_EQ(html_escape("\xc0\xbc<"), "\\xc0\\xbc&lt;");      // '<', written too long
+  EXPECT_EQ(html_escape("a\u202eb\u200bc\u009b"), "a\\u202eb\\u200bc\\u009b");
+}
+
+TEST(Html, AxesNameWhatTheyShow) {
+  HtmlPage page("t", "");
+  page.panel("p");
+  page.lines({{"1", "2", "3"}, {{"a", {1, 2, 3}}}, "version", "bits per change"});
+  page.heat_map({{"0"}, {"1", "2"}, {{0.5, 0.25}}});
+  const std::string text = page.finish();
+  for (const char* label : {">bits per change</text>", ">version 1</text>", ">2</text>",
+                            ">3</text>", ">layer</text>"}) {
+    EXPECT_NE(text.find(label), std::string::npos) << label;
+  }
 }
 
 TEST(Html, JoinsNeighboursOfALargeHeatMap) {

@@ -41,6 +41,21 @@ TEST(ModelShape, KnowsWhatIsInExperts) {
   EXPECT_EQ(published("deepseek_v3").experts, 58ULL * 256 * 3 * 7168 * 2048);
 }
 
+TEST(ModelShape, KnowsWhatAnFp8BaseHoldsAsCodes) {
+  // q, k, v, o and the ffn of each layer; the tables, norms and routers are not
+  EXPECT_EQ(published("qwen3_8b").matrices, 36ULL * 4096 * (128 * (2 * 32 + 2 * 8) + 3 * 12288));
+  EXPECT_EQ(published("qwen3_30b_a3b").matrices,
+            published("qwen3_30b_a3b").experts + 48ULL * 2048 * 128 * (2 * 32 + 2 * 4));
+  const ModelShape deepseek = published("deepseek_v3");
+  const std::uint64_t attention = 7168ULL * 1536 + 1536ULL * 128 * 192 + 7168ULL * 576 +
+                                  512ULL * 128 * 256 + 128ULL * 128 * 7168;
+  EXPECT_EQ(deepseek.matrices,
+            61 * attention + 3ULL * 3 * 7168 * 18432 + 58ULL * 3 * 7168 * 2048 + deepseek.experts);
+  const ModelShape dense = model_shape(500'000'000).value();
+  EXPECT_GT(dense.matrices, dense.weights / 2);
+  EXPECT_LT(dense.matrices, dense.weights);
+}
+
 TEST(ModelShape, TiedTablesCountOnce) {
   constexpr const char* kConfig = R"({"model_type":"qwen2","hidden_size":8,"num_hidden_layers":1,
     "intermediate_size":16,"num_attention_heads":2,"vocab_size":100,"tie_word_embeddings":TIED})";
@@ -115,7 +130,9 @@ Figures simple(Device device) {
       {"sweep", 1e-12},          {"apply.fixed", 1e-3},       {"apply.change", 1e-10},
       {"nccl.hash", 20e9},       {"nccl.acknowledge", 40e9},  {"shared_fs.write", 1e9},
       {"shared_fs.read", 2e9},   {"nccl.broadcast_tcp", 1e8}, {"apply.full", 1e-10},
-      {"shared_fs.sync", 1e-3},  {"encode.full", 1e-11},      {"decode.full", 1e-11}};
+      {"shared_fs.sync", 1e-3},  {"encode.full", 1e-11},      {"decode.full", 1e-11},
+      {"peer.get_tcp", 1e8},     {"quantize", 1e-9},          {"fp8.changed", 0.1},
+      {"fp8.bytes.deltas", 3},   {"host.encode.deltas", 1e-9}};
   for (const auto& [name, value] : values) {
     if (!figures.has(name)) continue;
     EXPECT_TRUE(figures.set(name, value, "test").ok()) << name;
@@ -169,6 +186,38 @@ TEST(Plan, TcpIsAsFastAsAProcess) {
   EXPECT_NEAR(part(row.phases, "fetch"), 0.4 + 10e-3, 1e-9);  // 0.1 GB/s
   const PlanRow pushed = plan(input, PlanRoad::kNccl, Encoding::kDeltas);
   EXPECT_NEAR(part(pushed.phases, "send"), 1e-3 + 40e6 / 0.2e9 + 1e-3 + 2e-3, 1e-9);  // two ranks
+}
+
+TEST(Plan, PeerReadsByTcpOverEveryLink) {
+  const PlanRow row = plan(two_ranks(), PlanRoad::kPeer, Encoding::kDeltas);
+  ASSERT_EQ(row.why_not, "");
+  EXPECT_NEAR(part(row.phases, "send"), 1e-3 + 4e-3, 1e-9);  // as mpi_rma
+  EXPECT_NEAR(part(row.phases, "wait"), 25e-3, 1e-9);
+  EXPECT_NEAR(part(row.phases, "fetch"), 0.4 + 10e-3, 1e-9);  // 0.1 GB/s
+  EXPECT_NEAR(part(row.bytes, "out_of_trainer_host"), 40e6, 1);
+}
+
+TEST(Plan, CodesForFp8EnginesAreMadeAndComparedByTheProcessor) {
+  PlanInput input = two_ranks();
+  input.fp8 = true;
+  input.snapshot = "host";
+  input.model.matrices = 800'000'000;  // codes; 200 M weights stay in bf16
+  for (const Device device : {Device::kGpu, Device::kCpu}) {
+    input.device = device;
+    const PlanRow row = plan(input, PlanRoad::kMpiRma, Encoding::kDeltas);
+    ASSERT_EQ(row.why_not, "");
+    const double all = 8e8 * (1 + 1.0 / 4096) + 4e8;  // bytes
+    EXPECT_NEAR(part(row.phases, "compare"), 0.8 + all / 1e10, 1e-9);
+    EXPECT_NEAR(part(row.phases, "encode"), 2.8e-3, 1e-9);  // of 0.8 M codes and 2 M weights
+    EXPECT_NEAR(part(row.phases, "send"), 2e-3, 1e-9);      // nothing comes from a GPU
+    EXPECT_NEAR(part(row.bytes, "version"), 8e5 * 3 + 2e6 * 4, 1);
+    const PlanRow whole = plan(input, PlanRoad::kMpiRma, Encoding::kFull);
+    EXPECT_NEAR(part(whole.bytes, "version"), all, 1);
+    EXPECT_NE(plan(input, PlanRoad::kNccl, Encoding::kDeltas).why_not, "");
+  }
+  input.density = 0.002;  // of which a tenth changes its code: gaps do not fit into 16 bits
+  const PlanRow row = plan(input, PlanRoad::kMpiRma, Encoding::kDeltas);
+  EXPECT_NEAR(part(row.bytes, "version"), 1.6e5 * 5 + 4e5 * 4, 1);
 }
 
 TEST(Plan, ManyHostsShareTheTrainersLink) {
@@ -257,6 +306,7 @@ TEST(Plan, RefusesLayoutsThatCannotBe) {
   EXPECT_TRUE(refused([](PlanInput& input) { input.pp = 11; }));
   EXPECT_TRUE(refused([](PlanInput& input) { input.engines_per_host = 0.5; }));  // half a worker
   EXPECT_TRUE(refused([](PlanInput& input) { input.snapshot = "host"; }));
+  EXPECT_TRUE(refused([](PlanInput& input) { input.fp8 = true; }));
   EXPECT_TRUE(refused([](PlanInput& input) { input.device = Device::kCpu; }));
   EXPECT_TRUE(refused([](PlanInput& input) { input.tp = 1 << 20, input.dp = 2; }));
 }

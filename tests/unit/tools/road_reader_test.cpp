@@ -65,7 +65,9 @@ class MovingRoad final : public ReceiveRoad {
                                                const Deadline& /*deadline*/) override {
     return not_there("moving", id);
   }
-  Result<std::string> run_info(const Deadline& /*deadline*/) override { return unused(); }
+  Result<std::string> run_info(const Deadline& /*deadline*/) override {
+    return error(StatusCode::kDeadlineExceeded, "no announcement");
+  }
   Status wait_beyond(std::uint64_t /*version*/, const Deadline& /*deadline*/) override {
     return unused();
   }

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "collectives/fallback/state.h"
+
+namespace driftless::fallback {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSlice{1'000};  // of a call to the first road, between two looks
+constexpr milliseconds kBetween{20};
+
+const Status& status_of(const Status& status) { return status; }
+template <typename T>
+const Status& status_of(const Result<T>& result) {
+  return result.status();
+}
+
+class Receiver final : public ReceiveRoad {
+ public:
+  Receiver(std::shared_ptr<State> state, std::unique_ptr<ReceiveRoad> first, Status trouble,
+           std::unique_ptr<ReceiveRoad> second)
+      : state_(std::move(state)),
+        first_(std::move(first)),
+        trouble_(std::move(trouble)),
+        second_(std::move(second)) {}
+
+  Result<std::string> run_info(const Deadline& deadline) override {
+    return either<Result<std::string>>(
+        deadline, [&](const Deadline& slice) { return first_->run_info(slice); },
+        [&] { return second_->run_info(deadline); });
+  }
+  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    return either<Result<std::vector<PublicationId>>>(
+        deadline, [&](const Deadline& slice) { return first_->list(slice); },
+        [&] { return list_both(deadline); });
+  }
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    return either<Status>(
+        deadline,
+        [&](const Deadline& slice) {
+          return first_->wait_beyond(version, slice.sooner(kFallbackLook));
+        },
+        [&] {
+          return has_version_past(old_, version) ? Status()
+                                                 : second_->wait_beyond(version, deadline);
+        });
+  }
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    return fetch(id, [&](ReceiveRoad& road) { return road.fetch_manifest(id, deadline); });
+  }
+  Result<MappedFile> fetch_part(const PublicationId& id, const PartReceipt& part,
+                                const Deadline& deadline) override {
+    return fetch(id, [&](ReceiveRoad& road) { return road.fetch_part(id, part, deadline); });
+  }
+  Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
+                                               std::span<const ByteRange> ranges,
+                                               const Deadline& deadline) override {
+    return fetch(id,
+                 [&](ReceiveRoad& road) { return road.fetch_ranges(id, part, ranges, deadline); });
+  }
+  // What is still read of the first road changes old_.
+  [[nodiscard]] bool fetches_at_once() const override {
+    return state_->used && old_.empty() && second_->fetches_at_once();
+  }
+
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    return either<Status>(
+        deadline,
+        [&](const Deadline& slice) {
+          Status told = first_->report(report, slice);
+          reported_ = reported_ || told.ok();
+          return told;
+        },
+        [&] {
+          Status told = second_->report(report, deadline);
+          // The publisher reads both, and a receiver counts once.
+          if (told.ok() && reported_) reported_ = !first_->leave(Deadline::after(kSlice)).ok();
+          return told;
+        });
+  }
+  Status leave(const Deadline& deadline) override {
+    Status left;
+    if (first_ != nullptr) left = first_->leave(state_->used ? deadline.sooner(kSlice) : deadline);
+    return state_->used ? second_->leave(deadline) : left;
+  }
+
+ private:
+  // Whether the trainer publishes on the second road. Looks there every kFallbackLook.
+  bool look(bool now = false) {
+    if (state_->used) return true;
+    if (!now && !next_look_.expired()) return false;
+    next_look_ = Deadline::after(kFallbackLook);
+    if (!second_->run_info(Deadline::after(milliseconds(0))).ok()) return false;
+    if (first_ != nullptr) {
+      Result<std::vector<PublicationId>> listed = first_->list(Deadline::after(kSlice));
+      if (listed.ok()) old_ = std::move(*listed);
+    }
+    state_->go_over(trouble_.ok() ? std::string_view("the trainer publishes there no longer")
+                                  : trouble_.message());
+    return true;
+  }
+
+  // By the first road, in slices, until the trainer has gone over; then by the second.
+  template <typename Found, typename First, typename Second>
+  Found either(const Deadline& deadline, const First& first, const Second& second) {
+    Backoff backoff(kBetween, kBetween);
+    for (;;) {
+      if (look()) return second();
+      if (first_ == nullptr) {
+        if (backoff.sleep(deadline)) continue;
+        return deadline.check(concat(trouble_.message(), "; and the trainer does not publish on ",
+                                     state_->roads.name));
+      }
+      Found found = first(deadline.sooner(kSlice));
+      if (status_of(found).ok()) return found;
+      if (look(true)) return second();
+      const bool late = status_of(found).code() == StatusCode::kDeadlineExceeded;
+      if (!late || !backoff.sleep(deadline)) return found;
+    }
+  }
+
+  Result<std::vector<PublicationId>> list_both(const Deadline& deadline) {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids, second_->list(deadline));
+    std::erase_if(old_,
+                  [&](const PublicationId& id) { return std::ranges::find(ids, id) != ids.end(); });
+    ids.insert(ids.end(), old_.begin(), old_.end());
+    std::ranges::sort(ids);
+    return ids;
+  }
+
+  template <typename Fetch>
+  auto fetch(const PublicationId& id, const Fetch& from)
+      -> decltype(from(std::declval<ReceiveRoad&>())) {
+    const bool of_first = std::ranges::find(old_, id) != old_.end();
+    if (state_->used && !of_first) return from(*second_);
+    if (first_ == nullptr) return not_there(state_->roads.name, id);
+    auto found = from(*first_);
+    if (found.ok() || !look(!state_->used)) return found;
+    // What is listed next is what the second road has.
+    old_.clear();
+    return not_there(state_->roads.name, id);
+  }
+
+  const std::shared_ptr<State> state_;
+  const std::unique_ptr<ReceiveRoad> first_;  // null: it could not be made
+  const Status trouble_;                      // why
+  const std::unique_ptr<ReceiveRoad> second_;
+  Deadline next_look_ = Deadline::after(milliseconds(0));
+  std::vector<PublicationId> old_;  // that the first road had when the trainer had gone over
+  bool reported_ = false;           // on the first road
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ReceiveRoad>> make_receiver(std::shared_ptr<State> state) {
+  FallbackRoads& roads = state->roads;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::unique_ptr<ReceiveRoad> second,
+      roads.second.receiver().with_context(concat("the fallback ", roads.name)));
+  Status trouble = roads.first.status();
+  std::unique_ptr<ReceiveRoad> first;
+  if (roads.first.ok()) {
+    Result<std::unique_ptr<ReceiveRoad>> made = roads.first->receiver();
+    trouble = made.status();
+    if (made.ok()) first = std::move(*made);
+  }
+  return std::unique_ptr<ReceiveRoad>(std::make_unique<Receiver>(
+      std::move(state), std::move(first), std::move(trouble), std::move(second)));
+}
+
+}  // namespace driftless::fallback

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <mutex>
+
+#include "collectives/fallback/state.h"
+
+namespace driftless::fallback {
+namespace {
+
+// Why this rank could not go on by the first road. Parts are written on threads of their own.
+class Trouble {
+ public:
+  // A fence is no trouble of the road's: nothing of this trainer may become visible anywhere.
+  Status note(Status found) {
+    if (found.ok() || found.code() == StatusCode::kWrongRun) return found;
+    const std::scoped_lock lock(mutex_);
+    if (first_.ok()) first_ = found;
+    return found;
+  }
+  template <typename T>
+  Result<T> note(Result<T> found) {
+    static_cast<void>(note(found.status()));
+    return found;
+  }
+  void clear() {
+    const std::scoped_lock lock(mutex_);
+    first_ = {};
+  }
+  [[nodiscard]] Status get() const {
+    const std::scoped_lock lock(mutex_);
+    return first_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Status first_;
+};
+
+class NotingFile final : public File {
+ public:
+  NotingFile(std::unique_ptr<File> file, std::shared_ptr<Trouble> trouble)
+      : file_(std::move(file)), trouble_(std::move(trouble)) {}
+  Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) override {
+    return trouble_->note(file_->pwrite(offset, bytes));
+  }
+  Status pread(std::uint64_t offset, std::span<std::byte> bytes) override {
+    return trouble_->note(file_->pread(offset, bytes));
+  }
+  Status sync() override { return trouble_->note(file_->sync()); }
+  [[nodiscard]] const std::string& path() const override { return file_->path(); }
+
+ private:
+  const std::unique_ptr<File> file_;
+  const std::shared_ptr<Trouble> trouble_;
+};
+
+// What is left is for the second road, and for the ranks to agree on it.
+Deadline half(const Deadline& deadline) { return deadline.sooner(deadline.remaining() / 2); }
+
+class Sender final : public SendRoad, public Fallback {
+ public:
+  Sender(std::shared_ptr<State> state, std::unique_ptr<SendRoad> first, Status trouble,
+         std::unique_ptr<SendRoad> second)
+      : state_(std::move(state)),
+        first_(std::move(first)),
+        second_(std::move(second)),
+        trouble_(std::make_shared<Trouble>()) {
+    static_cast<void>(trouble_->note(std::move(trouble)));
+  }
+
+  [[nodiscard]] Fallback* fallback() override { return this; }
+  [[nodiscard]] bool used() const override { return state_->used; }
+  [[nodiscard]] Status trouble() const override { return trouble_->get(); }
+
+  Status use(std::string_view reason, const std::optional<std::string>& run_info,
+             const Deadline& deadline) override {
+    if (used()) return {};
+    if (first_ != nullptr) static_cast<void>(first_->abort());
+    if (run_info) {
+      DRIFTLESS_RETURN_IF_ERROR(
+          second_->announce(*run_info, deadline)
+              .with_context(concat(reason, "; and going over to ", state_->roads.name)));
+    }
+    if (!state_->roads.leads) state_->used = true;  // the leader says it for all
+    state_->go_over(reason);
+    return {};
+  }
+
+  Status announce(std::string_view run_info, const Deadline& deadline) override {
+    if (used()) return second_->announce(run_info, deadline);
+    return trouble_->note(first_->announce(run_info, deadline));
+  }
+  Status begin(const PublicationId& id, const Deadline& deadline) override {
+    if (used()) return second_->begin(id, deadline);
+    trouble_->clear();
+    return trouble_->note(first_->begin(id, half(deadline)));
+  }
+  Result<std::unique_ptr<File>> create_part(const std::string& name) override {
+    if (used()) return second_->create_part(name);
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
+                               trouble_->note(first_->create_part(name)));
+    return std::unique_ptr<File>(std::make_unique<NotingFile>(std::move(file), trouble_));
+  }
+  Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
+    if (used()) return second_->flush(deadline);
+    return trouble_->note(first_->flush(half(deadline)));
+  }
+  Status seal(std::string_view manifest, const Deadline& deadline) override {
+    if (used()) return second_->seal(manifest, deadline);
+    return trouble_->note(first_->seal(manifest, half(deadline)));
+  }
+  Status abort() override { return road().abort(); }
+  Result<std::optional<Hash128>> published(const PublicationId& id,
+                                           const Deadline& deadline) override {
+    return road().published(id, deadline);
+  }
+
+  // Receivers that have not gone over yet report on the first road.
+  Result<std::vector<ReceiverReport>> receivers() override {
+    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverReport> all, road().receivers());
+    if (!used() || first_ == nullptr) return all;
+    const Result<std::vector<ReceiverReport>> others = first_->receivers();
+    if (!others.ok()) return all;
+    for (const ReceiverReport& other : *others) {
+      if (std::ranges::find(all, other.id, &ReceiverReport::id) == all.end()) all.push_back(other);
+    }
+    return all;
+  }
+  [[nodiscard]] std::vector<std::string> left() const override { return road().left(); }
+  Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
+    return road().prune(version);
+  }
+  Result<std::uint64_t> highest_number() override { return road().highest_number(); }
+  [[nodiscard]] MemoryKind part_memory() const override { return road().part_memory(); }
+  [[nodiscard]] std::string pending_directory() const override {
+    return road().pending_directory();
+  }
+  [[nodiscard]] std::vector<std::string> notes() const override { return road().notes(); }
+  void progress() override {
+    if (first_ != nullptr) first_->progress();
+    second_->progress();
+  }
+
+ private:
+  // Publisher::open() goes over before anything else if there is no first road.
+  [[nodiscard]] SendRoad& road() const { return used() || first_ == nullptr ? *second_ : *first_; }
+
+  const std::shared_ptr<State> state_;
+  const std::unique_ptr<SendRoad> first_;  // null: it could not be made
+  const std::unique_ptr<SendRoad> second_;
+  const std::shared_ptr<Trouble> trouble_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<SendRoad>> make_sender(std::shared_ptr<State> state) {
+  FallbackRoads& roads = state->roads;
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      std::unique_ptr<SendRoad> second,
+      roads.second.sender().with_context(concat("the fallback ", roads.name)));
+  Status trouble = roads.first.status();
+  std::unique_ptr<SendRoad> first;
+  if (roads.held && roads.held()) {
+    trouble = error(StatusCode::kAlreadyExists, "the run is on ", roads.name,
+                    " since an earlier start of the trainer, and goes on there");
+  } else if (roads.first.ok()) {
+    Result<std::unique_ptr<SendRoad>> made = roads.first->sender();
+    trouble = made.status();
+    if (made.ok()) first = std::move(*made);
+  }
+  return std::unique_ptr<SendRoad>(std::make_unique<Sender>(std::move(state), std::move(first),
+                                                            std::move(trouble), std::move(second)));
+}
+
+}  // namespace driftless::fallback

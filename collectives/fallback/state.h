@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a process shares between its ends of both roads. Private to collectives/fallback.
+#pragma once
+
+#include <atomic>
+
+#include "collectives/fallback/fallback_road.h"
+
+namespace driftless::fallback {
+
+struct State {
+  FallbackRoads roads;
+  std::atomic<bool> used = false;  // the second road is
+
+  // Once in a process.
+  void go_over(std::string_view reason) {
+    if (used.exchange(true) || !roads.say) return;
+    roads.say(concat(roads.label, " ", reason, "; using ", roads.name, " instead."));
+  }
+};
+
+[[nodiscard]] Result<std::unique_ptr<SendRoad>> make_sender(std::shared_ptr<State> state);
+[[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_receiver(std::shared_ptr<State> state);
+
+}  // namespace driftless::fallback

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// NixlReader: the reading side of the carrier `nixl`. Reads into registered memory, which it keeps
+// for further reads.
+//
+// NIXL cannot cancel a read. One that is given up, because the trainer rank has stopped, say, is
+// quarantined: its memory stays registered and unused until the read has ended. Memory in
+// quarantine counts against PeerOptions::read_bytes; once it fills that, new reads are refused.
+//
+// One thread at a time, except the bytes that it returned.
+#pragma once
+
+#include <functional>
+#include <map>
+
+#include "collectives/peer/message.h"
+#include "collectives/peer/nixl_agent.h"
+#include "collectives/peer/peer_options.h"
+#include "collectives/peer/read_memory.h"
+
+namespace driftless::peer {
+
+class NixlReader {
+ public:
+  [[nodiscard]] static Result<std::unique_ptr<NixlReader>> make(const PeerOptions& options);
+  // Memory of reads that are still in progress stays as it is until the process ends.
+  ~NixlReader();
+
+  // Asks the trainer rank where the part lies; by that, the rank keeps it there. `known`: as
+  // NixlPlaces::place_of().
+  using AskPlace = std::function<Result<Place>(std::uint64_t known)>;
+
+  // The bytes of `ranges` of the part at the place. kBusy: the quarantine is full. kIo if the rank
+  // is gone, or a piece of the read has not ended within PeerOptions::stall.
+  [[nodiscard]] Result<std::vector<MappedFile>> read(unsigned rank, const std::string& part,
+                                                     std::span<const ByteRange> ranges,
+                                                     const AskPlace& ask, const Deadline& deadline);
+  // The connection to the rank was made anew: nothing of what it serves is known.
+  void connected(unsigned rank);
+  // After a look at them.
+  [[nodiscard]] std::uint64_t quarantined_bytes();
+
+ private:
+  // What was loaded of a trainer rank.
+  struct Loaded {
+    std::string name;
+    std::uint64_t state = 0, removals = 0;
+    std::uint64_t known = 0;  // `state`, if it is of this connection
+  };
+  struct GivenUp {
+    NixlRead read;
+    std::string name;
+    std::shared_ptr<ReadLease> memory;
+  };
+
+  NixlReader(const PeerOptions& options, std::shared_ptr<NixlAgent> agent);
+  [[nodiscard]] Status check_quarantine();
+  [[nodiscard]] Result<std::uint64_t> find_place(unsigned rank, const AskPlace& ask);
+  [[nodiscard]] Status load(Loaded& loaded, const Place& place);
+  void forget(Loaded& loaded);
+  [[nodiscard]] Status move(Loaded& from, std::span<const NixlMove> moves,
+                            const std::shared_ptr<ReadLease>& memory, const Deadline& deadline);
+
+  const PeerOptions options_;
+  const std::shared_ptr<NixlAgent> agent_;
+  const std::shared_ptr<ReadMemory> memory_;
+  std::map<unsigned, Loaded> loaded_;  // by rank
+  std::vector<GivenUp> given_up_;
+};
+
+}  // namespace driftless::peer

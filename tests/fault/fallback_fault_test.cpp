@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// A road that fails at each of its calls, and its fallback: no version is lost, none is applied
+// twice, and one line says it.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <thread>
+
+#include "collectives/fallback/fallback_road.h"
+#include "collectives/forwarding_receive_road.h"
+#include "collectives/shared_fs/shared_fs_road.h"
+#include "plugin/publish/publisher.h"
+#include "plugin/receive/receiver.h"
+#include "plugin/targets/mapped_target.h"
+#include "support/faulty_road.h"
+#include "support/loopback_road.h"
+#include "support/published_run.h"
+#include "support/temp_dir.h"
+#include "support/weight_source.h"
+#include "support/weights.h"
+
+namespace driftless::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr unsigned kRanks = 2;
+
+// The loopback road, as one that cannot be reached from where a test says so.
+class Reach final : public ForwardingReceiveRoad {
+ public:
+  Reach(std::unique_ptr<ReceiveRoad> road, std::shared_ptr<bool> reached)
+      : ForwardingReceiveRoad(std::move(road)), reached_(std::move(reached)) {}
+  Result<std::string> run_info(const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check());
+    return road_->run_info(deadline);
+  }
+  Result<std::vector<PublicationId>> list(const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check());
+    return road_->list(deadline);
+  }
+  Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check());
+    return road_->wait_beyond(version, deadline);
+  }
+  Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check());
+    return road_->fetch_manifest(id, deadline);
+  }
+  Status report(const ReceiverReport& report, const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check());
+    return road_->report(report, deadline);
+  }
+
+ private:
+  [[nodiscard]] Status check() const {
+    return *reached_ ? Status() : error(StatusCode::kDeadlineExceeded, "the hub does not answer");
+  }
+  const std::shared_ptr<bool> reached_;
+};
+
+class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, unsigned>> {
+ protected:
+  FallbackFaultTest() {
+    files_.dir = directory_.file("road");
+    files_.poll_first = 1ms;
+    files_.poll_longest = 2ms;
+  }
+  void TearDown() override { stop_trainer(); }
+
+  // `why_not`: of a rank that cannot open the first road.
+  void start_trainer(std::optional<unsigned> without = {}) {
+    hub_ = std::make_unique<LoopbackHub>(LoopbackOptions(), kRanks);
+    faulty_.assign(kRanks, nullptr);
+    faulty_files_.assign(kRanks, nullptr);
+    publishers_.resize(kRanks);
+    for (unsigned rank = 0; rank < kRanks; ++rank) {
+      groups_.push_back(hub_->group(rank));
+      histories_.push_back(std::move(*make_shared_fs_receiver(posix_file_system(), files_)));
+      open_.push_back(open_with_fallback(trainer_roads(rank, without == rank)));
+      auto sender = open_.back().sender();
+      ASSERT_TRUE(sender.ok()) << sender.status().to_string();
+      roads_.push_back(std::move(*sender));
+    }
+    PublisherOptions options;
+    options.threads = 1;
+    options.deadline = 10s;
+    const auto opened = each([&](unsigned rank) -> Status {
+      MemorySource source(base_, rank, kRanks, 3);
+      auto made =
+          Publisher::open(options, *groups_[rank], *roads_[rank], histories_[rank].get(), source);
+      if (made.ok()) publishers_[rank] = std::move(*made);
+      return made.status();
+    });
+    for (const Status& status : opened) ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+  void stop_trainer() {
+    publishers_.clear();
+    roads_.clear();
+    histories_.clear();
+    open_.clear();
+    groups_.clear();
+  }
+
+  FallbackRoads trainer_roads(unsigned rank, bool without) {
+    FallbackRoads roads = common();
+    roads.leads = rank == 0;
+    if (without) {
+      roads.first = error(StatusCode::kIo, "rank ", rank, " cannot serve");
+    } else {
+      roads.first->sender = [this, rank]() -> Result<std::unique_ptr<SendRoad>> {
+        auto made = std::make_unique<FaultyRoad>(hub_->sender(rank));
+        faulty_[rank] = made.get();
+        return std::unique_ptr<SendRoad>(std::move(made));
+      };
+    }
+    roads.second.sender = [this, rank]() -> Result<std::unique_ptr<SendRoad>> {
+      DRIFTLESS_ASSIGN_OR_RETURN(auto files,
+                                 make_shared_fs_sender(posix_file_system(), files_, rank, kRanks));
+      auto made = std::make_unique<FaultyRoad>(std::move(files));
+      faulty_files_[rank] = made.get();
+      return std::unique_ptr<SendRoad>(std::move(made));
+    };
+    roads.held = [this] {
+      return (*make_shared_fs_receiver(posix_file_system(), files_))
+          ->run_info(Deadline::after(0ms))
+          .ok();
+    };
+    return roads;
+  }
+  FallbackRoads common() {
+    FallbackRoads roads;
+    roads.name = "shared_fs";
+    roads.label = "[P2P]";
+    roads.say = [this](std::string_view line) { lines_.emplace_back(line); };
+    return roads;
+  }
+
+  std::vector<Status> each(const std::function<Status(unsigned)>& work) {
+    std::vector<Status> statuses(kRanks);
+    std::thread other([&] { statuses[1] = work(1); });
+    statuses[0] = work(0);
+    other.join();
+    return statuses;
+  }
+  std::vector<Status> publish() {
+    Weights next = changed_weights(weights_.back(), weights_.size(), 0.02);
+    const auto statuses = each([&](unsigned rank) -> Status {
+      MemorySource source(next, rank, kRanks, 3);
+      return publishers_[rank]->publish(source).status();
+    });
+    if (statuses[0].ok()) weights_.push_back(std::move(next));
+    return statuses;
+  }
+  void publish_well() {
+    for (const Status& status : publish()) ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+
+  // A rollout that holds the base.
+  struct Rollout {
+    Weights held;
+    std::unique_ptr<MappedTarget> target;
+    std::shared_ptr<bool> reached = std::make_shared<bool>(true);  // the first road
+    std::vector<std::string> lines;
+    OpenRoad open;
+    std::unique_ptr<ReceiveRoad> road;
+    std::unique_ptr<Receiver> receiver;
+    std::vector<std::uint64_t> versions;
+  };
+  std::unique_ptr<Rollout> start_rollout(const std::string& id, bool reached = true) {
+    auto made = std::make_unique<Rollout>();
+    made->held = base_;
+    *made->reached = reached;
+    std::vector<std::byte*> data;
+    for (auto& [name, tensor] : made->held) data.push_back(tensor.bytes.data());
+    made->target = std::move(*make_memory_target(layout_of(base_), data, VersionId{}, 1));
+    FallbackRoads roads = common();
+    roads.say = [rollout = made.get()](std::string_view line) {
+      rollout->lines.emplace_back(line);
+    };
+    roads.first->receiver = [this, rollout = made.get()]() -> Result<std::unique_ptr<ReceiveRoad>> {
+      return std::unique_ptr<ReceiveRoad>(
+          std::make_unique<Reach>(hub_->receiver(), rollout->reached));
+    };
+    roads.second.receiver = [this] { return make_shared_fs_receiver(posix_file_system(), files_); };
+    made->open = open_with_fallback(std::move(roads));
+    made->road = std::move(*made->open.receiver());
+    ReceiverOptions options;
+    options.id = id;
+    options.threads = 1;
+    options.report_deadline = 2s;
+    options.fetch_deadline = 10s;
+    auto receiver = Receiver::open(options, *made->road, *made->target, Deadline::after(20s));
+    EXPECT_TRUE(receiver.ok()) << receiver.status().to_string();
+    if (!receiver.ok()) return nullptr;
+    made->receiver = std::move(*receiver);
+    return made;
+  }
+  // To the newest version, and proves that its weights are that one's.
+  void follow(Rollout& rollout) {
+    const std::uint64_t newest = weights_.size() - 1;
+    const Deadline deadline = Deadline::after(30s);
+    while (rollout.target->state().id.version < newest) {
+      const auto staged = rollout.receiver->stage(Deadline::after(2s));
+      if (deadline.expired()) FAIL() << staged.status().to_string();
+      if (!staged.ok() || !*staged) continue;
+      const auto committed = rollout.receiver->commit();
+      ASSERT_TRUE(committed.ok()) << committed.status().to_string();
+      rollout.versions.push_back(committed->version);
+    }
+    ASSERT_EQ(rollout.target->state().id.version, newest);
+    for (const auto& [name, tensor] : weights_.back()) {
+      EXPECT_EQ(rollout.held.at(name).bytes, tensor.bytes) << name;
+    }
+  }
+
+  const TempDir directory_{TempDir::Where::kMemory};
+  SharedFsOptions files_;
+  const Weights base_ = random_weights(1, 16);
+  std::vector<Weights> weights_{base_};  // of each version
+  std::vector<std::string> lines_;       // of the trainer
+  std::unique_ptr<LoopbackHub> hub_;
+  std::vector<FaultyRoad*> faulty_, faulty_files_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<OpenRoad> open_;
+  std::vector<std::unique_ptr<SendRoad>> roads_;
+  std::vector<std::unique_ptr<ReceiveRoad>> histories_;
+  std::vector<std::unique_ptr<Publisher>> publishers_;
+};
+
+TEST_P(FallbackFaultTest, AVersionThatFailsGoesByTheFallbackAndNothingIsLost) {
+  const auto [fault, bad] = GetParam();
+  start_trainer();
+  auto near = start_rollout("near"), slow = start_rollout("slow"), cut = start_rollout("cut");
+  for (int i = 0; i < 2; ++i) {
+    publish_well();
+    follow(*near);
+  }
+  EXPECT_TRUE(lines_.empty());
+  faulty_[bad]->arm(fault);
+  *cut->reached = false;  // this one never held a version of the first road
+  publish_well();
+  ASSERT_EQ(lines_.size(), 1U) << (lines_.empty() ? "" : lines_.back());
+  EXPECT_TRUE(lines_[0].starts_with("[P2P] ")) << lines_[0];
+  EXPECT_NE(lines_[0].find("injected"), std::string::npos) << lines_[0];
+  EXPECT_TRUE(lines_[0].ends_with("; using shared_fs instead.")) << lines_[0];
+  for (const OpenRoad& open : open_) EXPECT_EQ(open.fallback(), "shared_fs");
+  follow(*near);
+  publish_well();
+  for (Rollout* rollout : {near.get(), slow.get(), cut.get()}) follow(*rollout);
+  EXPECT_EQ(near->versions, (std::vector<std::uint64_t>{1, 2, 3, 4}));
+  auto late = start_rollout("late", false);
+  follow(*late);
+  for (Rollout* rollout : {near.get(), slow.get(), cut.get(), late.get()}) {
+    EXPECT_EQ(rollout->lines.size(), 1U);
+    EXPECT_EQ(rollout->open.fallback(), "shared_fs");
+  }
+  // The trainer is started again, and the run goes on where its versions are.
+  const Hash128 run = publishers_[0]->version().run;
+  stop_trainer();
+  start_trainer();
+  EXPECT_EQ(publishers_[0]->version(), (VersionId{run, 4}));
+  ASSERT_EQ(lines_.size(), 2U);
+  EXPECT_NE(lines_[1].find("goes on there"), std::string::npos) << lines_[1];
+  publish_well();
+  follow(*near);
+  EXPECT_EQ(near->versions.back(), 5U);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Faults, FallbackFaultTest,
+    ::testing::Values(std::pair(RoadFault::kBegin, 0U), std::pair(RoadFault::kBegin, 1U),
+                      std::pair(RoadFault::kCreate, 0U), std::pair(RoadFault::kCreate, 1U),
+                      std::pair(RoadFault::kWrite, 1U), std::pair(RoadFault::kFlush, 0U),
+                      std::pair(RoadFault::kFlush, 1U), std::pair(RoadFault::kSeal, 0U)));
+
+class FallbackTest : public FallbackFaultTest {};
+INSTANTIATE_TEST_SUITE_P(Once, FallbackTest, ::testing::Values(std::pair(RoadFault::kNone, 0U)));
+
+TEST_P(FallbackTest, ARankThatCannotServeSendsAllRanksToTheFallbackAtTheStart) {
+  start_trainer(1);
+  ASSERT_EQ(lines_.size(), 1U);
+  EXPECT_EQ(lines_[0], "[P2P] publisher rank 1: rank 1 cannot serve; using shared_fs instead.");
+  auto rollout = start_rollout("rollout");
+  publish_well();
+  follow(*rollout);
+  EXPECT_EQ(rollout->versions, std::vector<std::uint64_t>{1});
+}
+
+TEST_P(FallbackTest, ASealWhoseAnswerIsLostIsNoReasonToGoOver) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  faulty_[0]->arm(RoadFault::kSealLost);
+  publish_well();
+  follow(*rollout);
+  EXPECT_TRUE(lines_.empty());
+}
+
+// Between the announcement on the fallback and the first version there: its number is not used
+// again for other weights, and rollouts that hold versions of the first road go on.
+TEST_P(FallbackTest, ATrainerThatEndsWhileItGoesOverUsesNoNumberAgain) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  publish_well();
+  publish_well();
+  follow(*rollout);
+  faulty_[1]->arm(RoadFault::kFlush);
+  faulty_files_[1]->arm(RoadFault::kFlush);
+  for (const Status& status : publish()) EXPECT_FALSE(status.ok());
+  stop_trainer();
+  start_trainer();
+  // It has the base again: nobody holds the weights of versions 1 and 2 any more but the rollout.
+  publish_well();
+  EXPECT_EQ(publishers_[0]->version().version, 3U);
+  follow(*rollout);
+  EXPECT_EQ(rollout->versions.back(), 3U);
+}
+
+TEST_P(FallbackTest, ARolloutThatCannotReadWhereTheTrainerPublishesFailsByItsDeadline) {
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  *rollout->reached = false;
+  publish_well();
+  const auto waited = rollout->receiver->poll(Deadline::after(1'500ms));
+  EXPECT_TRUE(!waited.ok() || !waited->newer);
+  EXPECT_TRUE(rollout->lines.empty());
+}
+
+}  // namespace
+}  // namespace driftless::testing

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fallback of the road peer, between real processes: each cause, and what is killed on the way."""
+
+import json
+import random
+import signal
+import socket
+import time
+
+import pytest
+from jobs import ended, finish, make_run, stop_started, wait_for
+from support import changed, read_checkpoint, write_checkpoint
+from test_peer import Peers, versions
+
+STEPS = 5
+P2P = "[P2P] "
+
+
+@pytest.fixture(autouse=True)
+def processes():
+    yield
+    stop_started()
+
+
+class Job(Peers):
+    """A trainer and rollouts over the peer road with a directory behind it."""
+
+    def __init__(self, work):
+        super().__init__(work, "tcp")
+        self.set(**{"road.peer.fallback": "shared_fs", "road.shared_fs.dir": self.dir})
+        self.set(**{"deadlines.publish": "20s"})
+
+    def train(self, *arguments):
+        return self.start_trainer(
+            "--replay", self.work / "run", "--set", f"metrics.file={self.work}/trainer.jsonl", *arguments
+        )
+
+    def roll_out(self, name, *arguments):
+        return self.start_rollout(
+            *["--base", self.work / "run/step_000000", "--save", self.work / name],
+            *["--set", f"receiver.id={name}", "--set", f"metrics.file={self.work}/{name}.jsonl", *arguments],
+        )
+
+
+@pytest.fixture
+def job(work):
+    return Job(work)
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def said(result):
+    return [line for line in result.stderr.splitlines() if P2P in line]
+
+
+def settle(job, history, trainer, rollouts, reason, steps=STEPS):
+    """All end with the trainer's bits, by files, and each process has said so once."""
+    results = [finish(process, 90) for process in [trainer, *rollouts.values()]]
+    for result in results:
+        assert result.returncode == 0, result.stderr + result.stdout
+        (line,) = said(result)
+        assert line.endswith("; using shared_fs instead."), line
+    assert reason in said(results[0])[0], results[0].stderr
+    for name in rollouts:
+        assert read_checkpoint(job.work / name / "rollout_00") == history[steps]
+    return results
+
+
+def test_the_hubs_port_is_taken_and_all_goes_by_files(job, work, rng):
+    history = make_run(work / "run", rng, STEPS)
+    port = next(s for s in job.settings if str(s).startswith("hub.address=")).rsplit(":", 1)[1]
+    with socket.create_server(("127.0.0.1", int(port))):
+        trainer = job.train("--interval-ms", 100, "--rollouts", 1)
+        rollouts = {"one": job.roll_out("one")}
+        settle(job, history, trainer, rollouts, "127.0.0.1:" + port)
+    assert all(r["fallback"] == "shared_fs" for r in records(work / "trainer.jsonl"))
+    assert all(r["fallback"] == "shared_fs" for r in records(work / "one.jsonl"))
+
+
+def test_no_token_on_the_trainer_and_all_goes_by_files(job, work, rng):
+    history = make_run(work / "run", rng, STEPS)
+    job.token.unlink()
+    trainer = job.train("--interval-ms", 100, "--rollouts", 1)
+    settle(job, history, trainer, {"one": job.roll_out("one")}, str(job.token))
+
+
+def test_a_version_larger_than_the_ring_goes_by_files_and_so_does_all_that_follows(job, work, rng):
+    """Deltas first, peer to peer; then a dense one; a rollout that joins afterwards; and the trainer is
+    started again."""
+    history = make_run(work / "run", rng, 2, rows=4096)
+    for step, weights in enumerate(dense_steps(rng, history[-1], work / "run", 3), 3):
+        assert step == len(history)
+        history.append(weights)
+    job.set(**{"road.ring_size": "128KiB", "anchors.first": "false", "anchors.every": "0"})
+    trainer = job.train("--interval-ms", 300, "--rollouts", 2, "--steps", 4)
+    early = {name: job.roll_out(name) for name in ("one", "two")}
+    wait_for(lambda: 3 in versions(work / "trainer.jsonl"), "the first version by files", 60)
+    early["late"] = job.roll_out("late")
+    settle(job, history, trainer, early, "road.ring_size", 4)
+    by_files = {r["version"]: r.get("fallback", "") for r in records(work / "trainer.jsonl")}
+    assert by_files == {1: "", 2: "", 3: "shared_fs", 4: "shared_fs"}
+    assert versions(work / "trainer.jsonl") == [1, 2, 3, 4]
+
+    again = job.train("--rollouts", 1)
+    wait_for(lambda: not (job.dir / "closed.json").exists(), "the end of the first part to be withdrawn", 60)
+    result = settle(job, history, again, {"next": job.roll_out("next")}, "goes on there", 5)[0]
+    assert json.loads(result.stdout.splitlines()[-1])["version"] == 5
+
+
+def dense_steps(rng, weights, run, first):
+    for step in range(first, first + 3):
+        share = 0.9 if step == first else 0.001
+        weights = {n: changed(rng, t, share) for n, t in weights.items()}
+        write_checkpoint(run / f"step_{step:06d}", weights)
+        yield weights
+
+
+def test_a_rollout_that_cannot_reach_the_hub_uses_files_only_if_the_trainer_does(job, work, rng):
+    make_run(work / "run", rng, STEPS)
+    trainer = job.train("--interval-ms", 200, "--rollouts", 1)
+    good = job.roll_out("good")
+    wait_for(lambda: versions(work / "good.jsonl"), "the first version", 60)
+    other = work / "other"
+    job.set(**{"hub.token_file": other, "deadlines.connect": "2s"})
+    result = finish(job.roll_out("strange"), 60)
+    assert result.returncode != 0 and not said(result), result.stderr
+    assert "does not publish on shared_fs" in result.stderr and str(other) in result.stderr, result.stderr
+    assert not said(finish(trainer, 60)) and not said(finish(good, 60))
+
+
+def test_without_a_fallback_the_reason_is_an_error(job, work, rng):
+    make_run(work / "run", rng, STEPS)
+    job.token.unlink()
+    result = finish(job.train("--set", "road.peer.fallback="), 60)
+    assert result.returncode != 0 and str(job.token) in result.stderr and not said(result)
+
+
+def test_a_fallback_that_forgets_or_lacks_its_directory_is_refused(job, work):
+    result = finish(job.train("--set", "road.peer.fallback=mpi_rma"), 60)
+    assert "road.peer.fallback: expected shared_fs or object_store" in result.stderr, result.stderr
+    result = finish(job.train("--set", "road.shared_fs.dir="), 60)
+    assert "road.shared_fs.dir is missing: shared_fs, as a fallback" in result.stderr, result.stderr
+    (work / "file").write_text("")
+    result = finish(job.train("--set", f"road.shared_fs.dir={work}/file/road"), 60)
+    assert result.returncode != 0, result.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(6))
+def test_processes_that_die_or_stop_at_any_moment_while_it_goes_over(job, work, rng, seed):
+    """The trainer is killed at a random moment around the version that does not fit, and started again;
+    a rollout is stopped, another one killed. Whatever a rollout commits ascends, and all end alike."""
+    chance = random.Random(seed)
+    history = make_run(work / "run", rng, 2, rows=4096)
+    history += dense_steps(rng, history[-1], work / "run", 3)
+    job.set(**{"road.ring_size": "128KiB", "anchors.first": "true"})
+    trainer = job.train("--interval-ms", 150)
+    names = ["one", "two", "three"]
+    rollouts = {name: job.roll_out(name) for name in names}
+    wait_for(lambda: 2 in versions(work / "trainer.jsonl"), "version 2", 60)
+    rollouts["two"].send_signal(signal.SIGSTOP)
+    time.sleep(chance.uniform(0, 0.4))
+    trainer.kill()
+    trainer.communicate()
+    rollouts["three"].kill()
+    rollouts["three"].communicate()
+    gone_over = (job.dir / "run.json").exists()
+    last = job.train("--interval-ms", 150, "--rollouts", 1)
+    rollouts["three"] = job.roll_out("three")
+    if not gone_over:  # a new run: rollouts of the old one end, with a reason
+        rollouts["two"].send_signal(signal.SIGCONT)
+        for name in ("one", "two"):
+            finish(rollouts.pop(name), 90)
+    else:
+        rollouts["two"].send_signal(signal.SIGCONT)
+    assert ended(last, 90)["version"] >= STEPS
+    for name, process in rollouts.items():
+        ended(process, 90)
+        assert read_checkpoint(work / name / "rollout_00") == history[5]
+        taken = versions(work / f"{name}.jsonl")
+        if name != "three":
+            assert taken == sorted(set(taken)), (name, taken)
