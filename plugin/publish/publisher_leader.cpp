@@ -69,6 +69,17 @@ Status check_offers(const Offers& offers) {
                ", as the publisher ranks offer them; each element must be offered by one rank");
 }
 
+// Ranks that quantize do so by one rule.
+Status add_rule(const std::string& rule, unsigned rank, std::string& all) {
+  if (rule.empty() || rule == all) return {};
+  if (all.empty()) {
+    all = rule;
+    return {};
+  }
+  return error(StatusCode::kInvalidArgument, "publisher rank ", rank, " quantizes by the rule ",
+               rule, ", others by ", all, ": give all ranks the same quantize.rule");
+}
+
 // What one rank leaves to others is what another one offers.
 Status check_left(const std::vector<OfferMessage>& ranks,
                   const std::map<std::string_view, Offers>& offered) {
@@ -136,7 +147,8 @@ AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
     const OfferMessage& from = ranks[rank];
     message.shares_blocks = message.shares_blocks || from.shares_blocks;
-    if (!from.quantize_rule.empty()) message.quantize_rule = from.quantize_rule;
+    message.status = add_rule(from.quantize_rule, rank, message.quantize_rule);
+    if (!message.status.ok()) return message;
     for (std::uint32_t i = 0; i < from.tensors.size(); ++i) {
       const TensorBox box = i < from.boxes.size() ? from.boxes[i] : TensorBox();
       const Result<std::optional<RankOffer>> same =

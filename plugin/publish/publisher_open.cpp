@@ -149,7 +149,10 @@ Status Publisher::open_quantized(const WeightSource& own) {
   DRIFTLESS_ASSIGN_OR_RETURN(quantized_,
                              QuantizedWeights::make(fs, *quantized_base_, own, settings, threads_));
   if (!quantized_) quantized_base_.reset();
-  return {};
+  if (!quantized_ || options_.device == nullptr) return {};
+  return error(StatusCode::kUnsupported,
+               "weights are quantized in host memory, and this snapshot lies for a GPU: set "
+               "snapshot: host");
 }
 
 // Without a snapshot of codes and scales: how the weights differ from the base. Collective.

@@ -393,7 +393,6 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
   sent_.release_whole();
   changes_ = sum_changes(*this, sent_);
   if (sweeps_) DRIFTLESS_RETURN_IF_ERROR(sweep(tracked, notes));
-  since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;
   DRIFTLESS_RETURN_IF_ERROR(sum_whole(tracked));
   live_.costs().sweep_ms += watch.lap_ms();
   return {};
@@ -624,6 +623,7 @@ Status QuantizedStore::each_change(std::span<const PairedTensor> batch,
 
 void QuantizedStore::commit() {
   live_.commit();
+  if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // what a sweep found is published now
   own_digests_ = own_digests_now_;
   from_base_.clear();
   sent_.clear();

@@ -3,10 +3,7 @@
 // ranks cut the matrices, receivers end with what the reference makes of the whole ones.
 #include <gtest/gtest.h>
 
-#include <cstring>
-
-#include "kernels/quantize.h"
-#include "kernels/value_cast.h"
+#include "support/fp8_base.h"
 #include "support/loopback_job.h"
 #include "support/temp_dir.h"
 
@@ -60,75 +57,28 @@ std::vector<TensorBox> boxes_of(Cut cut, const TensorBox& all, unsigned rank, un
   return {};
 }
 
-std::uint16_t& weight(TestTensor& tensor, std::size_t index) {
-  return reinterpret_cast<std::uint16_t*>(tensor.bytes.data())[index];
-}
-
-bool is_quantized(const TestTensor& tensor) {
-  return tensor.dtype == DType::kBF16 && tensor.shape.size() == 2;
-}
-
-Weights made_weights(std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> near(0, 0.02F);
-  Weights weights;
-  weights["m.a.weight"] = random_tensor(DType::kBF16, {260, 130}, random);
-  weights["m.b.weight"] = random_tensor(DType::kBF16, {129, 400}, random);
-  weights["m.c.weight"] = random_tensor(DType::kBF16, {64, 64}, random);
-  weights["m.d.weight"] = random_tensor(DType::kBF16, {256, 256}, random);
-  weights["m.empty.weight"] = random_tensor(DType::kBF16, {0, 5}, random);
-  for (auto& [name, tensor] : weights) {
-    for (std::size_t i = 0; i < tensor.bytes.size() / 2; ++i) {
-      weight(tensor, i) = bf16_of_f32(std::bit_cast<std::uint32_t>(near(random)));
-    }
-  }
-  weights["m.norm.weight"] = random_tensor(DType::kBF16, {96}, random);
-  weights["m.bias"] = random_tensor(DType::kF32, {5}, random);
-  return weights;
-}
-
 // As training changes weights; in some blocks the largest grows, falls, or becomes odd.
 Weights stepped(Weights weights, std::uint64_t seed) {
   std::mt19937_64 random(seed);
   for (auto& [name, tensor] : weights) {
     if (tensor.bytes.empty()) continue;
-    if (!is_quantized(tensor)) {
+    if (!has_fp8_blocks(tensor)) {
       tensor.bytes[random() % tensor.bytes.size()] ^= std::byte{1};
       continue;
     }
     const std::size_t count = tensor.bytes.size() / 2;
     for (std::size_t i = 0; i < count; ++i) {
-      if (random() % 50 == 0) weight(tensor, i) ^= static_cast<std::uint16_t>(1 + random() % 3);
+      if (random() % 50 == 0) bf16_weight(tensor, i) ^= static_cast<std::uint16_t>(1 + random() % 3);
     }
-    weight(tensor, random() % count) = bf16_of_f32(std::bit_cast<std::uint32_t>(0.2F));
+    bf16_weight(tensor, random() % count) = bf16_of_f32(std::bit_cast<std::uint32_t>(0.2F));
     const std::uint16_t odd[] = {0x7f80, 0x7fc0, 0x0001, 0x8000, 0x3f80};
-    if (seed % 3 == 0) weight(tensor, random() % count) = odd[random() % std::size(odd)];
+    if (seed % 3 == 0) bf16_weight(tensor, random() % count) = odd[random() % std::size(odd)];
     if (seed % 3 != 1) continue;
     for (std::size_t i = 0; i < count; ++i) {  // they fall
-      if ((weight(tensor, i) & 0x7fffU) > 0x3d80U && random() % 3 == 0) weight(tensor, i) = 0x3c00;
+      if ((bf16_weight(tensor, i) & 0x7fffU) > 0x3d80U && random() % 3 == 0) bf16_weight(tensor, i) = 0x3c00;
     }
   }
   return weights;
-}
-
-Weights quantized(const Weights& weights, QuantizeRule rule) {
-  Weights made;
-  for (const auto& [name, tensor] : weights) {
-    if (!is_quantized(tensor)) {
-      made[name] = tensor;
-      continue;
-    }
-    const std::uint64_t rows = tensor.shape[0], columns = tensor.shape[1];
-    TestTensor codes{DType::kF8E4M3, tensor.shape, std::vector<std::byte>(rows * columns)};
-    TestTensor scales{DType::kF32, {quantize_blocks(rows), quantize_blocks(columns)}, {}};
-    scales.bytes.resize(scales.shape[0] * scales.shape[1] * 4);
-    EXPECT_TRUE(quantize_fp8(all_quantizers().front(), rule, tensor.bytes.data(), rows, columns, 1,
-                             codes.bytes.data(), scales.bytes.data())
-                    .ok());
-    made[name] = codes;
-    made[name + "_scale_inv"] = scales;
-  }
-  return made;
 }
 
 class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
@@ -138,7 +88,7 @@ class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
     Trainer::offer_as([ranks, cut](const Weights& weights, unsigned rank) {
       MemorySource source({}, 2);
       for (const auto& [name, tensor] : weights) {
-        const bool whole = cut == Cut::kWhole || !is_quantized(tensor) || tensor.bytes.empty();
+        const bool whole = cut == Cut::kWhole || !has_fp8_blocks(tensor) || tensor.bytes.empty();
         if (whole && rank == 0) source.add(name, tensor);
         if (whole) continue;
         for (const TensorBox& box : boxes_of(cut, {{0, 0}, tensor.shape}, rank, ranks)) {
@@ -161,14 +111,7 @@ class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
   // A base by this rule.
   void make_base(QuantizeRule rule) {
     base_ = quantized(weights_, rule);
-    write_checkpoint(options_.base_checkpoint, base_);
-    const std::string scale_fmt = rule == QuantizeRule::kUe8m0 ? R"(, "scale_fmt": "ue8m0")" : "";
-    EXPECT_TRUE(
-        write_text(posix_file_system(), options_.base_checkpoint + "/config.json",
-                   concat(R"({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3",)",
-                          R"( "activation_scheme": "dynamic",)",
-                          R"( "weight_block_size": [128, 128])", scale_fmt, "}}"))
-            .ok());
+    write_fp8_base(options_.base_checkpoint, base_, rule);
   }
   void open() {
     trainer_.reset();
@@ -187,7 +130,7 @@ class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
   TempDir dir_{TempDir::Where::kMemory};
   PublisherOptions options_ = quick_options();
   LoopbackHub hub_{{}, GetParam().ranks};
-  Weights weights_ = made_weights(5), base_;
+  Weights weights_ = bf16_matrices(5), base_;
   std::unique_ptr<Trainer> trainer_;
   std::optional<Rollout> rollout_;
 };
@@ -261,17 +204,17 @@ TEST_P(QuantizedPublisher, SendsAllOfAVersionThatIsDense) {
   make_base(GetParam().rule);
   open();
   for (const std::uint64_t seed : {7, 8}) {
-    const Weights other = made_weights(seed);
+    const Weights other = bf16_matrices(seed);
     expect_published(other);
     EXPECT_EQ(trainer_->report().encoding, Encoding::kFull);
     expect_published(stepped(other, 2));
     EXPECT_EQ(trainer_->report().encoding, GetParam().encoding);
   }
   trainer_->rank(0).request_anchor();
-  expect_published(stepped(made_weights(8), 4));
+  expect_published(stepped(bf16_matrices(8), 4));
   Rollout late(hub_, std::nullopt);
   EXPECT_EQ(late.follow().to_string(), "ok");
-  EXPECT_TRUE(late.holds(quantized(stepped(made_weights(8), 4), GetParam().rule)));
+  EXPECT_TRUE(late.holds(quantized(stepped(bf16_matrices(8), 4), GetParam().rule)));
 }
 
 // Weights that nobody captured are found, and what was captured costs as much as it changed.
