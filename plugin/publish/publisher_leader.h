@@ -107,7 +107,7 @@ class PublisherLeader {
   // Of each tensor of version 0, as the layout. Empty if the announcement on the road has none.
   std::vector<Digest> base_tensor_digests_;
 
-  BlockMaxima maxima_;  // of FP8 blocks that ranks cut between them
+  BlockMaxima maxima_;     // of FP8 blocks that ranks cut between them
   RunInfo announced_;      // once the run is announced
   std::string fallback_;   // why the road's fallback is used; empty: it is not
   bool bridging_ = false;  // no version is there that receivers of any other one can take

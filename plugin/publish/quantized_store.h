@@ -116,7 +116,7 @@ class QuantizedStore final : public WeightStore {
   LiveStore live_;
   std::vector<std::uint32_t> kept_;               // of each number in live_: here; or kNotHere
   std::vector<std::optional<std::size_t>> made_;  // of each number here: its matrix
-  std::vector<MatrixBlocks> blocks_;                    // of each matrix
+  std::vector<MatrixBlocks> blocks_;              // of each matrix
   ChangeStore from_base_, sent_;
   std::map<std::uint32_t, Digest> changes_;            // by tensor, as sent_
   std::vector<Digest> own_digests_, own_digests_now_;  // of the weights, by tensor of own_layout

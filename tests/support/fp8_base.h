@@ -8,6 +8,7 @@
 #include <random>
 #include <string>
 
+#include "core/file_system.h"
 #include "kernels/quantize.h"
 #include "kernels/value_cast.h"
 #include "support/weights.h"
