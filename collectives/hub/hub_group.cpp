@@ -265,8 +265,9 @@ class MemberMail final : public GroupMail {
   }
 
  private:
+  // A try that ran out of time does not hide why earlier ones failed.
   void lose(const Status& why) {
-    lost_ = why.message();
+    if (lost_.empty() || why.code() != StatusCode::kDeadlineExceeded) lost_ = why.message();
     link_.reset();
   }
 

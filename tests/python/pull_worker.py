@@ -59,7 +59,8 @@ def follow(rank, tp, run, version):
     held = sum(each.numel() * each.element_size() for each in engine.parameters())
     expected = half_of(run / f"step_{version:06d}", rank, tp)
     same = all(map(torch.equal, bits(engine), bits(expected)))
-    print(json.dumps({"reply": reply, "held_bytes": held, "same": same}))
+    print(json.dumps({"reply": reply, "held_bytes": held, "same": same}), flush=True)
+    sys.stdin.read()  # it stays until the trainer has seen what it holds
     worker.close()
 
 

@@ -167,9 +167,10 @@ def test_workers_read_for_themselves_what_they_hold(work, rng, carrier):
     job = Peers(work, carrier)
     versions_of_it = make_halves(work / "run", rng)
     python = megatron_jobs.venv_python()
-    job.set(mode="full", **{"road.poll_longest": "20ms"})
+    job.set(mode="full", **{"road.poll_longest": "20ms", "road.peer.farewell": "1s"})
     trainer = start_trainer(job, work, "--interval-ms", 300, "--rollouts", 2)
     workers = [start_worker(job, work, python, rank) for rank in range(2)]
+    assert ended(trainer, 120)["version"] == versions_of_it
     for rank, worker in enumerate(workers):
         told = ended(worker, 120)
         assert told["reply"]["error"] is None and told["reply"]["version"] == versions_of_it, told
@@ -184,7 +185,6 @@ def test_workers_read_for_themselves_what_they_hold(work, rng, carrier):
                 record
             )
             assert record["needed_bytes"] <= record["wire_bytes"]
-    assert ended(trainer, 60)["version"] == versions_of_it
 
 
 def make_halves(path, rng, steps=2):
@@ -202,7 +202,7 @@ def start_worker(job, work, python, rank):
     operator = json.dumps({"config": str(job.config), "sets": list(map(str, sets))})
     environment = megatron_jobs.environment(DRIFTLESS_ENGINE=operator)
     line = [python, HERE / "pull_worker.py", rank, 2, work / "run", 2]
-    return start(list(map(str, line)), env=environment)
+    return start(list(map(str, line)), env=environment, stdin=subprocess.PIPE)
 
 
 def test_a_killed_trainer_ends_its_rollouts_within_their_deadline(job, work, rng):
