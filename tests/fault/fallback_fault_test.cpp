@@ -316,14 +316,18 @@ TEST_P(QuantizedFallbackTest, AVersionThatFailsIsMeasuredAndQuantizedAgain) {
   const auto [fault, bad] = GetParam();
   start_trainer();
   auto rollout = start_rollout("rollout");
-  for (int i = 0; i < 2; ++i) publish_well();
-  follow(*rollout);
+  for (int i = 0; i < 2; ++i) {
+    publish_well();
+    follow(*rollout);
+  }
   faulty_[bad]->arm(fault);
   publish_well();
   ASSERT_EQ(lines_.size(), 1U);
   follow(*rollout);
-  for (int i = 0; i < 2; ++i) publish_well();
-  follow(*rollout);
+  for (int i = 0; i < 2; ++i) {
+    publish_well();
+    follow(*rollout);
+  }
   EXPECT_EQ(rollout->versions, (std::vector<std::uint64_t>{1, 2, 3, 4, 5}));
 }
 
