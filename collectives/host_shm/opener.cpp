@@ -27,10 +27,9 @@ Result<std::optional<std::string>> hear_end(const RoadOptions& options) {
 }  // namespace
 }  // namespace host_shm
 
-constinit const RoadOpener kHostShmOpener{
-    .open = host_shm::open,
-    .tell_end = host_shm::tell_end,
-    .hear_end = host_shm::hear_end,
-    .examine = host_shm::examine};
+constinit const RoadOpener kHostShmOpener{.open = host_shm::open,
+                                          .tell_end = host_shm::tell_end,
+                                          .hear_end = host_shm::hear_end,
+                                          .examine = host_shm::examine};
 
 }  // namespace driftless

@@ -57,8 +57,7 @@ class Bench {
                                make_nccl_fabric(options));
     DRIFTLESS_ASSIGN_OR_RETURN(weights_, fabric->allocate(bytes_));
     DRIFTLESS_RETURN_IF_ERROR(fabric->zero(weights_.data, bytes_));
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Hub> hub,
-                               hub::make_file_hub(dir.file("meet")));
+    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Hub> hub, hub::make_file_hub(dir.file("meet")));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<SendRoad> road,
                                nccl::make_leading_sender(options, 1, fabric, std::move(hub)));
     const Child receiver("/proc/self/exe", dir.file("meet"), "receiver");

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <string>
 
-#include "collectives/mpi_rma/mpi_rma_road.h"
 #include "collectives/hub/mpi_hub.h"
+#include "collectives/mpi_rma/mpi_rma_road.h"
 #include "collectives/nccl/nccl_road.h"
 #include "kernels/device_hash.h"
 #include "mpi/remote_world.h"
