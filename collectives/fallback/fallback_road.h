@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A road with another one behind it: its fallback. Versions go by the first road until the
 // publisher ranks agree that one of them cannot go on there; from then on all versions go by the
-// second, until the trainer is started again.
+// second.
 //
 // The leader announces the run on the second road when it goes over: that announcement is the sign
-// for receivers. They look for it every kLook, and then read what the second road lists; of the
+// for receivers. They look for it every kFallbackLook, and then read what the second road lists; of the
 // first one they still read versions that they miss, as long as that serves them. The leader alone
 // decides: a receiver that cannot read the first road while the trainer publishes there fails as it
 // would without a fallback.

@@ -174,8 +174,8 @@ def mean_figures(before, after):
     return {name: math.sqrt(max(before[name], 1e-15) * max(after[name], 1e-15)) for name in before}
 
 
-def predict(driftless, figures, job, density, weights, changed=None):
-    """`density`: of the bf16 weights. With FP8 `changed` codes and weights were measured in the job."""
+def predict(driftless, figures, job, density, weights, fp8_changed=None):
+    """`density`: of the bf16 weights. `fp8_changed`: codes that changed in the job for each weight that did."""
     params, link, road, encoding, precision = job
     wire = [] if LINKS[link] is None else ["--link", LINKS[link], "--carrier", "tcp"]
     if LINKS[link] is None:
@@ -184,20 +184,33 @@ def predict(driftless, figures, job, density, weights, changed=None):
         wire += ["--figure", "peer.get_tcp=1e15"]
     line = ["--params", weights, "--device", "cpu", "--hand-over", "none", "--density", density,
             "--figures", figures, "--road", road, "--encoding", encoding, "--precision", precision, *wire]
-    found = ask(driftless, *line)
-    if precision == "fp8" and changed:
-        codes = found["fp8_weights"]
-        share = (changed - (found["weights"] - codes) * density) / (codes * density)
-        found = ask(driftless, *line, "--figure", f"fp8.changed={share}")
-    return found["plans"][0]
+    if fp8_changed is not None:
+        line += ["--figure", f"fp8.changed={fp8_changed}"]
+    return ask(driftless, *line)["plans"][0]
 
 
-def density_of(driftless, run):
-    """Of the second step, in bf16."""
+def changes_of(driftless, run):
+    """Of the second step in bf16: the share of the weights, and how many there are of each tensor."""
     done = subprocess.run([driftless, "compare", run / "step_000001", run / "step_000002", "--json"], check=True,
                           text=True, capture_output=True)
     found = json.loads(done.stdout)
-    return found["changed_units"] / found["total_units"]
+    return found["changed_units"] / found["total_units"], {
+        each["tensor"]: each["changed_units"] for each in found["changed"]}
+
+
+def tensors_of(checkpoint):
+    names = set()
+    for path in checkpoint.glob("*.safetensors"):
+        with open(path, "rb") as file:
+            names |= json.loads(file.read(int.from_bytes(file.read(8), "little"))).keys()
+    return names
+
+
+def fp8_changed_of(base, changes, changed):
+    """Of a version of `changed` codes, scales and weights that the FP8 base does not quantize."""
+    names = tensors_of(base)
+    quantized = sum(count for name, count in changes.items() if f"{name}_scale_inv" in names)
+    return (changed - (sum(changes.values()) - quantized)) / quantized
 
 
 def print_table(rows):
@@ -224,6 +237,10 @@ def jobs_of(params, arguments):
                 yield params, link, road, encoding, precision
 
 
+def fp8_base(run):
+    return run.parent / f"{run.name}_fp8"
+
+
 def measure(driftless, run, job):
     params, link, road, encoding, precision = job
     if link != "local":
@@ -232,7 +249,7 @@ def measure(driftless, run, job):
         return two_hosts.measure(driftless, run, params, encoding, link)
     base = run / "step_000000"
     if precision == "fp8":
-        base = run.parent / f"{run.name}_fp8"
+        base = fp8_base(run)
         if not base.exists():
             subprocess.run([driftless, "quantize", run / "step_000000", base], check=True, stdout=sys.stderr)
     return run_local(driftless, run, base, params, road, encoding)
@@ -270,10 +287,14 @@ def main():
         path = work / "figures.json"
         path.write_text(json.dumps(figures), encoding="utf-8")
         print(json.dumps(figures), file=sys.stderr)
-        plain = density_of(driftless, run)
+        plain, changes = changes_of(driftless, run)
         for job, (seconds, wire, density, *changed) in found:
-            fp8 = job[-1] == "fp8"
-            plan = predict(driftless, path, job, plain if fp8 else density, weights, *(changed if fp8 else ()))
+            share = None
+            if job[-1] == "fp8":
+                density = plain
+                if job[3] != "full":
+                    share = fp8_changed_of(fp8_base(run), changes, *changed)
+            plan = predict(driftless, path, job, density, weights, share)
             print(f"{job}: predicted {plan['seconds']:.2f} {plan['phases']}, "
                   f"{plan['bytes']['version'] / 1e6:.1f} of {wire / 1e6:.1f} MB", file=sys.stderr)
             rows.append((job, plan, seconds))

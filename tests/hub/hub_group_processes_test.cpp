@@ -12,11 +12,11 @@
 #include <set>
 
 #include "support/hub_groups.h"
+#include "support/watched_hub.h"
 
 namespace driftless::testing {
 namespace {
 
-using hub::HubEvent;
 using std::chrono::milliseconds;
 
 constexpr unsigned kRanks = 3;
@@ -78,60 +78,16 @@ class Member {
   std::atomic<bool> struck_ = false;
 };
 
-class StruckLink final : public hub::Link {
- public:
-  StruckLink(std::unique_ptr<hub::Link> link, Member& member)
-      : link_(std::move(link)), member_(member) {}
-  Status send(std::string_view message, const Deadline& deadline) override {
-    member_.note_message();
-    return link_->send(message, deadline);
-  }
-  Result<std::optional<std::string>> receive(const Deadline& deadline) override {
-    Result<std::optional<std::string>> message = link_->receive(deadline);
-    if (message.ok() && message->has_value()) member_.note_message();
-    return message;
-  }
-
- private:
-  std::unique_ptr<hub::Link> link_;
-  Member& member_;
-};
-
-class StruckHub final : public hub::Hub {
- public:
-  StruckHub(std::unique_ptr<hub::Hub> hub, Member& member)
-      : hub_(std::move(hub)), member_(member) {}
-  std::vector<HubEvent> poll(const Deadline& deadline) override {
-    std::vector<HubEvent> events = hub_->poll(deadline);
-    for (const HubEvent& event : events) {
-      if (event.kind == HubEvent::Kind::kSaid) member_.note_message();
-    }
-    return events;
-  }
-  void send(std::uint64_t peer, std::string_view message) override {
-    member_.note_message();
-    hub_->send(peer, message);
-  }
-  void drop(std::uint64_t peer) override { hub_->drop(peer); }
-  void finish(std::uint64_t peer) override { hub_->finish(peer); }
-
- private:
-  std::unique_ptr<hub::Hub> hub_;
-  Member& member_;
-};
-
 int Member::run() {
-  const auto listen = [this]() -> Result<std::unique_ptr<hub::Hub>> {
+  const auto note = [this](std::string_view) { note_message(); };
+  const MessageWatch watch{note, note};
+  const auto listen = [this, watch]() -> Result<std::unique_ptr<hub::Hub>> {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Hub> hub, hub::make_tcp_hub(options_));
-    return std::unique_ptr<hub::Hub>(std::make_unique<StruckHub>(std::move(hub), *this));
+    return std::unique_ptr<hub::Hub>(std::make_unique<WatchedHub>(std::move(hub), watch));
   };
-  const auto connect = [this]() -> Result<hub::Connector> {
+  const auto connect = [this, watch]() -> Result<hub::Connector> {
     DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector inner, hub::make_tcp_connector(options_));
-    return hub::Connector(
-        [this, inner](const Deadline& deadline) -> Result<std::unique_ptr<hub::Link>> {
-          DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Link> link, inner(deadline));
-          return std::unique_ptr<hub::Link>(std::make_unique<StruckLink>(std::move(link), *this));
-        });
+    return watched(std::move(inner), watch);
   };
   const hub::GroupPlace place{rank_, kRanks, concat("start ", start_), "group"};
   std::unique_ptr<Group> group;

@@ -12,6 +12,7 @@
 
 #include "support/process_fabric.h"
 #include "support/tcp_hub.h"
+#include "support/watched_hub.h"
 
 namespace driftless::testing {
 namespace {
@@ -92,6 +93,10 @@ class Member {
     if (!struck_ && Deadline::Clock::now() - begin > milliseconds(wait_ms) + kSlack) ++shared_.late;
     return result;
   }
+  [[nodiscard]] MessageWatch watch() {
+    return {[this](std::string_view message) { strike(Moment::kBeforeSending, message); },
+            [this](std::string_view message) { strike(Moment::kReceived, message); }};
+  }
   [[nodiscard]] Result<hub::Connector> connector();
   [[nodiscard]] Result<std::unique_ptr<hub::Hub>> hub();
   int lead();
@@ -112,54 +117,9 @@ class Member {
   bool failed_once_ = false;
 };
 
-class StruckLink final : public hub::Link {
- public:
-  StruckLink(std::unique_ptr<hub::Link> link, Member& member)
-      : link_(std::move(link)), member_(member) {}
-  Status send(std::string_view message, const Deadline& deadline) override {
-    member_.strike(Moment::kBeforeSending, message);
-    return link_->send(message, deadline);
-  }
-  Result<std::optional<std::string>> receive(const Deadline& deadline) override {
-    Result<std::optional<std::string>> message = link_->receive(deadline);
-    if (message.ok() && message->has_value()) member_.strike(Moment::kReceived, **message);
-    return message;
-  }
-
- private:
-  std::unique_ptr<hub::Link> link_;
-  Member& member_;
-};
-
-class StruckHub final : public hub::Hub {
- public:
-  StruckHub(std::unique_ptr<hub::Hub> hub, Member& member)
-      : hub_(std::move(hub)), member_(member) {}
-  std::vector<hub::HubEvent> poll(const Deadline& deadline) override {
-    std::vector<hub::HubEvent> events = hub_->poll(deadline);
-    for (const hub::HubEvent& event : events) {
-      if (event.kind == hub::HubEvent::Kind::kSaid) member_.strike(Moment::kReceived, event.text);
-    }
-    return events;
-  }
-  void send(std::uint64_t peer, std::string_view message) override {
-    member_.strike(Moment::kBeforeSending, message);
-    hub_->send(peer, message);
-  }
-  void drop(std::uint64_t peer) override { hub_->drop(peer); }
-
- private:
-  std::unique_ptr<hub::Hub> hub_;
-  Member& member_;
-};
-
 Result<hub::Connector> Member::connector() {
   DRIFTLESS_ASSIGN_OR_RETURN(hub::Connector plain, hub::make_tcp_connector(hub_));
-  return hub::Connector([this, plain = std::move(plain)](
-                            const Deadline& deadline) -> Result<std::unique_ptr<hub::Link>> {
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<hub::Link> link, plain(deadline));
-    return std::unique_ptr<hub::Link>(std::make_unique<StruckLink>(std::move(link), *this));
-  });
+  return watched(std::move(plain), watch());
 }
 
 // The port of a leader that was killed may be taken for a moment.
@@ -169,7 +129,7 @@ Result<std::unique_ptr<hub::Hub>> Member::hub() {
   for (;;) {
     Result<std::unique_ptr<hub::Hub>> made = hub::make_tcp_hub(hub_);
     if (made.ok()) {
-      return std::unique_ptr<hub::Hub>(std::make_unique<StruckHub>(std::move(*made), *this));
+      return std::unique_ptr<hub::Hub>(std::make_unique<WatchedHub>(std::move(*made), watch()));
     }
     if (!backoff.sleep(deadline)) return made.status();
   }
