@@ -78,9 +78,9 @@ bool cpu_compact_decode(const CompactTable& table, const void* old_units, std::u
   }
 
 template <cpu::LargestBF16 kLargest, cpu::CodesOfBF16 kCodes>
-void cpu_quantize_fp8(QuantizeRule rule, const void* weights, std::uint64_t rows,
-                      std::uint64_t columns, void* codes, void* scales) {
-  cpu::quantize_fp8(kLargest, kCodes, rule, weights, rows, columns, codes, scales);
+void cpu_quantize_part(QuantizeRule rule, const MatrixPart& part, const void* weights,
+                       std::uint16_t* largest, void* codes) {
+  cpu::quantize_part(kLargest, kCodes, rule, part, weights, largest, codes);
 }
 
 struct Implementation {
@@ -88,15 +88,15 @@ struct Implementation {
   Quantizer quantizer;
 };
 
-#define DRIFTLESS_CPU(target)                                                                 \
-  Implementation {                                                                            \
-    DRIFTLESS_CPU_KERNELS(target), {                                                          \
-      "cpu/" #target, cpu_quantize_fp8<cpu::target::largest_bf16, cpu::target::codes_of_bf16> \
-    }                                                                                         \
+#define DRIFTLESS_CPU(target)                                                                  \
+  Implementation {                                                                             \
+    DRIFTLESS_CPU_KERNELS(target), {                                                           \
+      "cpu/" #target, cpu_quantize_part<cpu::target::largest_bf16, cpu::target::codes_of_bf16> \
+    }                                                                                          \
   }
 
 std::vector<Implementation> implementations() {
-  std::vector<Implementation> list{{kReference, {"reference", reference::quantize_fp8}},
+  std::vector<Implementation> list{{kReference, {"reference", reference::quantize_part}},
                                    DRIFTLESS_CPU(portable)};
 #if defined(__aarch64__)
   list.push_back(DRIFTLESS_CPU(neon));

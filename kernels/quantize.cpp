@@ -2,22 +2,59 @@
 #include "kernels/quantize.h"
 
 #include <algorithm>
+#include <cstring>
+#include <vector>
 
 #include "core/parallel.h"
+#include "kernels/fp8_rule.h"
 
 namespace driftless {
+
+std::uint8_t fp8_code(QuantizeRule rule, std::uint16_t largest, std::uint16_t weight) {
+  const CodeRule codes = fp8_rule(rule, largest).codes;
+  return codes.divides ? code_of_bf16<true>(weight, codes.factor, codes.most_added)
+                       : code_of_bf16<false>(weight, codes.factor, codes.most_added);
+}
+
+float fp8_scale(QuantizeRule rule, std::uint16_t largest) { return fp8_rule(rule, largest).scale; }
+
+bool same_fp8_rule(QuantizeRule rule, std::uint16_t one, std::uint16_t other) {
+  if (one == other) return true;
+  const Fp8Rule a = fp8_rule(rule, one), b = fp8_rule(rule, other);
+  return a.scale == b.scale && a.codes.factor == b.codes.factor &&
+         a.codes.most_added == b.codes.most_added;
+}
+
+std::uint16_t counted_size(std::uint16_t weight) { return size_of_bf16(weight); }
+
+Status quantize_part(const Quantizer& with, QuantizeRule rule, const MatrixPart& part,
+                     const std::byte* weights, unsigned threads, std::uint16_t* largest,
+                     std::byte* codes) {
+  // A task is a row of blocks.
+  return parallel_for(part.blocks_high(), threads, [&](std::size_t task, unsigned) {
+    MatrixPart own = part;
+    const std::uint64_t first = task == 0 ? 0 : task * kQuantizeBlock - part.row;
+    own.row = task == 0 ? part.row : 0;
+    own.rows = std::min(kQuantizeBlock - own.row, part.rows - first);
+    const std::uint64_t at = first * part.stride;
+    with.part(rule, own, weights + at * sizeof(std::uint16_t), largest + task * part.blocks_wide(),
+              codes == nullptr ? nullptr : codes + at);
+    return Status();
+  });
+}
 
 Status quantize_fp8(const Quantizer& with, QuantizeRule rule, const std::byte* weights,
                     std::uint64_t rows, std::uint64_t columns, unsigned threads, std::byte* codes,
                     std::byte* scales) {
-  // A task is a row of blocks.
-  return parallel_for(quantize_blocks(rows), threads, [&](std::size_t task, unsigned) {
-    const std::uint64_t first = task * kQuantizeBlock;
-    with.fp8(rule, weights + first * columns * sizeof(std::uint16_t),
-             std::min(kQuantizeBlock, rows - first), columns, codes + first * columns,
-             scales + task * quantize_blocks(columns) * sizeof(float));
-    return Status();
-  });
+  const MatrixPart all{rows, columns, columns};
+  std::vector<std::uint16_t> largest(all.blocks_high() * all.blocks_wide());
+  DRIFTLESS_RETURN_IF_ERROR(
+      quantize_part(with, rule, all, weights, threads, largest.data(), codes));
+  for (std::size_t i = 0; i < largest.size(); ++i) {
+    const float scale = fp8_scale(rule, largest[i]);
+    std::memcpy(scales + i * sizeof(scale), &scale, sizeof(scale));
+  }
+  return {};
 }
 
 }  // namespace driftless

@@ -45,8 +45,8 @@ bool compact_decode(HazardSums hazard_sums, const CompactTable& table, const voi
                     std::uint32_t units, std::span<const std::byte> stream, std::uint32_t count,
                     std::uint32_t* offsets, void* values, void* old_values);
 
-void quantize_fp8(LargestBF16 largest_bf16, CodesOfBF16 codes_of_bf16, QuantizeRule rule,
-                  const void* weights, std::uint64_t rows, std::uint64_t columns, void* codes,
-                  void* scales);
+void quantize_part(LargestBF16 largest_bf16, CodesOfBF16 codes_of_bf16, QuantizeRule rule,
+                   const MatrixPart& part, const void* weights, std::uint16_t* largest,
+                   void* codes);
 
 }  // namespace driftless::cpu

@@ -6,10 +6,13 @@
 // into a namespace of its own (CMakeLists.txt says which, with which flags). No code of the
 // standard library may be instantiated there: the linker keeps one copy of an inline function, and
 // that copy could hold instructions that this processor does not have. So this header and the
-// sources behind them take nothing but integers and pointers.
+// sources behind them take nothing but integers and pointers, and fp8_code.h, which is no
+// different.
 #pragma once
 
 #include <cstdint>
+
+#include "kernels/fp8_code.h"
 
 namespace driftless::cpu {
 
@@ -58,14 +61,6 @@ inline constexpr unsigned kStripBlocks = 4;
 struct alignas(64) Strip {
   unsigned char rows[128][kStripBlocks * 128 * 2];  // bfloat16
 };
-// How weights become codes (core/quantize_rule.h): times the factor, or divided by it. At most
-// `most_added`, 8 to double what a code stands for, else 0, is added to a code.
-struct CodeRule {
-  float factor;
-  bool divides;
-  std::uint32_t most_added;
-};
-
 #define DRIFTLESS_DECLARE_SIMD_TARGET(target)                                                      \
   namespace target {                                                                               \
   std::uint32_t diff(const void* old_units, const void* new_units, std::uint32_t count,            \

@@ -8,33 +8,12 @@
 namespace driftless::cpu::DRIFTLESS_SIMD_TARGET {
 namespace {
 
-constexpr std::uint32_t kMagnitude = 0x7fffffffU, kExponent = 0x7f800000U;
-constexpr std::uint32_t kMost = 0x43e00000U;         // 448
-constexpr std::uint32_t kLeastNormal = 0x3c800000U;  // 2^-6, of E4M3
-constexpr std::uint64_t kRow = 128;                  // of a whole block
+constexpr std::uint64_t kRow = 128;  // of a whole block
 
 inline std::uint16_t load_16(const unsigned char* at) {
   std::uint16_t bits;
   __builtin_memcpy(&bits, at, sizeof(bits));
   return bits;
-}
-
-// The E4M3 nearest to `value`. With the exponent e, of -6 at least, E4M3 has steps of 2^(e-3), and
-// so have floats next to 2^(e+20): adding that rounds. A code is 8 for each exponent above -6 and
-// its steps; below 8 it counts steps alone, so that to double it is to add min(code, 8).
-inline unsigned char e4m3_of(float value, std::uint32_t most_added) {
-  const auto bits = __builtin_bit_cast(std::uint32_t, value);
-  const std::uint32_t whole = bits & kMagnitude;
-  const std::uint32_t size = whole > kMost ? kMost : whole;
-  const std::uint32_t found = size & kExponent;
-  const std::uint32_t exponent = found < kLeastNormal ? kLeastNormal : found;
-  const std::uint32_t rounds = exponent + (20U << 23);
-  const float sum = __builtin_bit_cast(float, size) + __builtin_bit_cast(float, rounds);
-  const std::uint32_t steps = __builtin_bit_cast(std::uint32_t, sum) - rounds;
-  std::uint32_t code = steps + (exponent >> 20) - (kLeastNormal >> 20);
-  code += code < most_added ? code : most_added;
-  code |= (bits >> 24) & 0x80U;
-  return static_cast<unsigned char>(whole > kExponent ? 0x7fU : code);
 }
 
 template <bool kDivides>
@@ -43,8 +22,7 @@ inline void code_row(const CodeRule& rule, const unsigned char* __restrict from,
   const float factor = rule.factor;
   const std::uint32_t most_added = rule.most_added;
   for (std::uint64_t j = 0; j < kRow; ++j) {
-    const auto weight = __builtin_bit_cast(float, std::uint32_t{load_16(from + 2 * j)} << 16);
-    to[j] = e4m3_of(kDivides ? weight / factor : weight * factor, most_added);
+    to[j] = code_of_bf16<kDivides>(load_16(from + 2 * j), factor, most_added);
   }
 }
 

@@ -20,6 +20,6 @@ HostKernels::ScatterStrided scatter_strided;
 HostKernels::DigestStrided digest_strided;
 HostKernels::CompactEncode compact_encode;
 HostKernels::CompactDecode compact_decode;
-Quantizer::Fp8 quantize_fp8;
+Quantizer::Part quantize_part;
 
 }  // namespace driftless::reference

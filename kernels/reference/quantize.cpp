@@ -16,11 +16,11 @@ constexpr float kLeastUe8m0 = 0x1p-22F;
 
 struct Matrix {
   const std::byte* weights;
-  std::uint64_t columns;
+  std::uint64_t stride;
 
   [[nodiscard]] float at(std::uint64_t row, std::uint64_t column) const {
     std::uint16_t bits = 0;
-    std::memcpy(&bits, weights + (row * columns + column) * sizeof(bits), sizeof(bits));
+    std::memcpy(&bits, weights + (row * stride + column) * sizeof(bits), sizeof(bits));
     return std::bit_cast<float>(f32_of_bf16(bits));
   }
 };
@@ -60,16 +60,24 @@ float scale_of(QuantizeRule rule, float largest) {
   return power < least ? 2 * power : power;
 }
 
-// Of one block; returns its scale.
-float quantize_block(QuantizeRule rule, const Matrix& matrix, Range rows, Range columns,
-                     std::byte* codes) {
-  float largest = 0;
+// Where a part of a matrix meets one block.
+struct Meeting {
+  Range rows, columns;  // of the part
+  std::uint16_t* largest;
+};
+
+void quantize_block(QuantizeRule rule, const Matrix& matrix, const Meeting& block,
+                    std::byte* codes) {
+  const auto& [rows, columns, known] = block;
+  float largest = std::bit_cast<float>(f32_of_bf16(*known));
   for (std::uint64_t i = rows.begin; i < rows.end; ++i) {
     for (std::uint64_t j = columns.begin; j < columns.end; ++j) {
       const float size = std::fabs(matrix.at(i, j));
       if (!std::isnan(size)) largest = std::max(largest, size);
     }
   }
+  *known = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(largest) >> 16);
+  if (codes == nullptr) return;
   const float scale = scale_of(rule, largest);
   const float inverse = 1 / scale;
   const auto code_of = [&](float weight) {
@@ -81,24 +89,27 @@ float quantize_block(QuantizeRule rule, const Matrix& matrix, Range rows, Range 
   for (std::uint64_t i = rows.begin; i < rows.end; ++i) {
     for (std::uint64_t j = columns.begin; j < columns.end; ++j) {
       const std::uint8_t code = code_of(matrix.at(i, j));
-      codes[i * matrix.columns + j] = std::byte{halves ? doubled(code) : code};
+      codes[i * matrix.stride + j] = std::byte{halves ? doubled(code) : code};
     }
   }
-  return halves ? scale / 2 : scale;
 }
 
 }  // namespace
 
-void quantize_fp8(QuantizeRule rule, const void* weights, std::uint64_t rows, std::uint64_t columns,
-                  void* codes, void* scales) {
-  const Matrix matrix{static_cast<const std::byte*>(weights), columns};
-  auto* scale_at = static_cast<std::byte*>(scales);
-  for (std::uint64_t i = 0; i < rows; i += kQuantizeBlock) {
-    for (std::uint64_t j = 0; j < columns; j += kQuantizeBlock, scale_at += sizeof(float)) {
-      const float scale = quantize_block(rule, matrix, {i, std::min(rows, i + kQuantizeBlock)},
-                                         {j, std::min(columns, j + kQuantizeBlock)},
-                                         static_cast<std::byte*>(codes));
-      std::memcpy(scale_at, &scale, sizeof(scale));
+void quantize_part(QuantizeRule rule, const MatrixPart& part, const void* weights,
+                   std::uint16_t* largest, void* codes) {
+  const Matrix matrix{static_cast<const std::byte*>(weights), part.stride};
+  // Of the part's rows or columns those in block number `block`.
+  const auto in_block = [](std::uint64_t block, std::uint64_t first, std::uint64_t count) {
+    const std::uint64_t begin = std::max(block * kQuantizeBlock, first);
+    return Range{begin - first, std::min((block + 1) * kQuantizeBlock, first + count) - first};
+  };
+  for (std::uint64_t i = 0; i < part.blocks_high(); ++i) {
+    for (std::uint64_t j = 0; j < part.blocks_wide(); ++j) {
+      quantize_block(rule, matrix,
+                     {in_block(i, part.row, part.rows), in_block(j, part.column, part.columns),
+                      largest + i * part.blocks_wide() + j},
+                     static_cast<std::byte*>(codes));
     }
   }
 }

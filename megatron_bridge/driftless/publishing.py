@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ._native import CheckpointSource, Group, Job, Publisher, PublishReport
 from .engines.target import checkpoint_directory
 from .errors import IncompleteError, InvalidArgumentError, NotFoundError, WrongLayoutError
-from .sharded import CheckpointShards, Shard
+from .sharded import CheckpointShards, OfferedBoxes, Shard, is_quantized, trained_types
 from .where import Where, config_of, in_mpi
 
 if TYPE_CHECKING:
@@ -87,7 +87,13 @@ class Publishing:
                 "(docs/start/sharded.md), or another snapshot"
             )
         checkpoint = _checkpoint_of(model, base)
-        source = _source_of(model, checkpoint, dtype, export, snapshot in ("pinned", "device"))
+        quantizes = (
+            checkpoint is not None
+            and config.settings()["quantize.scheme"] != "none"
+            and is_quantized(checkpoint.path)
+        )
+        on_gpu = snapshot in ("pinned", "device")
+        source = _source_of(model, checkpoint, dtype, export, on_gpu, quantizes)
         self.last: PublishReport | None = None
         self._source, self._hook = source, None
         self._job = job = Job(config, "trainer", launched=in_mpi(config))
@@ -95,7 +101,7 @@ class Publishing:
         try:
             by_hub = not job.launched and config.settings()["hub.group"] == "true"
             self._group = Group(job) if by_hub else publisher_group()
-            began = source if checkpoint is None else _of_base(source, checkpoint)
+            began = source if checkpoint is None else _of_base(source, checkpoint, quantizes)
             group = None if job.launched or by_hub else self._group  # the job's own
             self._publisher = Publisher(job, began, group=group, checkpoint=checkpoint)
         except BaseException:
@@ -233,7 +239,10 @@ def _source_of(
     dtype: torch.dtype | None,
     export: Callable[[Shard], Iterable[Shard]] | None,
     on_gpu: bool,
+    quantizes: bool,
 ) -> ShardedModel:
+    """`quantizes`: the checkpoint is quantized, and the publisher makes its tensors of bfloat16, or
+    refuses it."""
     from .torch import ShardedModel
     from .torch_dtypes import TORCH_DTYPES
 
@@ -245,12 +254,13 @@ def _source_of(
             f"dtype= is for a module without a base checkpoint; {checkpoint.path} has the types"
         )
     there = {spec.name: spec for spec in checkpoint.tensors()}
+    types = trained_types(checkpoint) if quantizes else {n: s.dtype for n, s in there.items()}
 
     def of_base(name: str) -> torch.dtype | None:
-        return TORCH_DTYPES.get(there[name].dtype) if name in there else None
+        return TORCH_DTYPES.get(types[name]) if name in types else None
 
     source = ShardedModel(model, dtype=of_base, export=export, on_gpu=on_gpu)
-    for shard in source.exported():
+    for shard in () if quantizes else source.exported():
         _check(shard, there.get(shard.name), checkpoint.path)
     return source
 
@@ -277,7 +287,10 @@ def _check(shard: Shard, spec: Any, path: str) -> None:
         )
 
 
-def _of_base(source: ShardedModel, checkpoint: CheckpointSource) -> CheckpointShards:
+def _of_base(
+    source: ShardedModel, checkpoint: CheckpointSource, quantizes: bool
+) -> CheckpointShards | OfferedBoxes:
     """What this rank publishes, with the base's bits."""
     specs, boxes = source.tensors(), source.boxes()
-    return CheckpointShards(checkpoint, specs, boxes, source.left_to_others())
+    offered = OfferedBoxes if quantizes else CheckpointShards
+    return offered(checkpoint, specs, boxes, source.left_to_others())

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ._native import CheckpointSource, TensorRef, TensorSpec
 from .errors import InvalidArgumentError
 
 BUCKET_BYTES = 64 << 20  # of tensors that visit() holds at a time
+
+_SCALES = "_scale_inv"  # behind a quantized tensor's name: its scales
 
 Boxes = list[tuple[list[int], list[int]] | None]
 
@@ -99,6 +104,55 @@ class CheckpointShards(ShardedSource):
 
     def ready(self, shard: Shard) -> Any:
         return shard.tensor.contiguous()
+
+
+class OfferedBoxes:
+    """The boxes that a source offers, as CheckpointShards, for a publisher that reads the
+    checkpoint by itself: one with FP8 blocks, whose tensors are others. Nothing is looked up in it
+    before it is asked for."""
+
+    def __init__(
+        self,
+        base: CheckpointSource,
+        specs: list[TensorSpec],
+        boxes: Boxes,
+        others: Sequence[str] = (),
+    ) -> None:
+        self._base, self._specs, self._boxes, self._others = base, specs, boxes, [*others]
+
+    def tensors(self) -> list[TensorSpec]:
+        return self._specs
+
+    def boxes(self) -> Boxes:
+        return self._boxes
+
+    def left_to_others(self) -> list[str]:
+        return self._others
+
+    def visit(self) -> Iterator[list[tuple[int, Any]]]:
+        yield from CheckpointShards(self._base, self._specs, self._boxes).visit()
+
+
+def is_quantized(directory: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint's config.json says that it is."""
+    try:
+        config = json.loads((Path(directory) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    keys = ("quantization_config", "compression_config")
+    return isinstance(config, dict) and any(config.get(key) is not None for key in keys)
+
+
+def trained_types(base: CheckpointSource) -> dict[str, str]:
+    """Which types a trainer offers of a checkpoint with FP8 blocks, by name: bfloat16 for what has
+    scales there, and no scales."""
+    there = {spec.name: spec.dtype for spec in base.tensors()}
+    scaled = {name for name in there if name + _SCALES in there}
+    return {
+        name: "BF16" if name in scaled else dtype
+        for name, dtype in there.items()
+        if name.removesuffix(_SCALES) not in scaled or not name.endswith(_SCALES)
+    }
 
 
 def _of_base(base: CheckpointSource, spec: TensorSpec, box: Any) -> Shard:

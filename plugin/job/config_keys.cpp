@@ -150,7 +150,7 @@ constexpr std::array kKeys = {
         "checksum", "Checksum of every changed tensor, in the layouts that carry them"),
     Job::key<OneOf<kSchemes>, DRIFTLESS_FIELD(quantize.scheme)>(
         "quantize.scheme", "auto, none or fp8_block",
-        "driftless trainer --replay: how bfloat16 weights become those of the base. auto: as its "
+        "How bfloat16 weights become those of the base checkpoint. auto: as its "
         "quantization_config and its scales say; fp8_block: it must have FP8 blocks"),
     Job::key<Named<parse_quantize_rule, kRules>, DRIFTLESS_FIELD(quantize.rule)>(
         "quantize.rule", "By which rule (docs/operate/quantized.md)"),

@@ -27,11 +27,7 @@ Result<std::unique_ptr<PublisherSession>> PublisherSession::open(const Config& c
 
 Status PublisherSession::start(WeightSource& base, std::unique_ptr<Group> group,
                                WeightSource* live) {
-  if (config_.quantize.scheme == QuantizeScheme::kFp8Block &&
-      config_.publisher.quantize_rule.empty()) {
-    return error(StatusCode::kUnsupported, "quantize.scheme: fp8_block: only driftless trainer ",
-                 "--replay quantizes what it publishes");
-  }
+  config_.publisher.quantize = config_.quantize;
   Group* joined = group.get();
   group_ = std::move(group);
   if (joined == nullptr) {

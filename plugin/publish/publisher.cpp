@@ -8,6 +8,7 @@
 #include "plugin/publish/block_mirror.h"
 #include "plugin/publish/live_store.h"
 #include "plugin/publish/publisher_leader.h"
+#include "plugin/publish/quantized_store.h"
 #include "plugin/publish/rank_offers.h"
 
 namespace driftless {
@@ -76,7 +77,9 @@ Result<PublishReport> Publisher::publish(WeightSource& weights, std::optional<st
   }
   step_ = step.value_or(kNoStep);
   try {
-    return publish_guarded(weights);
+    if (!quantized_ || live_ != nullptr) return publish_guarded(weights);
+    QuantizingSource quantizing(*quantized_, weights);
+    return publish_guarded(quantizing, &weights);
   } catch (const std::exception& caught) {
     // Memory is what throws; the next call finds the store unfit for deltas.
     needs_full_ = true;
@@ -88,18 +91,18 @@ Result<PublishReport> Publisher::publish(WeightSource& weights, std::optional<st
   }
 }
 
-Result<PublishReport> Publisher::publish_guarded(WeightSource& weights) {
+Result<PublishReport> Publisher::publish_guarded(WeightSource& weights, WeightSource* own) {
   group_.next_epoch(step_ == kNoStep ? std::nullopt : std::optional(step_));
   run_.companions[1] = weights.companions_dir();
   if (!observed_) static_cast<void>(observe(weights));  // what it found fails the plan
   const Status ready = *std::exchange(observed_, std::nullopt);
-  Result<PublishReport> report = publish_once(ready, weights);
+  Result<PublishReport> report = publish_once(ready, weights, own);
   if (report.ok() || !all_heard_) return report;
   const Result<bool> over = use_fallback();
   if (!over.ok()) {
     return error(report.status().code(), report.status().message(), "; ", over.status().message());
   }
-  return *over ? publish_once(ready, weights) : report;
+  return *over ? publish_once(ready, weights, own) : report;
 }
 
 Result<bool> Publisher::use_fallback() {
@@ -118,12 +121,14 @@ Result<bool> Publisher::use_fallback() {
   return true;
 }
 
-Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weights) {
+Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weights,
+                                              WeightSource* own) {
   Stopwatch total;
   Stopwatch watch;
   const Deadline deadline = Deadline::after(options_.deadline);
   all_heard_ = false;
   DRIFTLESS_ASSIGN_OR_RETURN(PlanMessage plan, make_plan(std::move(ready), deadline));
+  DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, own, deadline));
   PublishReport report;
   report.notes = plan.notes;
   report.manifest_publish_ms = watch.lap_ms();
@@ -160,6 +165,7 @@ Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weight
       all_heard_ = false;
       if (!leader_) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun anew
       plan.full = true;
+      if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, own, deadline));
       continue;
     }
     commit(plan.version, mine.tensor_digests, outcome.digest);
@@ -263,6 +269,42 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
   return told;
 }
 
+Status Publisher::measure_blocks(const PlanMessage& plan, WeightSource* own,
+                                 const Deadline& deadline) {
+  live_notes_.clear();
+  if (own != nullptr) measured_ = quantized_->measure(*own);
+  if (quantized_live_ != nullptr) measured_ = prepare_live(plan.full);
+  const Status agreed = agree_on_blocks(deadline);
+  if (!agreed.ok()) {
+    if (leader_) static_cast<void>(road_.abort());  // it has begun
+    return agreed.with_context(concat("version ", plan.version, " was not published"));
+  }
+  if (quantized_live_ != nullptr && measured_.ok()) {
+    measured_ = quantized_live_->settle(tensor_digests_, live_notes_);
+  }
+  return {};
+}
+
+Status Publisher::prepare_live(bool full) {
+  const bool reads = publication_format(options_.layout).reads_weights(run_.shape.encoding);
+  return quantized_live_->prepare({full, reads, options_.background}, live_notes_);
+}
+
+Status Publisher::agree_on_blocks(const Deadline& deadline) {
+  if (quantized_ && !shares_blocks_) quantized_->agree_alone();
+  if (!shares_blocks_) return {};
+  MaximaMessage mine;
+  if (quantized_) mine = quantized_->to_tell();
+  mine.status = measured_;
+  if (quantized_) quantized_->forget();  // unless all goes well
+  const Result<std::vector<MaximaMessage>> ranks = collect(group_, mine, deadline);
+  MaximaMessage merged;
+  if (leader_) merged = leader_->agree(ranks);
+  DRIFTLESS_ASSIGN_OR_RETURN(const MaximaMessage told, tell(group_, std::move(merged), deadline));
+  if (quantized_) quantized_->heard(told);
+  return {};
+}
+
 PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights,
                                   const Deadline& deadline) {
   PayloadContext made =
@@ -274,7 +316,9 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
   bool needs_full = false;
   std::vector<std::string> notes;
   Stopwatch watch;
-  if (live_ != nullptr) {
+  if (quantized_live_ != nullptr) {
+    notes = std::exchange(live_notes_, {});
+  } else if (live_ != nullptr) {
     const LiveStore::Version version{plan.full, format.reads_weights(run_.shape.encoding),
                                      options_.background};
     ready = live_->prepare(version, tensor_digests_, notes);
@@ -284,6 +328,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
   const double prepare_ms = watch.lap_ms();
   TensorDigests copies;
   PayloadMessage mine = write_payload(made, deadline, [&](const AddBatch& add) -> Status {
+    DRIFTLESS_RETURN_IF_ERROR(measured_);
     DRIFTLESS_RETURN_IF_ERROR(ready);
     if (live_ == nullptr) {
       return offers_->visit(
@@ -292,6 +337,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
     }
     if (needs_full) return {};
     DRIFTLESS_RETURN_IF_ERROR(offers_->digest_live_copies(copies));
+    if (quantized_live_ != nullptr && plan.full) return quantized_live_->each_batch(add);
     return add(store_->offer());
   });
   stages_.compare_ms += prepare_ms;
@@ -369,7 +415,9 @@ PayloadMessage Publisher::write_payload(PayloadContext made, const Deadline& dea
   const PublicationFormat& format = publication_format(options_.layout);
   if (live_ != nullptr && mine.status.ok() && !mine.findings.dense) {
     const LiveStore::Version version{full, format.reads_weights(run_.shape.encoding)};
-    mine.status = live_->prove_read(version, tensor_digests_, mine.tensor_digests);
+    mine.status = quantized_live_ != nullptr
+                      ? quantized_live_->prove_read(version)
+                      : live_->prove_read(version, tensor_digests_, mine.tensor_digests);
     stages_.compare_ms += watch.lap_ms();
   }
   // flush() may be a meeting of all ranks: one that failed tells the others by abort(). Of shards
@@ -393,8 +441,9 @@ Status Publisher::add_anchor(std::vector<std::string>& notes) {
   const PublicationId id{run_.id.version, PublicationKind::kAnchor};
   DRIFTLESS_RETURN_IF_ERROR(begin_together(group_, road_, id, deadline, all_heard_));
   const PayloadMessage mine =
-      write_payload(context(id, id.version, true), deadline,
-                    [&](const AddBatch& add) { return add(store_->offer()); });
+      write_payload(context(id, id.version, true), deadline, [&](const AddBatch& add) {
+        return quantized_live_ != nullptr ? quantized_live_->each_batch(add) : add(store_->offer());
+      });
   Result<std::vector<PayloadMessage>> ranks = collect(group_, mine, deadline);
   OutcomeMessage outcome;
   outcome.status = ranks.status();
@@ -463,7 +512,7 @@ Status Publisher::capture(std::span<const NewTensor> values, void* stream) {
   Stopwatch watch;
   const bool doubtful = live_->doubtful();
   live_->doubt(true);  // also if memory runs out
-  const Result<std::vector<NewValues>> blocks = offers_->new_values(values);
+  const Result<std::vector<NewValues>> blocks = live_offers().new_values(values);
   const Status captured = blocks.ok() ? live_->capture(*blocks, stream) : blocks.status();
   live_->doubt(doubtful || !captured.ok());
   live_->costs().capture_ms += watch.lap_ms();
@@ -476,15 +525,15 @@ void Publisher::doubt() {
 
 Status Publisher::observe(WeightSource& weights, void* stream, bool behind) {
   const auto look = [&]() -> Status {
-    DRIFTLESS_RETURN_IF_ERROR(offers_->check_source(weights));
+    DRIFTLESS_RETURN_IF_ERROR(live_offers().check_source(weights));
     if (live_ == nullptr) return {};
-    DRIFTLESS_RETURN_IF_ERROR(offers_->visit(
+    DRIFTLESS_RETURN_IF_ERROR(live_offers().visit(
         weights, options_.device != nullptr,
         [&](std::span<const PairedTensor> batch) -> Status {
           for (const PairedTensor& each : batch) DRIFTLESS_RETURN_IF_ERROR(live_->check(each));
           return {};
         },
-        [&](const OfferedTensor& copy) { return offers_->look_at_copy(copy); }));
+        [&](const OfferedTensor& copy) { return live_offers().look_at_copy(copy); }));
     DRIFTLESS_RETURN_IF_ERROR(live_->observe(stream, behind));
     return offers_->observe_copies(options_.device.get());
   };

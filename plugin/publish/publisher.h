@@ -12,6 +12,7 @@
 
 #include "collectives/group.h"
 #include "collectives/road.h"
+#include "core/quantize_rule.h"
 #include "formats/manifest.h"
 #include "formats/records.h"
 #include "plugin/publish/block_splitter.h"
@@ -80,6 +81,10 @@ struct PublisherOptions {
   // By which rule the sources quantize their weights; empty: they do not. Announced, and in every
   // manifest; a run goes on by the rule that it began with.
   std::string quantize_rule = {};
+  // Whether weights become the tensors of base_checkpoint, if that has FP8 blocks: codes and scales
+  // are made of what the sources offer, and the bytes of the base are those of base_checkpoint.
+  // Without base_checkpoint, or with a quantize_rule, nothing is quantized here.
+  QuantizeSettings quantize = {};
   bool complete = false;
   std::chrono::milliseconds deadline{120'000};  // of one publish(), agreement included
 };
@@ -120,6 +125,8 @@ struct PublishReport {
 class BlockMirror;
 class LiveStore;
 class PublisherLeader;
+class QuantizedStore;
+class QuantizedWeights;
 class RankOffers;
 class WeightStore;
 struct PayloadBuffers;
@@ -201,20 +208,38 @@ class Publisher {
   Publisher(const PublisherOptions& options, Group& group, SendRoad& road, ReceiveRoad* history);
 
   // The steps of open(), in order.
-  [[nodiscard]] Status assemble(WeightSource& base, const Deadline& deadline);
+  [[nodiscard]] Status open_quantized(const WeightSource& own);
+  [[nodiscard]] Status open_ranks(WeightSource& base, WeightSource& live, Status ready,
+                                  const Deadline& deadline);
+  [[nodiscard]] Status assemble(WeightSource& base, const WeightSource& live, Status ready,
+                                const Deadline& deadline);
   [[nodiscard]] Status seed(WeightSource& base, WeightSource& live, const Deadline& deadline);
   [[nodiscard]] Status start_or_resume(const Deadline& deadline);
   [[nodiscard]] Status open_live(WeightSource& live);
+  [[nodiscard]] Status make_live_store(std::vector<OwnedTensor> owned, const WeightSource& live);
+  [[nodiscard]] Status compare_with_base(WeightSource& base, const Deadline& deadline);
+  // Of the trainer's weights, if they are quantized: those lie elsewhere than what is offered.
+  [[nodiscard]] RankOffers& live_offers() { return own_offers_ ? *own_offers_ : *offers_; }
+  [[nodiscard]] Status prepare_live(bool full);
   [[nodiscard]] Status seed_mirror(Status ready, const Deadline& deadline);
   void use_buffers();  // for the encoding of the run's shape
   void set_digests(std::vector<Digest> digests);
 
-  [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights);
-  [[nodiscard]] Result<PublishReport> publish_once(Status ready, WeightSource& weights);
+  [[nodiscard]] Result<PublishReport> publish_guarded(WeightSource& weights,
+                                                      WeightSource* own = nullptr);
+  [[nodiscard]] Result<PublishReport> publish_once(Status ready, WeightSource& weights,
+                                                   WeightSource* own);
   // Collective, after a failure that all ranks have heard of: whether they go over to the road's
   // fallback now.
   [[nodiscard]] Result<bool> use_fallback();
   [[nodiscard]] Result<PlanMessage> make_plan(Status ready, const Deadline& deadline);
+  // Of FP8 blocks, before a version is made, or made again: what they hold. `own`: the weights, if
+  // there is a snapshot and they are quantized.
+  [[nodiscard]] Status measure_blocks(const PlanMessage& plan, WeightSource* own,
+                                      const Deadline& deadline);
+  // Of FP8 blocks: the largest magnitudes, which all ranks agree on. Collective if ranks share
+  // blocks.
+  [[nodiscard]] Status agree_on_blocks(const Deadline& deadline);
   [[nodiscard]] PayloadMessage produce(const PlanMessage& plan, WeightSource& weights,
                                        const Deadline& deadline);
   // A version or an anchor: `fill` passes batches to what it is given.
@@ -240,9 +265,17 @@ class Publisher {
   unsigned threads_;
 
   RunState run_;
+  std::unique_ptr<Checkpoint> quantized_base_;
+  std::unique_ptr<QuantizedWeights> quantized_;  // null: this rank does not quantize
+  Status measured_;                              // how it went to measure what is quantized
   std::unique_ptr<RankOffers> offers_;
   std::unique_ptr<WeightStore> store_;
-  LiveStore* live_ = nullptr;            // the store, if there is no snapshot
+  LiveStore* live_ = nullptr;  // the store, or the store's, if there is no snapshot
+  // The store, if there is no snapshot and weights are quantized; what the trainer's are there.
+  QuantizedStore* quantized_live_ = nullptr;
+  std::unique_ptr<RankOffers> own_offers_;
+  std::unique_ptr<WeightLayout> own_layout_;
+  std::vector<std::string> live_notes_;  // of prepare_live()
   std::unique_ptr<BlockMirror> mirror_;  // a layout of whole tensors, some of which are in blocks
   std::unique_ptr<PublisherLeader> leader_;  // null on other ranks
   std::unique_ptr<PayloadBuffers> buffers_;
@@ -253,8 +286,9 @@ class Publisher {
   bool needs_full_ = false;
   bool all_heard_ = false;  // every rank knows that the last attempt at a version failed
   bool resumed_ = false;
-  StageTimes stages_;    // of the last publication
-  double flush_ms_ = 0;  // of its send_ms
+  bool shares_blocks_ = false;  // ranks cut FP8 blocks between them
+  StageTimes stages_;           // of the last publication
+  double flush_ms_ = 0;         // of its send_ms
   std::unique_ptr<Doubt> doubt_;
   std::vector<std::string> notes_;
 };

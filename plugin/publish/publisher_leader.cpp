@@ -69,6 +69,17 @@ Status check_offers(const Offers& offers) {
                ", as the publisher ranks offer them; each element must be offered by one rank");
 }
 
+// Ranks that quantize do so by one rule.
+Status add_rule(const std::string& rule, unsigned rank, std::string& all) {
+  if (rule.empty() || rule == all) return {};
+  if (all.empty()) {
+    all = rule;
+    return {};
+  }
+  return error(StatusCode::kInvalidArgument, "publisher rank ", rank, " quantizes by the rule ",
+               rule, ", others by ", all, ": give all ranks the same quantize.rule");
+}
+
 // What one rank leaves to others is what another one offers.
 Status check_left(const std::vector<OfferMessage>& ranks,
                   const std::map<std::string_view, Offers>& offered) {
@@ -135,6 +146,9 @@ AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks
   std::map<std::string_view, Offers> all;
   for (std::uint32_t rank = 0; rank < ranks.size(); ++rank) {
     const OfferMessage& from = ranks[rank];
+    message.shares_blocks = message.shares_blocks || from.shares_blocks;
+    message.status = add_rule(from.quantize_rule, rank, message.quantize_rule);
+    if (!message.status.ok()) return message;
     for (std::uint32_t i = 0; i < from.tensors.size(); ++i) {
       const TensorBox box = i < from.boxes.size() ? from.boxes[i] : TensorBox();
       const Result<std::optional<RankOffer>> same =
@@ -167,6 +181,13 @@ AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks
   message.status = cuts.status();
   if (cuts.ok()) message.cuts = std::move(*cuts);
   return message;
+}
+
+MaximaMessage PublisherLeader::agree(const Result<std::vector<MaximaMessage>>& ranks) {
+  if (ranks.ok()) return maxima_.merge(*ranks);
+  MaximaMessage failed;
+  failed.status = ranks.status();
+  return failed;
 }
 
 DigestMessage PublisherLeader::add_up(const std::vector<BaseMessage>& ranks) {

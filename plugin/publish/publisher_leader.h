@@ -39,6 +39,8 @@ class PublisherLeader {
   // `behind`: the version is made while the trainer goes on.
   [[nodiscard]] PlanMessage plan(const std::vector<ReadyMessage>& ranks, bool needs_full,
                                  bool behind, const Deadline& deadline);
+  // What ranks have of FP8 blocks that they share.
+  [[nodiscard]] MaximaMessage agree(const Result<std::vector<MaximaMessage>>& ranks);
   // After a failure: goes over to the road's fallback if the road has failed on a rank. `troubles`:
   // a StatusMessage of each.
   [[nodiscard]] FallbackMessage use_fallback(const std::vector<std::string>& troubles,
@@ -105,6 +107,7 @@ class PublisherLeader {
   // Of each tensor of version 0, as the layout. Empty if the announcement on the road has none.
   std::vector<Digest> base_tensor_digests_;
 
+  BlockMaxima maxima_;     // of FP8 blocks that ranks cut between them
   RunInfo announced_;      // once the run is announced
   std::string fallback_;   // why the road's fallback is used; empty: it is not
   bool bridging_ = false;  // no version is there that receivers of any other one can take

@@ -8,6 +8,7 @@
 #include "plugin/publish/block_mirror.h"
 #include "plugin/publish/live_store.h"
 #include "plugin/publish/publisher_leader.h"
+#include "plugin/publish/quantized_store.h"
 #include "plugin/publish/rank_offers.h"
 #include "plugin/receive/receiver.h"
 #include "plugin/targets/mapped_target.h"
@@ -73,6 +74,31 @@ Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* hist
   return receiver->leave();
 }
 
+// What only a snapshot can do.
+Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
+                            const AssemblyMessage& told) {
+  const char* const instead = ": set snapshot: host";
+  if (road.fallback() != nullptr) {
+    return error(StatusCode::kUnsupported,
+                 "road.peer.fallback: without a snapshot a quantized version is not made again for "
+                 "another road",
+                 instead, ", or leave the fallback out");
+  }
+  if (options.device != nullptr) {
+    return error(StatusCode::kUnsupported,
+                 "the weights lie on a GPU, and are quantized in host memory", instead);
+  }
+  if (!publication_format(options.layout).takes_blocks) {
+    return error(StatusCode::kUnsupported, "layout ", to_string(options.layout),
+                 " is made from whole codes and scales, and without a snapshot there are none",
+                 instead, ", or publish frames");
+  }
+  if (told.copied.empty()) return {};
+  return error(StatusCode::kUnsupported, told.notes.front(),
+               "; without a snapshot what is quantized has one owner: leave it to others on all "
+               "ranks but one, or set snapshot: host");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& options, Group& group,
@@ -83,17 +109,104 @@ Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& optio
     std::unique_ptr<Publisher> rank(new Publisher(options, group, road, history));
     group.next_epoch();
     DRIFTLESS_RETURN_IF_ERROR(rank->use_fallback().status());  // a rank may lack the first road
-    DRIFTLESS_RETURN_IF_ERROR(rank->assemble(base, deadline));
-    DRIFTLESS_RETURN_IF_ERROR(rank->seed(base, live != nullptr ? *live : base, deadline));
-    DRIFTLESS_RETURN_IF_ERROR(rank->start_or_resume(deadline));
+    Status ready = rank->open_quantized(base);
+    WeightSource& weights = live != nullptr ? *live : base;
+    if (rank->quantized_) {
+      QuantizedBase quantized(*rank->quantized_, base);
+      DRIFTLESS_RETURN_IF_ERROR(rank->open_ranks(quantized, weights, std::move(ready), deadline));
+    } else {
+      DRIFTLESS_RETURN_IF_ERROR(rank->open_ranks(base, weights, std::move(ready), deadline));
+    }
     return rank;
   } catch (const std::exception& caught) {
     return error(StatusCode::kNoSpace, "opening the publisher: ", caught.what());
   }
 }
 
-Status Publisher::assemble(WeightSource& base, const Deadline& deadline) {
-  const Result<std::vector<OfferMessage>> ranks = collect(group_, offers_->open(base), deadline);
+Status Publisher::open_ranks(WeightSource& base, WeightSource& live, Status ready,
+                             const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(assemble(base, live, std::move(ready), deadline));
+  DRIFTLESS_RETURN_IF_ERROR(seed(base, live, deadline));
+  if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(compare_with_base(base, deadline));
+  return start_or_resume(deadline);
+}
+
+Status Publisher::open_quantized(const WeightSource& own) {
+  const QuantizeSettings& settings = options_.quantize;
+  if (settings.scheme == QuantizeScheme::kNone || !options_.quantize_rule.empty()) return {};
+  if (options_.base_checkpoint.empty()) {
+    if (settings.scheme == QuantizeScheme::kAuto) return {};
+    return error(StatusCode::kInvalidArgument,
+                 "quantize.scheme: fp8_block: the publisher was not "
+                 "given the base checkpoint that has the scales");
+  }
+  FileSystem& fs = posix_file_system();
+  Result<Checkpoint> base = Checkpoint::open(fs, options_.base_checkpoint);
+  // Perhaps it lies on the leader's host alone, which then says so.
+  if (!base.ok() && settings.scheme == QuantizeScheme::kAuto) return {};
+  DRIFTLESS_RETURN_IF_ERROR(base.status());
+  quantized_base_ = std::make_unique<Checkpoint>(std::move(*base));
+  DRIFTLESS_ASSIGN_OR_RETURN(quantized_,
+                             QuantizedWeights::make(fs, *quantized_base_, own, settings, threads_));
+  if (!quantized_) quantized_base_.reset();
+  if (!quantized_ || options_.device == nullptr) return {};
+  return error(StatusCode::kUnsupported,
+               "weights are quantized in host memory, and this snapshot lies for a GPU: set "
+               "snapshot: host");
+}
+
+// Without a snapshot of codes and scales: how the weights differ from the base. Collective.
+Status Publisher::compare_with_base(WeightSource& base, const Deadline& deadline) {
+  DRIFTLESS_RETURN_IF_ERROR(agree_on_blocks(deadline));
+  StatusMessage mine;
+  if (quantized_live_ != nullptr) mine.status = quantized_live_->compare(base);
+  if (options_.quantize_rule.empty()) return mine.status;
+  const StatusMessage all{collect(group_, mine, deadline).status()};
+  return tell(group_, all, deadline).status();
+}
+
+Status Publisher::make_live_store(std::vector<OwnedTensor> owned, const WeightSource& live) {
+  const LiveStore::Options options{options_.capture_bytes, options_.sweep_every, threads_,
+                                   group_.rank()};
+  if (!quantized_) {
+    auto made =
+        std::make_unique<LiveStore>(run_.layout, std::move(owned), options_.device.get(), options);
+    live_ = made.get();
+    store_ = std::move(made);
+    return {};
+  }
+  std::map<std::string, TensorSpec> tensors;
+  for (const TensorSpec& tensor : live.tensors()) tensors[tensor.name] = tensor;
+  std::vector<TensorSpec> specs;
+  for (auto& [name, tensor] : tensors) specs.push_back(std::move(tensor));
+  DRIFTLESS_ASSIGN_OR_RETURN(WeightLayout layout, WeightLayout::make(std::move(specs)));
+  own_layout_ = std::make_unique<WeightLayout>(std::move(layout));
+  own_offers_ = std::make_unique<RankOffers>();
+  DRIFTLESS_RETURN_IF_ERROR(own_offers_->open(live).status);
+  QuantizedStore::Parts parts;
+  DRIFTLESS_ASSIGN_OR_RETURN(parts.own,
+                             own_offers_->own(AssemblyMessage(), *own_layout_, group_.rank()));
+  parts.owned = std::move(owned);
+  parts.numbers = offers_->numbers();
+  parts.own_layout = own_layout_.get();
+  parts.own_numbers = own_offers_->numbers();
+  auto made = std::make_unique<QuantizedStore>(
+      run_.layout, *quantized_, std::move(parts),
+      QuantizedStore::Options{options, options_.full_above_density});
+  quantized_live_ = made.get();
+  live_ = &made->live();
+  store_ = std::move(made);
+  own_offers_->use(*live_);
+  return {};
+}
+
+Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status ready,
+                           const Deadline& deadline) {
+  OfferMessage mine = offers_->open(base);
+  if (!ready.ok()) mine.status = std::move(ready);
+  if (quantized_) mine.quantize_rule = to_string(quantized_->rule());
+  mine.shares_blocks = quantized_ && quantized_->shares();
+  const Result<std::vector<OfferMessage>> ranks = collect(group_, mine, deadline);
   run_.companions[0] = base.companions_dir();
   AssemblyMessage assembly;
   assembly.status = ranks.status();
@@ -102,6 +215,8 @@ Status Publisher::assemble(WeightSource& base, const Deadline& deadline) {
                              tell(group_, std::move(assembly), deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(run_.layout, WeightLayout::make(told.tensors));
   run_.shape.cuts = told.cuts;
+  if (options_.quantize_rule.empty()) options_.quantize_rule = told.quantize_rule;
+  shares_blocks_ = told.shares_blocks;
   for (const std::vector<std::uint32_t>& owners : told.owners) {
     run_.owners.push_back(std::set<std::uint32_t>(owners.begin(), owners.end()).size());
     run_.in_blocks.push_back(owners.size() > 1);
@@ -125,11 +240,10 @@ Status Publisher::assemble(WeightSource& base, const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(
         store_, SnapshotStore::create(run_.layout, std::move(owned), threads_, device));
   } else {
-    auto live = std::make_unique<LiveStore>(
-        run_.layout, std::move(owned), device,
-        LiveStore::Options{options_.capture_bytes, options_.sweep_every, threads_, group_.rank()});
-    live_ = live.get();
-    store_ = std::move(live);
+    if (!options_.quantize_rule.empty()) {
+      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, road_, told));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(make_live_store(std::move(owned), live));
   }
   offers_->use(*store_);
   if (format.takes_blocks || std::ranges::find(run_.in_blocks, true) == run_.in_blocks.end()) {
@@ -154,7 +268,7 @@ void Publisher::set_digests(std::vector<Digest> digests) {
 }
 
 Status Publisher::open_live(WeightSource& live) {
-  DRIFTLESS_RETURN_IF_ERROR(offers_->check_source(live));
+  DRIFTLESS_RETURN_IF_ERROR(live_offers().check_source(live));
   if (options_.device != nullptr && !publication_format(options_.layout).takes_blocks) {
     return error(
         StatusCode::kUnsupported, "layout ", to_string(options_.layout),
@@ -166,8 +280,9 @@ Status Publisher::open_live(WeightSource& live) {
     use_buffers();
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<LivePlace> places,
-                             offers_->find_places(live, options_.device != nullptr));
-  return live_->open(std::move(places));
+                             live_offers().find_places(live, options_.device != nullptr));
+  if (quantized_live_ == nullptr) return live_->open(std::move(places));
+  return quantized_live_->open(std::move(places));
 }
 
 Status Publisher::seed(WeightSource& base, WeightSource& live, const Deadline& deadline) {
@@ -264,13 +379,14 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
   resumed_ = told.resume;
   if (told.otherwise) {
     needs_full_ = told.version > 0 || mirror_ != nullptr;  // the mirror was made of these weights
-    live_->doubt(true);
+    if (quantized_live_ == nullptr || needs_full_) live_->doubt(true);
     notes_.push_back(concat("the weights are not those of version ", told.version,
                             needs_full_
                                 ? ", and there is no snapshot of it: the next version goes out in "
                                   "full"
                                 : ": the next version carries what differs"));
   }
+  if (quantized_live_ != nullptr && told.version > 0) quantized_live_->forget_base();
   if (told.resume) {
     notes_.push_back(concat("resumed run ", to_hex(told.run), " at version ", told.version));
   }

@@ -15,6 +15,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kDigestNumber = 8, kDigestEntry = kDigestNumber + 32;  // digits
+constexpr std::size_t kMaximumEntry = 8 + 8 + 4;
 
 template <typename T>
 T value_or_throw(Result<T> result) {
@@ -75,6 +76,33 @@ static void from_json(const json& value, TensorDigests& digests) {
     each.digest = value_or_throw(digest_from_hex(digest));
   }
 }
+// Likewise: tensor, block, size.
+static void to_json(json& value, const std::vector<BlockMaximum>& maxima) {
+  std::string text;
+  text.reserve(maxima.size() * kMaximumEntry);
+  for (const auto& [key, size] : maxima) {
+    std::array<char, kMaximumEntry + 1> entry{};
+    std::snprintf(entry.data(), entry.size(), "%08x%08x%04x", key.tensor, key.block, size);
+    text.append(entry.data());
+  }
+  value = std::move(text);
+}
+static void from_json(const json& value, std::vector<BlockMaximum>& maxima) {
+  const std::string_view text = value.get_ref<const std::string&>();
+  if (text.size() % kMaximumEntry != 0) throw std::invalid_argument("maxima of blocks");
+  const auto read = [](std::string_view digits) {
+    std::uint32_t number = 0;
+    const auto done = std::from_chars(digits.data(), digits.data() + digits.size(), number, 16);
+    if (done.ec != std::errc() || done.ptr != digits.data() + digits.size()) {
+      throw std::invalid_argument("the maximum of a block");
+    }
+    return number;
+  };
+  for (std::size_t at = 0; at < text.size(); at += kMaximumEntry) {
+    maxima.push_back({{read(text.substr(at, 8)), read(text.substr(at + 8, 8))},
+                      static_cast<std::uint16_t>(read(text.substr(at + 16, 4)))});
+  }
+}
 static void to_json(json& value, const TensorSpec& tensor) {
   value = {tensor.name, static_cast<unsigned>(tensor.dtype), tensor.shape};
 }
@@ -104,13 +132,14 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ManifestTensor, name, checksum)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadFindings, changed_units, shard, dense, tensors, tables,
                                    mirror_tensors, mirror_shard)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(VersionShape, encoding, cuts, plain)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OfferMessage, status, tensors, boxes, left)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OfferMessage, status, tensors, boxes, left, quantize_rule,
+                                   shares_blocks)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BaseMessage, status, digest, tensor_digests, copies)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ReadyMessage, status, version, step, doubtful, needs_full)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PayloadMessage, status, needs_full, digest, tensor_digests,
                                    unchanged, copies, findings, most_changed, parts, notes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AssemblyMessage, status, tensors, owners, dropped, copied, cuts,
-                                   notes)
+                                   quantize_rule, shares_blocks, notes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StartMessage, status, run, version, digest, resume, otherwise,
                                    anchor)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlanMessage, status, version, base_version, digest, full, shape,
@@ -118,6 +147,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlanMessage, status, version, base_version, d
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FallbackMessage, status, reason)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(OutcomeMessage, status, verdict, anchor, digest, notes,
                                    changed_units, delta_bytes, wire_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MaximaMessage, status, all, maxima)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StatusMessage, status)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DigestMessage, status, digest)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CountMessage, status, count)
@@ -152,6 +182,7 @@ DRIFTLESS_RANK_MESSAGE(StartMessage);
 DRIFTLESS_RANK_MESSAGE(PlanMessage);
 DRIFTLESS_RANK_MESSAGE(OutcomeMessage);
 DRIFTLESS_RANK_MESSAGE(FallbackMessage);
+DRIFTLESS_RANK_MESSAGE(MaximaMessage);
 DRIFTLESS_RANK_MESSAGE(StatusMessage);
 DRIFTLESS_RANK_MESSAGE(DigestMessage);
 DRIFTLESS_RANK_MESSAGE(CountMessage);

@@ -6,6 +6,7 @@
 
 #include "collectives/group.h"
 #include "collectives/road.h"
+#include "plugin/publish/block_maxima.h"
 #include "plugin/publish/rank_payload.h"
 #include "plugin/publish/run_state.h"
 
@@ -30,6 +31,8 @@ struct OfferMessage {  // open(): what the rank holds
   std::vector<TensorSpec> tensors;
   std::vector<TensorBox> boxes;   // which part of each
   std::vector<std::string> left;  // tensors that it holds and leaves to others
+  std::string quantize_rule;      // by which it quantizes; empty: it does not
+  bool shares_blocks = false;     // it has a part of an FP8 block, and another rank the rest
 };
 
 struct BaseMessage {  // open(): the base that it read
@@ -71,6 +74,8 @@ struct AssemblyMessage {  // open(): the layout of all ranks
   std::vector<std::array<std::uint32_t, 3>> dropped;
   std::vector<RankOffer> copied;  // what stays of each
   std::vector<BlockCut> cuts;     // ascending by tensor
+  std::string quantize_rule;      // of the ranks that quantize; empty: none does
+  bool shares_blocks = false;     // ranks agree on the scales of blocks before each version
   std::vector<std::string> notes;
 };
 

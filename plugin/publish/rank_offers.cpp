@@ -6,8 +6,6 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint32_t kNotOurs = ~std::uint32_t{0};
-
 // Which part of each of its tensors a source offers; a box of all of a tensor is the tensor.
 Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights) {
   const std::span<const TensorSpec> tensors = weights.tensors();

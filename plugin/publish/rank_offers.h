@@ -23,6 +23,10 @@ class RankOffers {
   // Before the calls below. It outlives this.
   void use(const WeightStore& store) { store_ = &store; }
 
+  // In the store, of each that is offered; kNotOurs: another rank publishes it.
+  static constexpr std::uint32_t kNotOurs = ~std::uint32_t{0};
+  [[nodiscard]] const std::vector<std::uint32_t>& numbers() const { return number_; }
+
   [[nodiscard]] Status check_source(const WeightSource& weights) const;
   // Every tensor of this rank, in the source's batches; and each copy that is read.
   [[nodiscard]] Status visit(WeightSource& weights, bool on_gpu,

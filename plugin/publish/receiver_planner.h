@@ -11,8 +11,10 @@
 
 namespace driftless {
 
-// `compact` is coded with the store's units, where they are compared.
+// `compact` is coded with the store's units, where they are compared. Without a snapshot nobody
+// holds codes of a base with FP8 blocks.
 [[nodiscard]] inline bool codes_compact(const PublisherOptions& options) {
+  if (!options.keep_snapshot && !options.quantize_rule.empty()) return false;
   return options.device == nullptr || options.device->on_device();
 }
 

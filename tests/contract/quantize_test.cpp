@@ -38,7 +38,10 @@ Quantized quantize(const Quantizer& with, QuantizeRule rule, const std::uint16_t
   Quantized made;
   made.codes.resize(rows * columns);
   made.scales.resize(quantize_blocks(rows) * quantize_blocks(columns));
-  with.fp8(rule, weights, rows, columns, made.codes.data(), made.scales.data());
+  EXPECT_TRUE(quantize_fp8(with, rule, reinterpret_cast<const std::byte*>(weights), rows, columns,
+                           1, reinterpret_cast<std::byte*>(made.codes.data()),
+                           reinterpret_cast<std::byte*>(made.scales.data()))
+                  .ok());
   return made;
 }
 
@@ -92,6 +95,55 @@ TEST_P(Quantizers, MakeWhatReferenceMakesOfEveryShapeAndAddress) {
         ASSERT_EQ(std::memcmp(scales.data(), expected.scales.data(), scales.size()), 0);
         ASSERT_TRUE(codes.intact() && scales.intact());
       }
+    }
+  }
+}
+
+// A matrix cut anywhere: parts that agree on the largest magnitudes make what the whole makes.
+TEST_P(Quantizers, MakeOfPartsWhatTheyMakeOfTheWhole) {
+  Random random(11);
+  for (int turn = 0; turn < 60; ++turn) {
+    const std::uint64_t rows = 1 + random() % 300, columns = 1 + random() % 700;
+    const std::vector<std::uint16_t> weights =
+        random_weights(random, rows * columns, turn % 3 == 0);
+    const auto* const from = reinterpret_cast<const std::byte*>(weights.data());
+    const QuantizeRule rule = kRules[turn % 3];
+    const Quantized expected =
+        quantize(all_quantizers().front(), rule, weights.data(), rows, columns);
+    const std::uint64_t row = random() % (rows + 1), column = random() % (columns + 1);
+    const std::uint64_t wide = quantize_blocks(columns);
+    std::vector<std::uint16_t> largest(quantize_blocks(rows) * wide);
+    std::vector<std::uint8_t> codes(rows * columns);
+    const auto each_part = [&](bool coded) {
+      for (const auto& [top, high] :
+           {std::pair(std::uint64_t{0}, row), std::pair(row, rows - row)}) {
+        for (const auto& [left, across] :
+             {std::pair(std::uint64_t{0}, column), std::pair(column, columns - column)}) {
+          const MatrixPart part{high, across, columns, top % 128, left % 128};
+          std::vector<std::uint16_t> own(part.blocks_high() * part.blocks_wide());
+          const auto at = [&](std::size_t i) -> std::uint16_t& {
+            return largest[(top / 128 + i / part.blocks_wide()) * wide + left / 128 +
+                           i % part.blocks_wide()];
+          };
+          for (std::size_t i = 0; i < own.size() && coded; ++i) own[i] = at(i);
+          const std::uint64_t first = top * columns + left;
+          ASSERT_TRUE(
+              quantize_part(GetParam(), rule, part, from + first * 2, 2, own.data(),
+                            coded ? reinterpret_cast<std::byte*>(codes.data() + first) : nullptr)
+                  .ok());
+          for (std::size_t i = 0; i < own.size(); ++i) at(i) = std::max(at(i), own[i]);
+        }
+      }
+    };
+    each_part(false);
+    each_part(true);
+    ASSERT_EQ(codes, expected.codes) << rows << "x" << columns << " at " << row << "," << column;
+    for (std::size_t i = 0; i < largest.size(); ++i) {
+      ASSERT_EQ(fp8_scale(rule, largest[i]), expected.scales[i]);
+    }
+    for (std::size_t i = 0; i < weights.size(); i += 97) {  // one by one
+      const std::size_t block = i / columns / 128 * wide + i % columns / 128;
+      ASSERT_EQ(fp8_code(rule, largest[block], weights[i]), expected.codes[i]);
     }
   }
 }
@@ -255,7 +307,9 @@ class Recorded : public ::testing::Test {
     for (const Quantizer& each : all_quantizers()) {
       std::vector<std::byte> own_codes(codes.bytes().size()), own_scales(scales.bytes().size());
       const std::vector<std::uint64_t>& shape = weights.spec->shape;
-      each.fp8(rule, weights.data, shape[0], shape[1], own_codes.data(), own_scales.data());
+      EXPECT_TRUE(quantize_fp8(each, rule, weights.data, shape[0], shape[1], 1, own_codes.data(),
+                               own_scales.data())
+                      .ok());
       Differences found;
       for (std::size_t i = 0; i < own_codes.size(); ++i) {
         found.codes += own_codes[i] != codes.data[i] ? 1 : 0;

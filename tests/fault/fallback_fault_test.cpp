@@ -13,6 +13,7 @@
 #include "plugin/receive/receiver.h"
 #include "plugin/targets/mapped_target.h"
 #include "support/faulty_road.h"
+#include "support/fp8_base.h"
 #include "support/loopback_road.h"
 #include "support/published_run.h"
 #include "support/temp_dir.h"
@@ -70,6 +71,10 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
 
   // `why_not`: of a rank that cannot open the first road.
   void start_trainer(std::optional<unsigned> without = {}) {
+    make_roads(without);
+    for (const Status& status : open()) ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+  void make_roads(std::optional<unsigned> without = {}) {
     hub_ = std::make_unique<LoopbackHub>(LoopbackOptions(), kRanks);
     faulty_.assign(kRanks, nullptr);
     faulty_files_.assign(kRanks, nullptr);
@@ -82,18 +87,25 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
       ASSERT_TRUE(sender.ok()) << sender.status().to_string();
       roads_.push_back(std::move(*sender));
     }
-    PublisherOptions options;
+  }
+  std::vector<Status> open() {
+    PublisherOptions options = options_;
     options.threads = 1;
     options.deadline = 10s;
-    const auto opened = each([&](unsigned rank) -> Status {
-      MemorySource source(base_, rank, kRanks, 3);
+    return each([&](unsigned rank) -> Status {
+      MemorySource source = offer(base_, rank);
+      if (!options.keep_snapshot) source.stay();
       auto made =
           Publisher::open(options, *groups_[rank], *roads_[rank], histories_[rank].get(), source);
       if (made.ok()) publishers_[rank] = std::move(*made);
       return made.status();
     });
-    for (const Status& status : opened) ASSERT_TRUE(status.ok()) << status.to_string();
   }
+  // What a rank offers, and what rollouts hold of it.
+  virtual MemorySource offer(const Weights& weights, unsigned rank) {
+    return MemorySource(weights, rank, kRanks, 3);
+  }
+  virtual Weights published(const Weights& weights) { return weights; }
   void stop_trainer() {
     publishers_.clear();
     roads_.clear();
@@ -146,7 +158,7 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
   std::vector<Status> publish() {
     Weights next = changed_weights(weights_.back(), weights_.size(), 0.02);
     const auto statuses = each([&](unsigned rank) -> Status {
-      MemorySource source(next, rank, kRanks, 3);
+      MemorySource source = offer(next, rank);
       return publishers_[rank]->publish(source).status();
     });
     if (statuses[0].ok()) weights_.push_back(std::move(next));
@@ -169,11 +181,11 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
   };
   std::unique_ptr<Rollout> start_rollout(const std::string& id, bool reached = true) {
     auto made = std::make_unique<Rollout>();
-    made->held = base_;
+    made->held = published(base_);
     *made->reached = reached;
     std::vector<std::byte*> data;
     for (auto& [name, tensor] : made->held) data.push_back(tensor.bytes.data());
-    made->target = std::move(*make_memory_target(layout_of(base_), data, VersionId{}, 1));
+    made->target = std::move(*make_memory_target(layout_of(made->held), data, VersionId{}, 1));
     FallbackRoads roads = common();
     roads.say = [rollout = made.get()](std::string_view line) {
       rollout->lines.emplace_back(line);
@@ -209,14 +221,15 @@ class FallbackFaultTest : public ::testing::TestWithParam<std::pair<RoadFault, u
       rollout.versions.push_back(committed->version);
     }
     ASSERT_EQ(rollout.target->state().id.version, newest);
-    for (const auto& [name, tensor] : weights_.back()) {
+    for (const auto& [name, tensor] : published(weights_.back())) {
       EXPECT_EQ(rollout.held.at(name).bytes, tensor.bytes) << name;
     }
   }
 
   const TempDir directory_{TempDir::Where::kMemory};
   SharedFsOptions files_;
-  const Weights base_ = random_weights(1, 16);
+  PublisherOptions options_;
+  Weights base_ = random_weights(1, 16);
   std::vector<Weights> weights_{base_};  // of each version
   std::vector<std::string> lines_;       // of the trainer
   std::unique_ptr<LoopbackHub> hub_;
@@ -273,6 +286,65 @@ INSTANTIATE_TEST_SUITE_P(
                       std::pair(RoadFault::kCreate, 0U), std::pair(RoadFault::kCreate, 1U),
                       std::pair(RoadFault::kWrite, 1U), std::pair(RoadFault::kFlush, 0U),
                       std::pair(RoadFault::kFlush, 1U), std::pair(RoadFault::kSeal, 0U)));
+
+// Weights in bfloat16, whose blocks both ranks have a part of, for a base with FP8 blocks.
+class QuantizedFallbackTest : public FallbackFaultTest {
+ protected:
+  QuantizedFallbackTest() {
+    base_ = bf16_matrices(1);
+    weights_ = {base_};
+    options_.base_checkpoint = directory_.file("base");
+    write_fp8_base(options_.base_checkpoint, published(base_), options_.quantize.rule);
+  }
+  MemorySource offer(const Weights& weights, unsigned rank) override {
+    MemorySource source({}, 2);
+    for (const auto& [name, tensor] : weights) {
+      if (has_fp8_blocks(tensor) && !tensor.bytes.empty()) {
+        source.add(name, tensor, part_of({{0, 0}, tensor.shape}, 1, rank, kRanks));
+      } else if (rank == 0) {
+        source.add(name, tensor);
+      }
+    }
+    return source;
+  }
+  Weights published(const Weights& weights) override {
+    return quantized(weights, options_.quantize.rule);
+  }
+};
+
+TEST_P(QuantizedFallbackTest, AVersionThatFailsIsMeasuredAndQuantizedAgain) {
+  const auto [fault, bad] = GetParam();
+  start_trainer();
+  auto rollout = start_rollout("rollout");
+  for (int i = 0; i < 2; ++i) {
+    publish_well();
+    follow(*rollout);
+  }
+  faulty_[bad]->arm(fault);
+  publish_well();
+  ASSERT_EQ(lines_.size(), 1U);
+  follow(*rollout);
+  for (int i = 0; i < 2; ++i) {
+    publish_well();
+    follow(*rollout);
+  }
+  EXPECT_EQ(rollout->versions, (std::vector<std::uint64_t>{1, 2, 3, 4, 5}));
+}
+
+TEST_P(QuantizedFallbackTest, WithoutASnapshotTheFallbackIsRefused) {
+  options_.keep_snapshot = false;
+  make_roads();
+  for (const Status& status : open()) {
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_NE(status.message().find("road.peer.fallback"), std::string::npos) << status.to_string();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Faults, QuantizedFallbackTest,
+                         ::testing::Values(std::pair(RoadFault::kBegin, 1U),
+                                           std::pair(RoadFault::kWrite, 0U),
+                                           std::pair(RoadFault::kFlush, 1U),
+                                           std::pair(RoadFault::kSeal, 0U)));
 
 class FallbackTest : public FallbackFaultTest {};
 INSTANTIATE_TEST_SUITE_P(Once, FallbackTest, ::testing::Values(std::pair(RoadFault::kNone, 0U)));

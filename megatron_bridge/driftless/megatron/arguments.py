@@ -30,6 +30,7 @@ TRANSPORTS: dict[str, dict[str, str]] = {
 ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
+QUANTIZATIONS = ("auto", "none", "fp8_block")
 SNAPSHOTS = ("none", "host", "pinned", "device")
 
 # Flags that act on the receiving side: their names in parsed arguments, and the keys for them there.
@@ -169,6 +170,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "and compares them with a copy there. Default: none if the optimizer is known.",
     )
     add(
+        "--update-weight-quantization",
+        choices=QUANTIZATIONS,
+        help="How bfloat16 weights become those of --update-weight-hf-checkpoint. auto: as that is "
+        "(FP8 blocks, or as they come). none: as they come. fp8_block: it must have FP8 blocks. The "
+        "rule is quantize.rule in --update-weight-config. Default: auto.",
+    )
+    add(
         "--update-weight-wait",
         action="store_true",
         help="A version is there when step() returns. Default: with --update-weight-snapshot none "
@@ -301,8 +309,8 @@ def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
 
 def _refuse_unused(flag: Callable[[str], Any]) -> None:
     names = ("transport", "encoding", "delta_encoding", "disk_dir", "delta_checksum", "buffer_size",
-             "disk_keep_files", "hf_checkpoint", "snapshot", "wait", "strict", "on_record",
-             "hub_address", "token_file")  # fmt: skip
+             "disk_keep_files", "hf_checkpoint", "snapshot", "quantization", "wait", "strict",
+             "on_record", "hub_address", "token_file")  # fmt: skip
     given = [f"--update-weight-{n.replace('_', '-')}" for n in names if flag(f"update_weight_{n}")]
     if flag("use_p2p_weight_update"):
         given.append("--use-p2p-weight-update")
@@ -393,6 +401,7 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "checksum": flag("update_weight_delta_checksum"),
         "buffer_size": flag("update_weight_buffer_size"),
         **({"snapshot": snapshot} if (snapshot := flag("update_weight_snapshot")) else {}),
+        "quantize.scheme": flag("update_weight_quantization"),
         "receiver.target": "checkpoint" if local else None,
         "receiver.checkpoint_dir": local,
         "receiver.chunk_size": flag("update_weight_delta_chunk_bytes"),

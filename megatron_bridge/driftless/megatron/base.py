@@ -21,7 +21,7 @@ import torch
 
 import driftless
 
-from ..sharded import Boxes, CheckpointShards
+from ..sharded import Boxes, CheckpointShards, OfferedBoxes, is_quantized
 from .errors import SyncError
 
 INDEX = "model.safetensors.index.json"
@@ -31,11 +31,19 @@ def has_weights(directory: str | Path) -> bool:
     return any(Path(directory).glob("*.safetensors"))
 
 
+def quantized(directory: str | None) -> bool:
+    """Whether that is a checkpoint with weights that are quantized."""
+    return directory is not None and has_weights(directory) and is_quantized(directory)
+
+
 def checkpoint_base(
-    directory: str | Path, specs: list[driftless.TensorSpec], boxes: Boxes
-) -> CheckpointShards:
-    """The boxes of the tensors of `specs` out of a checkpoint: a source of weights."""
+    directory: str | Path, specs: list[driftless.TensorSpec], boxes: Boxes, quantizes: bool = False
+) -> CheckpointShards | OfferedBoxes:
+    """The boxes of the tensors of `specs` out of a checkpoint: a source of weights. `quantizes`: it
+    is quantized, and the publisher makes its tensors of these, or refuses it."""
     source = driftless.CheckpointSource(directory)
+    if quantizes:
+        return OfferedBoxes(source, specs, boxes)
     there = {spec.name: spec for spec in source.layout.tensors}
     for spec in specs:
         found = there.get(spec.name)

@@ -10,7 +10,7 @@ when the source says so. Nothing of a tensor is computed: bits are copied.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias
@@ -71,6 +71,20 @@ class _Bucket:
     bound: list[Bound] = field(default_factory=list)
     first_tensor: int = 0
     sends: dict[int, int] = field(default_factory=dict)  # bytes from each other holder
+
+
+class HostCopies:
+    """A source's tensors in host memory."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def tensors(self) -> list[Any]:
+        return self._source.tensors()
+
+    def visit(self) -> Iterator[list[tuple[int, torch.Tensor]]]:
+        for batch in self._source.visit():
+            yield [(number, tensor.cpu()) for number, tensor in batch]
 
 
 class StageExport:

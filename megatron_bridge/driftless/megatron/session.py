@@ -32,6 +32,7 @@ from .arguments import Options, load_config
 from .checks import check_options, hf_config_of, told_engines, whole_tensors
 from .errors import MapError, SyncError
 from .every_rank import EveryRank
+from .export import HostCopies
 from .maps import family_of
 from .model_config import config_of
 from .plan import StagePlan
@@ -86,8 +87,12 @@ class Session:
         check_options(self.options)
         config = load_config(self.options)
         self._asked = config.settings()["snapshot"]
+        scheme = config.settings()["quantize.scheme"]
+        self._quantizes = scheme != "none" and base_checkpoint.quantized(self.options.hf_checkpoint)
         device = next(binding.unwrap(self.model[0]).parameters()).device
         if device.type != "cuda":
+            return config
+        if self._quantizes:  # in host memory
             return config
         number = device.index or 0
         more = [f"gpu.device={number}"]
@@ -136,6 +141,8 @@ class Session:
     def _why_gather(self) -> str | None:
         if self._asked in ("pinned", "device") or self.options.snapshot == "host":
             return "that snapshot was asked for"
+        if self._quantizes and _on_gpu(self.model):
+            return "weights on a GPU are quantized in host memory"
         return whole_tensors(self.config) or optimizers.unknown(self._optimizer)
 
     def _plan(self, hf_config: dict[str, Any] | None, sizes: topology.Sizes) -> StagePlan:
@@ -181,7 +188,7 @@ class Session:
         def open_publisher(source: Any) -> Any:
             if directory is not None:
                 source = base_checkpoint.checkpoint_base(
-                    directory, source.tensors(), self.way.boxes
+                    directory, source.tensors(), self.way.boxes, self._quantizes
                 )
             return driftless.Publisher(
                 self._job, source, group=group, before_visible=self._before_visible(),
@@ -289,6 +296,8 @@ class Session:
         self._tell(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
 
     def _publish_step(self, source: Any) -> driftless.PublishReport:
+        if self._quantizes:
+            source = HostCopies(source)
         return self._publisher.publish(source, step=self._step)
 
     def _publish_captured(self) -> None:
@@ -490,6 +499,10 @@ class Session:
             self.report.failure(failure)
         if self.report.engines_failed:
             exit_with_failure()
+
+
+def _on_gpu(model: Sequence[Any]) -> bool:
+    return next(binding.unwrap(model[0]).parameters()).device.type == "cuda"
 
 
 def _nothing(_: Any) -> None:

@@ -110,6 +110,12 @@ def _filled(values: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse(name: str, value: Any, family: Family, handled: str) -> None:
     flag = _table()["flags"].get(name)
+    if name in ("fp8_param", "fp4_param"):
+        raise MapError(
+            f"{name} ({flag}) is {value!r}: quantized parameters of {family.name} are not "
+            "published. Train without it: bfloat16 parameters become those of a base with FP8 "
+            "blocks (driftless quantize; docs/operate/quantized.md)"
+        )
     raise MapError(
         f"{name}{f' ({flag})' if flag else ''} is {value!r}, and the map of {family.name} is for "
         f"{handled}: weights would go out under names, in shapes or with meanings that are not "

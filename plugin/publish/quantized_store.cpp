@@ -1,0 +1,643 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/publish/quantized_store.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "core/stopwatch.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint32_t kNotHere = ~std::uint32_t{0};
+constexpr std::size_t kMostNamed = 8;
+constexpr std::uint64_t kManyBlocks = 8;  // that are coded anew
+
+std::uint16_t unit_16(const std::byte* units, std::uint64_t at) {
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, units + at * sizeof(bits), sizeof(bits));
+  return bits;
+}
+
+std::vector<ChangeStore::Block> blocks_of(const WeightStore& store) {
+  std::vector<ChangeStore::Block> blocks;
+  for (std::uint32_t i = 0; i < store.owned().size(); ++i) {
+    blocks.push_back({store.owned(i).place().units, unit_bytes(store.spec(i).dtype)});
+  }
+  return blocks;
+}
+
+void copy_changes(const ChangeStore& from, ChangeStore& to) {
+  for (std::uint32_t number = 0; number < from.blocks(); ++number) {
+    if (from.whole(number)) to.mark_whole(number);
+    for (std::uint64_t piece = 0; piece < from.pieces(number); ++piece) {
+      const DeltaView delta = from.delta(number, piece);
+      if (delta.count() > 0) to.add(delta, from.old_values(number, piece));
+    }
+  }
+}
+
+// What proves all weights proves codes and scales: no sweep of the weights alone.
+LiveStore::Options without_sweep(LiveStore::Options options) {
+  options.sweep_every = 0;
+  return options;
+}
+
+// The block of a part that an element of it is in.
+std::uint64_t block_of(const MatrixPart& part, std::uint64_t at) {
+  return (part.row + at / part.columns) / kQuantizeBlock * part.blocks_wide() +
+         (part.column + at % part.columns) / kQuantizeBlock;
+}
+
+struct CodeChange {
+  std::uint64_t at = 0;  // in the box
+  std::uint8_t before = 0, now = 0;
+};
+
+void add_codes(std::uint32_t number, std::span<const CodeChange> changes, ChangeStore& store) {
+  for (std::size_t i = 0; i < changes.size();) {
+    const std::uint64_t piece = changes[i].at / ChangeStore::kPieceBytes;
+    PieceChanges found;
+    for (; i < changes.size() && changes[i].at / ChangeStore::kPieceBytes == piece; ++i) {
+      found.offsets.push_back(static_cast<std::uint32_t>(changes[i].at % ChangeStore::kPieceBytes));
+      found.values.push_back(std::byte{changes[i].now});
+      found.old_values.push_back(std::byte{changes[i].before});
+    }
+    store.add(number, piece, std::move(found));
+  }
+}
+
+// Units of a block that differ.
+void add_diff(const WeightStore& of, std::uint32_t number, const std::byte* before,
+              const std::byte* now, ChangeStore& store) {
+  const std::uint64_t units = of.owned(number).place().units;
+  const unsigned width = unit_bytes(of.spec(number).dtype);
+  const std::uint64_t step = ChangeStore::kPieceBytes / width;
+  for (std::uint64_t first = 0; first < units; first += step) {
+    PieceChanges found;
+    for (std::uint64_t i = first; i < std::min(units, first + step); ++i) {
+      const std::byte *const old = before + i * width, *const fresh = now + i * width;
+      if (std::memcmp(old, fresh, width) == 0) continue;
+      found.offsets.push_back(static_cast<std::uint32_t>(i - first));
+      found.values.insert(found.values.end(), fresh, fresh + width);
+      found.old_values.insert(found.old_values.end(), old, old + width);
+    }
+    if (!found.offsets.empty()) store.add(number, first / step, std::move(found));
+  }
+}
+
+// What changes add to the digest of each tensor.
+std::map<std::uint32_t, Digest> sum_changes(const WeightStore& of, const ChangeStore& store) {
+  std::map<std::uint32_t, Digest> sums;
+  for (std::uint32_t i = 0; i < store.blocks(); ++i) {
+    const DigestTensorKey key = digest_tensor_key(of.spec(i).name);
+    for (std::uint64_t piece = 0; piece < store.pieces(i); ++piece) {
+      const DeltaView delta = store.delta(i, piece);
+      if (delta.count() == 0) continue;
+      sums[of.owned(i).tensor()] += digest_block_change(host_kernels(), key, of.owned(i).place(),
+                                                        delta, store.old_values(i, piece));
+    }
+  }
+  return sums;
+}
+
+// All codes of a block, of which the scale changed.
+void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
+               const MatrixBlocks& blocks, const std::byte* weights, std::uint32_t block,
+               std::vector<CodeChange>& changes) {
+  const BoxOfBlock here = box_of_block(matrix.part, block);
+  for (std::uint64_t i = here.row; i < here.row + here.rows; ++i) {
+    const std::uint64_t first = i * matrix.part.columns + here.column;
+    auto change = std::ranges::lower_bound(blocks.changes, first, {}, &WeightChange::at);
+    for (std::uint64_t at = first; at < first + here.columns; ++at) {
+      const std::uint16_t now = unit_16(weights, at);
+      while (change != blocks.changes.end() && change->at < at) ++change;
+      const bool changed = change != blocks.changes.end() && change->at == at;
+      const std::uint8_t old_code =
+          fp8_code(rule, blocks.largest[block], changed ? change->before : now);
+      const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
+      if (old_code != code) changes.push_back({at, old_code, code});
+    }
+  }
+}
+
+}  // namespace
+
+QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& weights, Parts parts,
+                               const Options& options)
+    : WeightStore(layout, std::move(parts.owned), nullptr, make_host_memory(),
+                  options.live.threads),
+      weights_(weights),
+      options_(options),
+      numbers_(std::move(parts.numbers)),
+      own_numbers_(std::move(parts.own_numbers)),
+      live_(*parts.own_layout, std::move(parts.own), nullptr, without_sweep(options.live)),
+      kept_(live_.owned().size(), kNotHere),
+      made_(owned().size()),
+      blocks_(weights.matrices().size()),
+      from_base_(blocks_of(*this), options.live.capture_bytes),
+      sent_(blocks_of(*this), ~std::uint64_t{0}) {
+  for (std::size_t from = 0; from < weights_.offered(); ++from) {
+    const QuantizedWeights::Place& at = weights_.place(from);
+    if (!at.matrix) {
+      kept_[own_numbers_[from]] = numbers_[at.kept];
+      continue;
+    }
+    const Matrix& matrix = weights_.matrices()[*at.matrix];
+    made_[codes_of(matrix)] = *at.matrix;
+    if (matrix.scales) made_[numbers_[*matrix.scales]] = *at.matrix;
+  }
+}
+
+const std::byte* QuantizedStore::weights_of(std::size_t matrix) const {
+  return live_.data(own_numbers_[weights_.matrices()[matrix].from]);
+}
+
+Status QuantizedStore::open(std::vector<LivePlace> places) {
+  DRIFTLESS_RETURN_IF_ERROR(live_.open(std::move(places)));
+  for (std::uint32_t i = 0; i < kept_.size(); ++i) {
+    if (kept_[i] != kNotHere) place(kept_[i], live_.data(i));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(own_digests_, live_.digests());
+  own_digests_now_ = own_digests_;
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    const Matrix& matrix = weights_.matrices()[m];
+    blocks_[m].own.assign(matrix.known.size(), 0);
+    DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), weights_.rule(), matrix.part,
+                                            weights_of(m), threads(), blocks_[m].own.data(),
+                                            nullptr));
+    for (const std::uint32_t block : matrix.joint) {
+      weights_.measured(m, block, blocks_[m].own[block]);
+    }
+  }
+  return {};
+}
+
+Status QuantizedStore::quantize(std::size_t number, Quantized& made) const {
+  const Matrix& matrix = weights_.matrices()[number];
+  made.codes.resize(matrix.part.rows * matrix.part.columns);
+  made.scales.resize(matrix.scale_count() * sizeof(float));
+  return weights_.quantize(matrix, weights_of(number), made.largest, made.codes.data(),
+                           matrix.scales ? made.scales.data() : nullptr);
+}
+
+Result<std::vector<Digest>> QuantizedStore::digests() const {
+  std::vector<Digest> sums(layout().size());
+  const auto add = [&](std::uint32_t number, const std::byte* units) -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const Digest sum, digest(spec(number), owned(number).place(), units, MemoryKind::kHost));
+    sums[owned(number).tensor()] += sum;
+    return {};
+  };
+  for (const std::uint32_t number : kept_) {
+    if (number != kNotHere) DRIFTLESS_RETURN_IF_ERROR(add(number, data(number)));
+  }
+  Quantized made;
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    const Matrix& matrix = weights_.matrices()[m];
+    DRIFTLESS_RETURN_IF_ERROR(quantize(m, made));
+    DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data()));
+    if (!matrix.scales) continue;
+    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], made.scales.data()));
+  }
+  return sums;
+}
+
+Status QuantizedStore::compare(WeightSource& base) {
+  Quantized made;
+  std::size_t held = blocks_.size();  // the matrix in `made`
+  const auto compare_one = [&](const OfferedTensor& offered) -> Status {
+    const std::uint32_t number = numbers_[offered.tensor];
+    const std::optional<std::size_t> of = made_[number];
+    if (!of) {
+      add_diff(*this, number, offered.data, data(number), from_base_);
+      return {};
+    }
+    if (std::exchange(held, *of) != *of) {
+      DRIFTLESS_RETURN_IF_ERROR(quantize(*of, made));
+      blocks_[*of].largest = made.largest;
+    }
+    const bool codes = number == codes_of(weights_.matrices()[*of]);
+    add_diff(*this, number, offered.data, codes ? made.codes.data() : made.scales.data(),
+             from_base_);
+    return {};
+  };
+  DRIFTLESS_RETURN_IF_ERROR(base.visit([&](std::span<const OfferedTensor> batch) -> Status {
+    for (const OfferedTensor& each : batch) DRIFTLESS_RETURN_IF_ERROR(compare_one(each));
+    return {};
+  }));
+  from_base_.release_whole();
+  return {};
+}
+
+void QuantizedStore::measure_joint(std::size_t number) {
+  const Matrix& matrix = weights_.matrices()[number];
+  for (const std::uint32_t block : matrix.joint) {
+    const std::uint16_t size = weights_.size_of(matrix, block, weights_of(number));
+    blocks_[number].own_now[block] = size;
+    weights_.measured(number, block, size);
+  }
+}
+
+void QuantizedStore::take_changes(std::size_t matrix, std::uint32_t number,
+                                  const DiffPiece& piece) {
+  if (live_.sent_whole(number)) return;
+  const DeltaView& delta = piece.delta;
+  for (std::uint64_t i = 0; i < delta.count(); ++i) {
+    blocks_[matrix].changes.push_back(
+        {delta.origin + delta.offsets[i], unit_16(piece.old_values, i), unit_16(delta.values, i)});
+  }
+}
+
+// A block is looked at again only if its largest is smaller now.
+void QuantizedStore::measure_changes(std::size_t number) {
+  const Matrix& matrix = weights_.matrices()[number];
+  MatrixBlocks& blocks = blocks_[number];
+  std::set<std::uint32_t> fell;
+  for (const WeightChange& change : blocks.changes) {
+    const auto block = static_cast<std::uint32_t>(block_of(matrix.part, change.at));
+    const std::uint16_t own = blocks.own[block];
+    std::uint16_t& now = blocks.own_now.try_emplace(block, own).first->second;
+    const std::uint16_t before_size = counted_size(change.before);
+    const std::uint16_t size = counted_size(change.now);
+    if (before_size == own && size < own) fell.insert(block);
+    now = std::max(now, size);
+  }
+  for (const std::uint32_t block : fell) {
+    if (blocks.own_now[block] > blocks.own[block]) continue;  // another one is larger
+    blocks.own_now[block] = weights_.size_of(matrix, block, weights_of(number));
+  }
+  for (const std::uint32_t block : matrix.joint) {
+    const auto now = blocks.own_now.find(block);
+    weights_.measured(number, block, now != blocks.own_now.end() ? now->second : blocks.own[block]);
+  }
+}
+
+Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<std::string>& notes) {
+  full_ = version.full;
+  for (auto& batch : batches_) batch.clear();
+  const bool doubtful = live_.doubtful();
+  sweeps_ = options_.live.sweep_every > 0 && since_sweep_ + 1 >= options_.live.sweep_every;
+  DRIFTLESS_RETURN_IF_ERROR(live_.prepare(version, own_digests_, notes));
+  own_digests_now_ = own_digests_;
+  sent_.clear();
+  changes_.clear();
+  whole_.clear();
+  for (MatrixBlocks& blocks : blocks_) {
+    blocks.changes.clear();
+    blocks.own_now.clear();
+    blocks.own_after.clear();
+    blocks.largest_now.clear();
+  }
+  if (full_) {
+    DRIFTLESS_ASSIGN_OR_RETURN(own_digests_now_, live_.digests());
+  } else {
+    copy_changes(from_base_, sent_);
+    FoundChanges found;
+    std::map<std::uint32_t, std::size_t> matrix_of;
+    for (std::size_t m = 0; m < blocks_.size(); ++m) {
+      matrix_of[own_numbers_[weights_.matrices()[m].from]] = m;
+    }
+    const auto take = [&](const DiffPiece& piece) -> Status {
+      const std::uint32_t number = piece.delta.tensor;
+      if (const auto matrix = matrix_of.find(number); matrix != matrix_of.end()) {
+        take_changes(matrix->second, number, piece);
+      } else if (live_.sent_whole(number)) {
+        sent_.mark_whole(kept_[number]);
+      } else {
+        DeltaView delta = piece.delta;
+        delta.tensor = kept_[number];
+        sent_.add(delta, piece.old_values);
+      }
+      return {};
+    };
+    DRIFTLESS_RETURN_IF_ERROR(live_.each_change(live_.offer(), ~std::uint64_t{0}, found, take));
+    for (const auto& [tensor, change] : found.digests) own_digests_now_[tensor] += change;
+  }
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    const bool whole = live_.sent_whole(own_numbers_[weights_.matrices()[m].from]);
+    if (full_ || sweeps_ || doubtful || whole) {
+      measure_joint(m);
+    }
+    if (!full_ && !whole) measure_changes(m);
+  }
+  return {};
+}
+
+void QuantizedStore::mark_whole(std::uint32_t tensor) {
+  whole_.insert(tensor);
+  for (std::uint32_t i = 0; i < owned().size(); ++i) {
+    if (owned(i).tensor() == tensor) sent_.mark_whole(i);
+  }
+}
+
+bool QuantizedStore::is_whole(std::size_t matrix) const {
+  return whole_.contains(owned(codes_of(weights_.matrices()[matrix])).tensor());
+}
+
+// Tensors of which LiveStore does not know what changed, and those whose scales jumped.
+void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
+  std::vector<std::uint32_t> jumped;
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    const Matrix& matrix = weights_.matrices()[m];
+    const MatrixBlocks& blocks = blocks_[m];
+    std::uint64_t anew = 0;
+    for (std::uint32_t block = 0; block < blocks.largest.size(); ++block) {
+      const bool same =
+          same_fp8_rule(weights_.rule(), blocks.largest[block], blocks.largest_now[block]);
+      anew += same ? 0 : 1;
+    }
+    const auto share = static_cast<double>(anew) /
+                       static_cast<double>(std::max<std::size_t>(blocks.own.size(), 1));
+    const std::uint32_t tensor = owned(codes_of(matrix)).tensor();
+    const bool unknown = live_.sent_whole(own_numbers_[matrix.from]);
+    const bool jumps = anew >= kManyBlocks && share > options_.whole_above;
+    if (!unknown && !jumps) continue;
+    if (jumps && !unknown && !whole_.contains(tensor)) jumped.push_back(tensor);
+    mark_whole(tensor);
+    if (matrix.scales) mark_whole(owned(numbers_[*matrix.scales]).tensor());
+  }
+  std::string text;
+  for (std::size_t i = 0; i < std::min(jumped.size(), kMostNamed); ++i) {
+    text += concat(i > 0 ? ", '" : "'", layout()[jumped[i]].name, "'");
+  }
+  if (jumped.empty()) return;
+  if (jumped.size() > kMostNamed) text += concat(" and ", jumped.size() - kMostNamed, " more");
+  notes.push_back(concat("publisher rank ", options_.live.rank, ": many scales changed in ", text,
+                         ": sent whole"));
+}
+
+Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::string>& notes) {
+  Stopwatch watch;
+  coded_anew_ = false;
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    const Matrix& matrix = weights_.matrices()[m];
+    MatrixBlocks& blocks = blocks_[m];
+    blocks.largest_now = blocks.largest;
+    for (const auto& [block, size] : blocks.own_now) blocks.largest_now[block] = size;
+    for (const std::uint32_t block : matrix.joint) blocks.largest_now[block] = matrix.known[block];
+  }
+  if (full_) {
+    for (std::size_t m = 0; m < blocks_.size(); ++m) DRIFTLESS_RETURN_IF_ERROR(scan(m));
+    return {};
+  }
+  choose_whole(notes);
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    if (!is_whole(m)) translate(m);
+  }
+  // Tensors that are in part kept_ whole.
+  for (std::uint32_t i = 0; i < owned().size(); ++i) {
+    if (sent_.whole(i)) mark_whole(owned(i).tensor());
+  }
+  sent_.release_whole();
+  changes_ = sum_changes(*this, sent_);
+  if (sweeps_) DRIFTLESS_RETURN_IF_ERROR(sweep(tracked, notes));
+  DRIFTLESS_RETURN_IF_ERROR(sum_whole(tracked));
+  live_.costs().sweep_ms += watch.lap_ms();
+  return {};
+}
+
+void QuantizedStore::translate(std::size_t number) {
+  const Matrix& matrix = weights_.matrices()[number];
+  const MatrixBlocks& blocks = blocks_[number];
+  const QuantizeRule rule = weights_.rule();
+  std::set<std::uint32_t> anew;
+  const auto look = [&](std::uint32_t block) {
+    if (!same_fp8_rule(rule, blocks.largest[block], blocks.largest_now[block])) anew.insert(block);
+  };
+  for (const auto& [block, size] : blocks.own_now) look(block);
+  for (const std::uint32_t block : matrix.joint) look(block);
+  std::vector<CodeChange> changes;
+  for (const auto& [at, before, now] : blocks.changes) {
+    const auto block = static_cast<std::uint32_t>(block_of(matrix.part, at));
+    if (anew.contains(block)) continue;
+    const std::uint8_t old_code = fp8_code(rule, blocks.largest[block], before);
+    const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
+    if (old_code != code) changes.push_back({at, old_code, code});
+  }
+  for (const std::uint32_t block : anew)
+    code_anew(rule, matrix, blocks, weights_of(number), block, changes);
+  if (!anew.empty()) std::ranges::sort(changes, {}, &CodeChange::at);
+  coded_anew_ = coded_anew_ || !anew.empty();
+  add_codes(codes_of(matrix), changes, sent_);
+  if (matrix.scales && !anew.empty()) add_scales(number);
+}
+
+void QuantizedStore::add_scales(std::size_t number) {
+  constexpr std::uint64_t kPiece = ChangeStore::kPieceBytes / sizeof(float);
+  const Matrix& matrix = weights_.matrices()[number];
+  const MatrixBlocks& blocks = blocks_[number];
+  std::map<std::uint64_t, PieceChanges> found;
+  for (std::uint64_t at = 0; at < matrix.scale_count(); ++at) {
+    const std::uint64_t block =
+        (matrix.scale_row + at / matrix.scale_columns) * matrix.part.blocks_wide() +
+        matrix.scale_column + at % matrix.scale_columns;
+    const float before = fp8_scale(weights_.rule(), blocks.largest[block]);
+    const float now = fp8_scale(weights_.rule(), blocks.largest_now[block]);
+    if (std::memcmp(&before, &now, sizeof(now)) == 0) continue;
+    PieceChanges& piece = found[at / kPiece];
+    const auto put = [](std::vector<std::byte>& to, float value) {
+      const auto* const bytes = reinterpret_cast<const std::byte*>(&value);
+      to.insert(to.end(), bytes, bytes + sizeof(value));
+    };
+    piece.offsets.push_back(static_cast<std::uint32_t>(at % kPiece));
+    put(piece.values, now);
+    put(piece.old_values, before);
+  }
+  for (auto& [piece, changes] : found) {
+    sent_.add(numbers_[*matrix.scales], piece, std::move(changes));
+  }
+}
+
+// Quantizes all weights: codes and scales must be what the changes make of the last version's.
+Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::string>& notes) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, digests());
+  std::set<std::uint32_t> differing;
+  for (const OwnedTensor& each : owned()) {
+    const std::uint32_t tensor = each.tensor();
+    const auto change = changes_.find(tensor);
+    const Digest expected =
+        tracked[tensor] + (change != changes_.end() ? change->second : Digest());
+    if (!whole_.contains(tensor) && now[tensor] != expected) differing.insert(tensor);
+  }
+  if (differing.empty()) return {};
+  if (live_.behind()) {
+    live_.doubt(true);
+    return error(StatusCode::kMismatch, "tensor '", layout()[*differing.begin()].name,
+                 "' is not what the captured changes make of it: it was written without capture(); "
+                 "the next publish() sends what it is then");
+  }
+  std::size_t named = 0;
+  for (const std::uint32_t tensor : differing) {
+    mark_whole(tensor);
+    if (named++ < kMostNamed) {
+      notes.push_back(concat("tensor '", layout()[tensor].name, "' of publisher rank ",
+                             options_.live.rank,
+                             " was written without capture(): it is sent whole"));
+    }
+  }
+  if (named > kMostNamed) notes.push_back(concat("and ", named - kMostNamed, " further tensors"));
+  sent_.release_whole();
+  DRIFTLESS_ASSIGN_OR_RETURN(own_digests_now_, live_.digests());
+  return {};
+}
+
+// What every block holds, if nobody knows what changed.
+Status QuantizedStore::scan(std::size_t number) {
+  const Matrix& matrix = weights_.matrices()[number];
+  MatrixBlocks& blocks = blocks_[number];
+  blocks.own_after.assign(matrix.known.size(), 0);
+  DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), weights_.rule(), matrix.part,
+                                          weights_of(number), threads(), blocks.own_after.data(),
+                                          nullptr));
+  blocks.largest_now = blocks.own_after;
+  for (const std::uint32_t block : matrix.joint) {
+    blocks.largest_now[block] = std::max(matrix.known[block], blocks.own_after[block]);
+  }
+  return {};
+}
+
+// What tensors that go out whole are. Those that receivers have so are dropped.
+Status QuantizedStore::sum_whole(std::span<const Digest> tracked) {
+  if (whole_.empty()) return {};
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    const Matrix& matrix = weights_.matrices()[m];
+    const bool scales = matrix.scales && whole_.contains(owned(numbers_[*matrix.scales]).tensor());
+    if (!is_whole(m) && !scales) continue;
+    DRIFTLESS_RETURN_IF_ERROR(scan(m));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, digests());
+  for (const std::uint32_t tensor : whole_) {
+    const Digest change = now[tensor] - tracked[tensor];
+    if (change == Digest()) {
+      changes_.erase(tensor);
+    } else {
+      changes_[tensor] = change;
+    }
+  }
+  for (std::uint32_t i = 0; i < owned().size(); ++i) {
+    const std::uint32_t tensor = owned(i).tensor();
+    if (whole_.contains(tensor) && !changes_.contains(tensor)) sent_.drop(i);
+  }
+  live_.costs().resent_tensors = std::max<std::uint64_t>(live_.costs().resent_tensors, 1);
+  coded_anew_ = true;
+  return {};
+}
+
+Status QuantizedStore::prove_read(const LiveStore::Version& version) {
+  LiveStore::Version read = version;
+  read.reads_weights = read.reads_weights || coded_anew_;
+  std::vector<TensorDigest> said;
+  for (const OwnedTensor& each : live_.owned()) {
+    const std::uint32_t tensor = each.tensor();
+    if (said.empty() || said.back().tensor != tensor) {
+      said.push_back({tensor, own_digests_now_[tensor]});
+    }
+  }
+  return live_.prove_read(read, own_digests_, said);
+}
+
+Status QuantizedStore::each_batch(const std::function<Status(std::span<const PairedTensor>)>& use) {
+  std::vector<PairedTensor> batch;
+  std::uint64_t bytes = 0;
+  std::size_t turn = 0;
+  const auto pass_on = [&]() -> Status {
+    const Status used = batch.empty() ? Status() : use(batch);
+    batch.clear();
+    bytes = 0;
+    batches_[++turn % 2].clear();
+    return used;
+  };
+  for (const std::uint32_t number : kept_) {
+    if (number != kNotHere) batch.push_back({number, data(number)});
+  }
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    const Matrix& matrix = weights_.matrices()[m];
+    const std::uint64_t size =
+        matrix.part.rows * matrix.part.columns + matrix.scale_count() * sizeof(float);
+    if (bytes + size > QuantizingSource::kBatchBytes) DRIFTLESS_RETURN_IF_ERROR(pass_on());
+    bytes += size;
+    Quantized& made = batches_[turn % 2].emplace_back();
+    DRIFTLESS_RETURN_IF_ERROR(quantize(m, made));
+    place(codes_of(matrix), made.codes.data());
+    batch.push_back({codes_of(matrix), made.codes.data()});
+    if (!matrix.scales) continue;
+    place(numbers_[*matrix.scales], made.scales.data());
+    batch.push_back({numbers_[*matrix.scales], made.scales.data()});
+  }
+  return pass_on();
+}
+
+Status QuantizedStore::each_unit(std::uint32_t number, const UseChange& use) const {
+  const unsigned width = unit_bytes(spec(number).dtype);
+  const std::uint64_t units = owned(number).place().units;
+  const std::span<const std::uint32_t> offsets = all_offsets();
+  Quantized made;
+  const std::byte* values = data(number);
+  if (made_[number]) {
+    DRIFTLESS_RETURN_IF_ERROR(quantize(*made_[number], made));
+    const bool codes = number == codes_of(weights_.matrices()[*made_[number]]);
+    values = codes ? made.codes.data() : made.scales.data();
+  }
+  for (std::uint64_t first = 0; first < units; first += offsets.size()) {
+    const std::uint64_t count = std::min<std::uint64_t>(units - first, offsets.size());
+    DRIFTLESS_RETURN_IF_ERROR(
+        use({nullptr,
+             first,
+             0,
+             {number, width, first, offsets.first(count), values + first * width},
+             nullptr}));
+  }
+  return {};
+}
+
+Status QuantizedStore::each_change(std::span<const PairedTensor> batch,
+                                   std::uint64_t dense_above_units, FoundChanges& found,
+                                   const UseChange& use) {
+  for (const PairedTensor& offered : batch) {
+    if (found.dense) return {};
+    const std::uint32_t tensor = owned(offered.number).tensor();
+    const auto change = changes_.find(tensor);
+    if (change == changes_.end()) continue;
+    found.digests[tensor] = change->second;
+    const auto pass = [&](const DiffPiece& piece) -> Status {
+      found.changed_units += piece.delta.count();
+      found.units[tensor] += piece.delta.count();
+      found.dense = found.changed_units > dense_above_units;
+      return found.dense ? Status() : use(piece);
+    };
+    if (sent_.whole(offered.number)) {
+      DRIFTLESS_RETURN_IF_ERROR(each_unit(offered.number, pass));
+      continue;
+    }
+    for (std::uint64_t piece = 0; piece < sent_.pieces(offered.number); ++piece) {
+      const DeltaView delta = sent_.delta(offered.number, piece);
+      if (delta.count() == 0) continue;
+      DRIFTLESS_RETURN_IF_ERROR(
+          pass({nullptr, delta.origin, 0, delta, sent_.old_values(offered.number, piece)}));
+    }
+  }
+  return {};
+}
+
+void QuantizedStore::commit() {
+  live_.commit();
+  if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // what a sweep found is published now
+  own_digests_ = own_digests_now_;
+  from_base_.clear();
+  sent_.clear();
+  changes_.clear();
+  for (MatrixBlocks& blocks : blocks_) {
+    if (!blocks.own_after.empty()) {
+      blocks.own = std::exchange(blocks.own_after, {});
+    } else {
+      for (const auto& [block, size] : blocks.own_now) blocks.own[block] = size;
+    }
+    blocks.own_now.clear();
+    blocks.changes.clear();
+    if (!blocks.largest_now.empty()) blocks.largest = std::exchange(blocks.largest_now, {});
+  }
+}
+
+}  // namespace driftless

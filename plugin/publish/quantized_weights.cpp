@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/publish/quantized_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "plugin/checkpoint/quantization.h"
+
+namespace driftless {
+namespace {
+
+constexpr std::uint64_t kCopiedBytes = std::uint64_t{64} << 20;
+
+// Of what a rank offers, each tensor once.
+Result<WeightLayout> layout_of(const WeightSource& own) {
+  std::set<std::string_view> names;
+  std::vector<TensorSpec> tensors;
+  for (const TensorSpec& tensor : own.tensors()) {
+    if (names.insert(tensor.name).second) tensors.push_back(tensor);
+  }
+  return WeightLayout::make(std::move(tensors));
+}
+
+// Which part of each of its tensors a source offers; a box of all of a tensor is the tensor.
+Result<std::vector<TensorBox>> offered_boxes(const WeightSource& own) {
+  std::vector<TensorBox> boxes(own.boxes().begin(), own.boxes().end());
+  boxes.resize(own.tensors().size());
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(own.tensors()[i], boxes[i]));
+    if (place.units == own.tensors()[i].units()) boxes[i] = {};
+  }
+  return boxes;
+}
+
+Status check_on_host(const OfferedTensor& offered, const std::string& name) {
+  if (offered.memory == MemoryKind::kHost) return {};
+  return error(StatusCode::kUnsupported, "tensor '", name,
+               "' lies on a GPU, and weights are quantized in host memory: set snapshot: host");
+}
+
+TensorBox box_of(std::uint64_t row, std::uint64_t column, std::uint64_t rows,
+                 std::uint64_t columns) {
+  return {{row, column}, {rows, columns}};
+}
+
+}  // namespace
+
+BoxOfBlock box_of_block(const MatrixPart& part, std::uint64_t block) {
+  const std::uint64_t i = block / part.blocks_wide(), j = block % part.blocks_wide();
+  const auto cut = [](std::uint64_t number, std::uint64_t first, std::uint64_t count) {
+    const std::uint64_t begin = number == 0 ? 0 : number * kQuantizeBlock - first;
+    return std::pair(begin, std::min((number + 1) * kQuantizeBlock - first, count) - begin);
+  };
+  const auto [row, rows] = cut(i, part.row, part.rows);
+  const auto [column, columns] = cut(j, part.column, part.columns);
+  return {row, column, rows, columns};
+}
+
+Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(FileSystem& fs,
+                                                                 const Checkpoint& base,
+                                                                 const WeightSource& own,
+                                                                 const QuantizeSettings& settings,
+                                                                 unsigned threads) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, layout_of(own));
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool quantizes, needs_quantization(fs, base, layout, settings));
+  std::unique_ptr<QuantizedWeights> made;
+  if (!quantizes) return made;
+  made.reset(new QuantizedWeights(base, settings.rule, threads));
+  DRIFTLESS_ASSIGN_OR_RETURN(made->own_boxes_, offered_boxes(own));
+  made->own_tensors_.assign(own.tensors().begin(), own.tensors().end());
+  for (std::size_t i = 0; i < made->own_tensors_.size(); ++i) {
+    DRIFTLESS_RETURN_IF_ERROR(made->add(made->own_tensors_[i], made->own_boxes_[i], i));
+  }
+  made->find_joint_blocks();
+  return made;
+}
+
+Status QuantizedWeights::check(const WeightSource& own) const {
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<TensorBox> boxes, offered_boxes(own));
+  if (std::ranges::equal(own.tensors(), own_tensors_) && boxes == own_boxes_) return {};
+  return error(StatusCode::kWrongLayout,
+               "the weights offered are not those that the publisher was opened with: other "
+               "tensors, or other blocks of them");
+}
+
+Status QuantizedWeights::add(const TensorSpec& own, const TensorBox& box, std::size_t from) {
+  const WeightLayout& base = base_->layout();
+  const std::optional<std::uint32_t> at = base.find(own.name);
+  if (!at) {
+    return error(StatusCode::kWrongLayout, base_->path(), ": has no tensor '", own.name,
+                 "', which the trainer publishes");
+  }
+  const std::optional<std::uint32_t> scales = base.find(concat(own.name, kScaleSuffix));
+  const TensorSpec& there = base[*at];
+  const DType wanted = scales ? DType::kBF16 : there.dtype;
+  if (own.shape != there.shape || own.dtype != wanted) {
+    return error(StatusCode::kWrongLayout, "tensor '", own.name, "' of the trainer is ",
+                 info(own.dtype).name, " ", own.shape_string(), "; ", base_->path(), " has ",
+                 info(there.dtype).name, " ", there.shape_string(),
+                 scales ? " with scales, which is made of BF16" : " without scales");
+  }
+  if (scales) return add_matrix(*at, *scales, box, from);
+  places_.push_back({{}, tensors_.size()});
+  tensors_.push_back(own);
+  boxes_.push_back(box);
+  return {};
+}
+
+Status QuantizedWeights::add_matrix(std::uint32_t tensor, std::uint32_t scales,
+                                    const TensorBox& box, std::size_t from) {
+  const WeightLayout& base = base_->layout();
+  Matrix matrix;
+  matrix.from = from;
+  matrix.tensor = tensor;
+  matrix.matrix_rows = base[tensor].shape[0];
+  matrix.matrix_columns = base[tensor].shape[1];
+  const std::uint64_t row = box.whole() ? 0 : box.offsets[0];
+  const std::uint64_t column = box.whole() ? 0 : box.offsets[1];
+  matrix.part.rows = box.whole() ? matrix.matrix_rows : box.sizes[0];
+  matrix.part.columns = box.whole() ? matrix.matrix_columns : box.sizes[1];
+  matrix.part.stride = matrix.part.columns;
+  matrix.part.row = row % kQuantizeBlock;
+  matrix.part.column = column % kQuantizeBlock;
+  matrix.first_row = row / kQuantizeBlock;
+  matrix.first_column = column / kQuantizeBlock;
+  matrix.codes = tensors_.size();
+  tensors_.push_back(base[tensor]);
+  boxes_.push_back(box);
+  // Blocks whose first weight is here.
+  matrix.scale_row = matrix.part.row == 0 ? 0 : 1;
+  matrix.scale_column = matrix.part.column == 0 ? 0 : 1;
+  matrix.scale_rows =
+      matrix.part.blocks_high() - std::min(matrix.scale_row, matrix.part.blocks_high());
+  matrix.scale_columns =
+      matrix.part.blocks_wide() - std::min(matrix.scale_column, matrix.part.blocks_wide());
+  if (box.whole() || matrix.scale_count() > 0) {
+    matrix.scales = tensors_.size();
+    tensors_.push_back(base[scales]);
+    boxes_.push_back(box.whole() ? TensorBox()
+                                 : box_of(matrix.first_row + matrix.scale_row,
+                                          matrix.first_column + matrix.scale_column,
+                                          matrix.scale_rows, matrix.scale_columns));
+  }
+  matrix.known.resize(matrix.part.blocks_high() * matrix.part.blocks_wide());
+  places_.push_back({matrices_.size(), 0});
+  matrices_.push_back(std::move(matrix));
+  return {};
+}
+
+void QuantizedWeights::find_joint_blocks() {
+  std::set<std::pair<std::uint32_t, TensorBox>> seen;  // the same box again is no other part
+  std::map<BlockKey, std::uint64_t> weights;           // here, of blocks that a box has a part of
+  for (std::uint32_t m = 0; m < matrices_.size(); ++m) {
+    Matrix& matrix = matrices_[m];
+    const bool again = !seen.emplace(matrix.tensor, boxes_[matrix.codes]).second;
+    const std::uint64_t wide = quantize_blocks(matrix.matrix_columns);
+    for (std::uint32_t block = 0; block < matrix.known.size(); ++block) {
+      const std::uint64_t i = matrix.first_row + block / matrix.part.blocks_wide();
+      const std::uint64_t j = matrix.first_column + block % matrix.part.blocks_wide();
+      const BoxOfBlock here = box_of_block(matrix.part, block);
+      const std::uint64_t all =
+          std::min(kQuantizeBlock, matrix.matrix_rows - i * kQuantizeBlock) *
+          std::min(kQuantizeBlock, matrix.matrix_columns - j * kQuantizeBlock);
+      const std::uint64_t own = here.rows * here.columns;
+      if (own == all) continue;
+      const BlockKey key{matrix.tensor, static_cast<std::uint32_t>(i * wide + j)};
+      Joint& joint = joint_[key];
+      joint.places.emplace_back(m, block);
+      joint.sizes.push_back(0);
+      matrix.joint.push_back(block);
+      std::uint64_t& sum = weights[key];
+      if (!again) sum += own;
+      joint.shared = sum < all;
+    }
+  }
+  shares_ = std::ranges::any_of(joint_, [](const auto& each) { return each.second.shared; });
+}
+
+void QuantizedWeights::measured(std::size_t matrix, std::size_t block, std::uint16_t size) {
+  const Matrix& in = matrices_[matrix];
+  const std::uint64_t i = in.first_row + block / in.part.blocks_wide();
+  const std::uint64_t j = in.first_column + block % in.part.blocks_wide();
+  Joint& joint = joint_.at(
+      {in.tensor, static_cast<std::uint32_t>(i * quantize_blocks(in.matrix_columns) + j)});
+  const auto at = std::ranges::find(joint.places, std::pair(static_cast<std::uint32_t>(matrix),
+                                                            static_cast<std::uint32_t>(block)));
+  joint.sizes[static_cast<std::size_t>(at - joint.places.begin())] = size;
+  joint.own = std::ranges::max(joint.sizes);
+}
+
+Status QuantizedWeights::measure(WeightSource& weights) {
+  DRIFTLESS_RETURN_IF_ERROR(check(weights));
+  if (joint_.empty()) return {};
+  return weights.visit([&](std::span<const OfferedTensor> batch) -> Status {
+    for (const OfferedTensor& offered : batch) {
+      if (offered.tensor >= places_.size()) continue;  // what follows refuses it
+      const std::optional<std::size_t> number = places_[offered.tensor].matrix;
+      if (!number || matrices_[*number].joint.empty()) continue;
+      const Matrix& matrix = matrices_[*number];
+      DRIFTLESS_RETURN_IF_ERROR(check_on_host(offered, tensors_[matrix.codes].name));
+      for (const std::uint32_t block : matrix.joint) {
+        measured(*number, block, size_of(matrix, block, offered.data));
+      }
+    }
+    return {};
+  });
+}
+
+std::uint16_t QuantizedWeights::size_of(const Matrix& matrix, std::size_t block,
+                                        const std::byte* weights) const {
+  const MatrixPart& part = matrix.part;
+  const BoxOfBlock here = box_of_block(part, block);
+  const std::uint64_t row = (part.row + here.row) % kQuantizeBlock;
+  const std::uint64_t column = (part.column + here.column) % kQuantizeBlock;
+  std::uint16_t size = 0;
+  quantizer().part(rule_, {here.rows, here.columns, part.stride, row, column},
+                   weights + (here.row * part.stride + here.column) * sizeof(std::uint16_t), &size,
+                   nullptr);
+  return size;
+}
+
+MaximaMessage QuantizedWeights::to_tell() const {
+  MaximaMessage mine;
+  mine.all = !told_;
+  for (const auto& [key, joint] : joint_) {
+    if (joint.shared && (mine.all || joint.own != joint.told)) {
+      mine.maxima.push_back({key, joint.own});
+    }
+  }
+  return mine;
+}
+
+void QuantizedWeights::set_known(const Joint& joint, std::uint16_t size) {
+  for (const auto& [matrix, block] : joint.places) matrices_[matrix].known[block] = size;
+}
+
+void QuantizedWeights::heard(const MaximaMessage& merged) {
+  for (const auto& [key, size] : merged.maxima) {
+    const auto at = joint_.find(key);
+    if (at != joint_.end()) set_known(at->second, size);
+  }
+  for (auto& [key, joint] : joint_) joint.told = joint.own;
+  agree_alone();
+  told_ = true;
+}
+
+void QuantizedWeights::agree_alone() {
+  for (const auto& [key, joint] : joint_) {
+    if (!joint.shared) set_known(joint, joint.own);
+  }
+}
+
+Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights,
+                                  std::vector<std::uint16_t>& largest, std::byte* codes,
+                                  std::byte* scales) const {
+  largest = matrix.known;
+  DRIFTLESS_RETURN_IF_ERROR(
+      quantize_part(quantizer(), rule_, matrix.part, weights, threads_, largest.data(), codes));
+  if (scales == nullptr) return {};
+  for (std::uint64_t i = 0; i < matrix.scale_rows; ++i) {
+    for (std::uint64_t j = 0; j < matrix.scale_columns; ++j, scales += sizeof(float)) {
+      const std::uint64_t block =
+          (matrix.scale_row + i) * matrix.part.blocks_wide() + matrix.scale_column + j;
+      const float scale = fp8_scale(rule_, largest[block]);
+      std::memcpy(scales, &scale, sizeof(scale));
+    }
+  }
+  return {};
+}
+
+Status QuantizedBase::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
+  const Checkpoint& base = weights_->base();
+  std::vector<std::vector<std::byte>> copies;  // of boxes that do not lie in one piece
+  std::vector<OfferedTensor> batch;
+  std::uint64_t copied = 0;
+  for (std::size_t i = 0; i < tensors().size(); ++i) {
+    const TensorSpec& spec = tensors()[i];
+    const TensorView whole = base.tensor(*base.layout().find(spec.name));
+    DRIFTLESS_ASSIGN_OR_RETURN(const BlockPlace place, place_of(spec, boxes()[i]));
+    const unsigned unit = unit_bytes(spec.dtype);
+    if (place.contiguous()) {
+      batch.push_back({i, whole.data + place.first * unit});
+      continue;
+    }
+    std::vector<std::byte>& copy = copies.emplace_back(place.units * unit);
+    for (std::uint64_t at = 0; at < place.units; at += place.run) {
+      std::memcpy(copy.data() + at * unit, whole.data + place.at(at) * unit, place.run * unit);
+    }
+    batch.push_back({i, copy.data()});
+    copied += copy.size();
+    if (copied < kCopiedBytes) continue;
+    DRIFTLESS_RETURN_IF_ERROR(use(batch));
+    batch.clear();
+    copies.clear();
+    copied = 0;
+  }
+  return batch.empty() ? Status() : use(batch);
+}
+
+Status QuantizingSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
+  DRIFTLESS_RETURN_IF_ERROR(weights_->check(*own_));
+  std::vector<std::uint16_t> largest;
+  return own_->visit([&](std::span<const OfferedTensor> offered) -> Status {
+    std::vector<std::vector<std::byte>> made;
+    std::vector<OfferedTensor> batch;
+    std::uint64_t bytes = 0;
+    const auto pass_on = [&]() -> Status {
+      if (batch.empty()) return {};
+      DRIFTLESS_RETURN_IF_ERROR(use(batch));
+      made.clear();
+      batch.clear();
+      bytes = 0;
+      return {};
+    };
+    for (const OfferedTensor& each : offered) {
+      if (each.tensor >= weights_->offered()) {
+        return error(StatusCode::kInvalidArgument, "the source offered tensor number ", each.tensor,
+                     " of ", weights_->offered());
+      }
+      const QuantizedWeights::Place& place = weights_->place(each.tensor);
+      if (!place.matrix) {
+        batch.push_back({place.kept, each.data, each.memory});
+        continue;
+      }
+      const QuantizedWeights::Matrix& matrix = weights_->matrices()[*place.matrix];
+      DRIFTLESS_RETURN_IF_ERROR(check_on_host(each, tensors()[matrix.codes].name));
+      const std::uint64_t codes = matrix.part.rows * matrix.part.columns;
+      const std::uint64_t scales = matrix.scale_count() * sizeof(float);
+      if (bytes + codes + scales > kBatchBytes) DRIFTLESS_RETURN_IF_ERROR(pass_on());
+      bytes += codes + scales;
+      std::byte* const codes_at = made.emplace_back(codes).data();
+      std::byte* const scales_at = made.emplace_back(scales).data();
+      DRIFTLESS_RETURN_IF_ERROR(weights_->quantize(matrix, each.data, largest, codes_at,
+                                                   matrix.scales ? scales_at : nullptr));
+      batch.push_back({matrix.codes, codes_at});
+      if (matrix.scales) batch.push_back({*matrix.scales, scales_at});
+    }
+    return pass_on();
+  });
+}
+
+}  // namespace driftless

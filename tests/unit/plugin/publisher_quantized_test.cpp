@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Publishers whose bfloat16 weights become the codes and scales of a base with FP8 blocks. However
+// ranks cut the matrices, receivers end with what the reference makes of the whole ones.
+#include <gtest/gtest.h>
+
+#include "support/fp8_base.h"
+#include "support/loopback_job.h"
+#include "support/temp_dir.h"
+
+namespace driftless {
+namespace {
+
+using namespace testing;
+
+enum class Cut : unsigned char { kWhole, kRows, kColumns, kBoth, kFlat, kFlatOfColumns };
+
+struct QuantizedWay {
+  unsigned ranks;
+  Cut cut;
+  QuantizeRule rule = QuantizeRule::kLinear;
+  bool snapshot = true;
+  Encoding encoding = Encoding::kDeltas;
+};
+
+// Elements [begin, end) of a shard, as boxes of the tensor that the shard is a box of: the rest of
+// a row, whole rows, the start of a row.
+std::vector<TensorBox> flat_boxes(const TensorBox& shard, std::uint64_t begin, std::uint64_t end) {
+  std::vector<TensorBox> boxes;
+  const std::uint64_t wide = shard.sizes[1];
+  while (begin < end) {
+    const std::uint64_t row = begin / wide, inside = begin % wide;
+    const std::uint64_t rows = inside > 0 ? 0 : (end - begin) / wide;
+    const std::uint64_t stop = rows > 0 ? begin + rows * wide : std::min(end, (row + 1) * wide);
+    boxes.push_back({{shard.offsets[0] + row, shard.offsets[1] + inside},
+                     {rows > 0 ? rows : 1, rows > 0 ? wide : stop - begin}});
+    begin = stop;
+  }
+  return boxes;
+}
+
+std::vector<TensorBox> boxes_of(Cut cut, const TensorBox& all, unsigned rank, unsigned ranks) {
+  switch (cut) {
+    case Cut::kRows: return {part_of(all, 0, rank, ranks)};
+    case Cut::kColumns: return {part_of(all, 1, rank, ranks)};
+    case Cut::kBoth: return {part_of(part_of(all, 0, rank % 2, 2), 1, rank / 2, ranks / 2)};
+    case Cut::kFlat: {
+      const std::uint64_t count = all.sizes[0] * all.sizes[1];
+      return flat_boxes(all, count * rank / ranks, count * (rank + 1) / ranks);
+    }
+    case Cut::kFlatOfColumns: {  // two columns of ranks, each of which cuts its shard flat
+      const TensorBox shard = part_of(all, 1, rank % 2, 2);
+      const std::uint64_t count = shard.sizes[0] * shard.sizes[1], half = ranks / 2;
+      return flat_boxes(shard, count * (rank / 2) / half, count * (rank / 2 + 1) / half);
+    }
+    case Cut::kWhole: break;
+  }
+  return {};
+}
+
+// As training changes weights; in some blocks the largest grows, falls, or becomes odd.
+Weights stepped(Weights weights, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (auto& [name, tensor] : weights) {
+    if (tensor.bytes.empty()) continue;
+    if (!has_fp8_blocks(tensor)) {
+      tensor.bytes[random() % tensor.bytes.size()] ^= std::byte{1};
+      continue;
+    }
+    const std::size_t count = tensor.bytes.size() / 2;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (random() % 50 != 0) continue;
+      bf16_weight(tensor, i) ^= static_cast<std::uint16_t>(1 + random() % 3);
+    }
+    bf16_weight(tensor, random() % count) = bf16_of_f32(std::bit_cast<std::uint32_t>(0.2F));
+    const std::uint16_t odd[] = {0x7f80, 0x7fc0, 0x0001, 0x8000, 0x3f80};
+    if (seed % 3 == 0) bf16_weight(tensor, random() % count) = odd[random() % std::size(odd)];
+    if (seed % 3 != 1) continue;
+    for (std::size_t i = 0; i < count; ++i) {  // they fall
+      std::uint16_t& weight = bf16_weight(tensor, i);
+      if ((weight & 0x7fffU) > 0x3d80U && random() % 3 == 0) weight = 0x3c00;
+    }
+  }
+  return weights;
+}
+
+class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
+ protected:
+  QuantizedPublisher() {
+    const auto [ranks, cut, rule, snapshot, encoding] = GetParam();
+    Trainer::offer_as([ranks, cut](const Weights& weights, unsigned rank) {
+      MemorySource source({}, 2);
+      for (const auto& [name, tensor] : weights) {
+        const bool whole = cut == Cut::kWhole || !has_fp8_blocks(tensor) || tensor.bytes.empty();
+        if (whole && rank == 0) source.add(name, tensor);
+        if (whole) continue;
+        for (const TensorBox& box : boxes_of(cut, {{0, 0}, tensor.shape}, rank, ranks)) {
+          source.add(name, tensor, box);
+        }
+      }
+      return source;
+    });
+    options_.keep_snapshot = snapshot;
+    options_.encoding = encoding;
+    options_.quantize.rule = rule;
+    options_.base_checkpoint = dir_.file("base");
+    options_.full_above_density = 0.6;
+    options_.deadline = std::chrono::seconds(60);
+  }
+  ~QuantizedPublisher() override {
+    Trainer::offer_as({});
+    Trainer::hold_at_first({});
+  }
+
+  // A base by this rule.
+  void make_base(QuantizeRule rule) {
+    base_ = quantized(weights_, rule);
+    write_fp8_base(options_.base_checkpoint, base_, rule);
+  }
+  void open() {
+    trainer_.reset();
+    trainer_ = std::make_unique<Trainer>(hub_, GetParam().ranks, options_, weights_);
+    expect_ok(trainer_->opened());
+    if (!rollout_) rollout_.emplace(hub_, base_);
+  }
+  // To the newest version, however long the machine stalls.
+  void follow() {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+    while (rollout_->state().id.version < trainer_->report().version && !deadline.expired()) {
+      ASSERT_EQ(rollout_->follow().to_string(), "ok");
+    }
+  }
+  void expect_published(const Weights& weights) {
+    expect_ok(trainer_->publish(weights));
+    follow();
+    const Weights expected = quantized(weights, GetParam().rule);
+    EXPECT_TRUE(rollout_->holds(expected));
+    EXPECT_EQ(rollout_->state().digest, trainer_->rank(0).digest());
+  }
+
+  TempDir dir_{TempDir::Where::kMemory};
+  PublisherOptions options_ = quick_options();
+  LoopbackHub hub_{{}, GetParam().ranks};
+  Weights weights_ = bf16_matrices(5), base_;
+  std::unique_ptr<Trainer> trainer_;
+  std::optional<Rollout> rollout_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, QuantizedPublisher,
+    ::testing::Values(
+        QuantizedWay{1, Cut::kWhole}, QuantizedWay{2, Cut::kRows},
+        QuantizedWay{3, Cut::kColumns, QuantizeRule::kUe8m0},
+        QuantizedWay{4, Cut::kBoth, QuantizeRule::kLinear, true, Encoding::kCompact},
+        QuantizedWay{2, Cut::kFlat, QuantizeRule::kLinearDiv}, QuantizedWay{1, Cut::kFlat},
+        QuantizedWay{4, Cut::kFlatOfColumns, QuantizeRule::kUe8m0, true, Encoding::kDeltasZstd},
+        QuantizedWay{1, Cut::kWhole, QuantizeRule::kUe8m0, false},
+        QuantizedWay{2, Cut::kRows, QuantizeRule::kLinearDiv, false},
+        QuantizedWay{3, Cut::kColumns, QuantizeRule::kLinear, false, Encoding::kIndices},
+        QuantizedWay{4, Cut::kBoth, QuantizeRule::kUe8m0, false},
+        QuantizedWay{2, Cut::kFlat, QuantizeRule::kLinear, false, Encoding::kDeltasZstd},
+        QuantizedWay{4, Cut::kFlatOfColumns, QuantizeRule::kLinear, false}));
+
+TEST_P(QuantizedPublisher, PublishesWhatOneRankWould) {
+  make_base(GetParam().rule);
+  open();
+  Weights weights = weights_;
+  for (std::uint64_t step = 1; step <= 7; ++step) {
+    weights = stepped(weights, step);
+    if (step == 3) {
+      trainer_->road(0).arm(RoadFault::kSeal);
+      for (const Status& status : trainer_->publish(weights)) EXPECT_FALSE(status.ok());
+      weights = stepped(weights, 33);
+    }
+    expect_published(weights);
+    EXPECT_EQ(trainer_->report().encoding, GetParam().encoding) << step;
+  }
+  expect_published(weights);
+  EXPECT_EQ(trainer_->report().changed_units, 0U);
+}
+
+// Version 1 is a difference to the base's own bytes.
+TEST_P(QuantizedPublisher, GoesOnFromABaseOfAnotherRule) {
+  const bool div = GetParam().rule == QuantizeRule::kLinear;
+  make_base(div ? QuantizeRule::kLinearDiv : QuantizeRule::kLinear);
+  // A tool that rounds some of them otherwise.
+  for (std::size_t i = 0; i < 20; ++i) base_.at("m.a.weight").bytes[i * 137] ^= std::byte{1};
+  write_checkpoint(options_.base_checkpoint, base_);
+  open();
+  expect_published(weights_);
+  EXPECT_GT(trainer_->report().changed_units, 0U);
+  if (GetParam().rule != QuantizeRule::kUe8m0) {  // which scales otherwise
+    EXPECT_LT(trainer_->report().changed_units, trainer_->report().total_units / 100);
+  }
+  expect_published(stepped(weights_, 2));
+}
+
+TEST_P(QuantizedPublisher, ResumesByTheSameRuleOnly) {
+  make_base(GetParam().rule);
+  open();
+  Weights weights = stepped(weights_, 2);
+  expect_published(weights);
+  if (!GetParam().snapshot) Trainer::hold_at_first(weights);
+  open();
+  ASSERT_TRUE(trainer_->rank(0).resumed());
+  weights = stepped(weights, 3);
+  expect_published(weights);
+  trainer_.reset();
+  options_.quantize.rule =
+      GetParam().rule == QuantizeRule::kUe8m0 ? QuantizeRule::kLinear : QuantizeRule::kUe8m0;
+  trainer_ = std::make_unique<Trainer>(hub_, GetParam().ranks, options_, weights_);
+  for (const Status& status : trainer_->opened()) {
+    EXPECT_NE(status.message().find("quantize"), std::string::npos) << status.to_string();
+  }
+}
+
+TEST_P(QuantizedPublisher, SendsAllOfAVersionThatIsDense) {
+  make_base(GetParam().rule);
+  open();
+  for (const std::uint64_t seed : {7, 8}) {
+    const Weights other = bf16_matrices(seed);
+    expect_published(other);
+    EXPECT_EQ(trainer_->report().encoding, Encoding::kFull);
+    expect_published(stepped(other, 2));
+    EXPECT_EQ(trainer_->report().encoding, GetParam().encoding);
+  }
+  trainer_->rank(0).request_anchor();
+  expect_published(stepped(bf16_matrices(8), 4));
+  Rollout late(hub_, std::nullopt);
+  EXPECT_EQ(late.follow().to_string(), "ok");
+  EXPECT_TRUE(late.holds(quantized(stepped(bf16_matrices(8), 4), GetParam().rule)));
+}
+
+// Weights that nobody captured are found, and what was captured costs as much as it changed.
+TEST_P(QuantizedPublisher, FindsWhatWasNotCaptured) {
+  if (GetParam().snapshot) GTEST_SKIP() << "a snapshot is compared with all weights";
+  make_base(GetParam().rule);
+  open();
+  Weights weights = stepped(weights_, 2);
+  trainer_->step(weights);
+  expect_ok(trainer_->publish_live());
+  EXPECT_EQ(trainer_->report().live.resent_tensors, 0U);
+  follow();
+  EXPECT_TRUE(rollout_->holds(quantized(weights, GetParam().rule)));
+  for (std::uint64_t step = 4; step < 7; ++step) {
+    weights = stepped(weights, step);
+    trainer_->step(weights, "m.d.weight");
+    expect_ok(trainer_->publish_live());
+    follow();
+    EXPECT_TRUE(rollout_->holds(quantized(weights, GetParam().rule))) << step;
+  }
+}
+
+// What changes and changes back leaves no trace, nor does a version that failed.
+TEST_P(QuantizedPublisher, DropsWhatIsAsItWas) {
+  if (GetParam().snapshot) GTEST_SKIP() << "nothing is captured";
+  make_base(GetParam().rule);
+  open();
+  const Weights there = stepped(weights_, 2);
+  trainer_->step(there);
+  trainer_->road(0).arm(RoadFault::kSeal);
+  for (const Status& status : trainer_->publish_live()) EXPECT_FALSE(status.ok());
+  trainer_->step(weights_);
+  expect_ok(trainer_->publish_live());
+  EXPECT_EQ(trainer_->report().changed_units, 0U);
+  expect_published(there);
+  trainer_->step(weights_);
+  trainer_->step(stepped(weights_, 7));
+  expect_ok(trainer_->publish_live());
+  follow();
+  EXPECT_TRUE(rollout_->holds(quantized(stepped(weights_, 7), GetParam().rule)));
+}
+
+}  // namespace
+}  // namespace driftless
