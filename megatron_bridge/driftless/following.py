@@ -271,7 +271,7 @@ def _target_of(model: Any, base: str | os.PathLike[str] | None) -> Target:
         return CheckpointTarget(os.fspath(model))
     if isinstance(model, Mapping):
         if base is not None:
-            raise InvalidArgumentError("base= is for a module; the tensors of a dict are the base")
+            raise InvalidArgumentError("base= is for a module; a dict's tensors are the base")
         return _memory(dict(model))
     if not hasattr(model, "named_parameters"):
         raise InvalidArgumentError(
