@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model that trains on the CPU, a version after every step.
+"""Trains a small model on the CPU, and publishes a version after every step.
 
     train.py model              makes the checkpoint that both sides start from
     train.py train STEPS        trains it
@@ -37,7 +37,7 @@ def train(steps):
             model(input_ids=tokens, labels=tokens).loss.backward()
             optimizer.step()
             print(publisher.publish(source), flush=True)
-            time.sleep(0.5)  # so that there is something to see
+            time.sleep(0.5)  # slow enough to watch
         publisher.declare_end()
 
 

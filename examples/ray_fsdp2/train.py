@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2 in actors of Ray, and rollouts that follow in others, generating all the while.
+"""FSDP2 in Ray actors. Rollouts in other actors follow the run, and generate all the while.
 
     train.py MODEL STEPS [KEY=VALUE ...]      settings over driftless.yaml
 """
@@ -29,7 +29,7 @@ def load(path, dtype):
 @ray.remote
 class Trainer:
     def address(self):
-        """Where the trainers meet: a port of this actor's host that is free now."""
+        """The rendezvous address: a free port on this actor's host."""
         with socket.socket() as found:
             found.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
@@ -66,7 +66,7 @@ class Trainer:
 @ray.remote
 class Rollout:
     def follow(self, rank, path, settings):
-        """Until the run ends: the version that the model holds then, and how much it generated."""
+        """Follows until the run ends. Returns the version that the model holds, and its tokens."""
         from driftless.engines import transformers
 
         engine = transformers.Engine(load(path, torch.bfloat16))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megatron-core trains a Qwen3, and every optimizer step is a version.
+"""megatron-core trains a Qwen3, and publishes a version after every optimizer step.
 
     srun ... train.py --tp 2 --pp 2 --steps 100 --update-weight-...      docs/start/megatron.md
 
-The sizes are those of config.json of --update-weight-hf-checkpoint. A training script of your own
-needs the lines with driftless in them, or none (`python -m driftless.megatron SCRIPT`).
+Its sizes are in the config.json of --update-weight-hf-checkpoint. Your own training script needs only
+the lines with driftless in them, or no change (`python -m driftless.megatron SCRIPT`).
 """
 
 import argparse

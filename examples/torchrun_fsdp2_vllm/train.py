@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2 trains a transformers model, and every optimizer step is a version.
+"""FSDP2 trains a transformers model, and publishes a version after every optimizer step.
 
     torchrun ... train.py MODEL STEPS [KEY=VALUE ...]     settings over driftless.yaml
 """

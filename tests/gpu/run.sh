@@ -4,9 +4,9 @@
 #
 #   tests/gpu/run.sh [--build DIR] [--deps PREFIX] [--only build|tests|sanitizer|bench]...
 #
-# --deps: where libraries lie that the system does not have (its include/ and share/cmake/). Parts
-# whose libraries are missing are left out, and said so. Ends with one table; exit status 0 only if
-# every test passed. The figures in docs/operate/numbers.md come from here.
+# --deps: a prefix (include/, share/cmake/) with libraries that the system does not have. Parts whose
+# libraries are missing are skipped and named. Ends with one table; exit status 0 only if every test
+# passed. The figures in docs/operate/numbers.md come from here.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -27,7 +27,7 @@ wanted() { [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $1 "* ]]; }
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 failed=0
-# step NAME COMMAND...: runs it, keeps its verdict for the table.
+# step NAME COMMAND...: runs the command and records its verdict for the table.
 step() {
   local name=$1 begin=$SECONDS verdict
   shift
@@ -72,14 +72,14 @@ if wanted tests; then
     [ -e "$part" ] && step "$(basename "$part" .sh)" bash "$part" "$build"
   done
 fi
-# sanitize TOOL SUITE SHARD. Every short length many thousand times over is for the plain run.
+# sanitize TOOL SUITE SHARD. Only the run without sanitizers tries every short length many times.
 shards=6
 sanitize() {
   GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$3 \
     compute-sanitizer --tool "$1" --error-exitcode 1 --log-file "$results/$1-$2-$3" \
     "$build/bin/$2" --gtest_brief=1 --gtest_filter='-HugeTensor.*:*EveryShortLength*'
 }
-# sanitized TOOL SUITE: waits for its shards; the worst of their verdicts.
+# sanitized TOOL SUITE: waits for its shards; prints the worst of their verdicts.
 sanitized() {
   local worst=0 shard
   for ((shard = 0; shard < shards; ++shard)); do
@@ -91,7 +91,7 @@ sanitized() {
 }
 if wanted sanitizer; then
   if command -v compute-sanitizer >/dev/null; then
-    # In shards, all at once: each test waits for the GPU's answers most of the time.
+    # All shards run at once: each test mostly waits for the GPU.
     for tool in memcheck racecheck; do
       for suite in gpu_contract gpu_kernels gpu_module; do
         for ((shard = 0; shard < shards; ++shard)); do
@@ -109,7 +109,7 @@ if wanted sanitizer; then
     echo "compute-sanitizer is not here: left out"
   fi
 fi
-# megatron_step SNAPSHOT: what updates add to a step of a model of 1 G parameters.
+# megatron_step SNAPSHOT: the time that updates add to a step of a model of 1 G parameters.
 megatron_step() {
   local python="env PYTHONPATH=$build/python:$PWD/tests/python/megatron:${PYTHONPATH:-} python3"
   timeout 120 mpirun --allow-run-as-root --oversubscribe --mca plm isolated --bind-to none \
@@ -118,14 +118,14 @@ megatron_step() {
     grep -h '^{"megatron_overhead"' "$results/megatron" >>"$results/figures" ||
     { tail -n 40 "$results/megatron"; return 1; }
 }
-# megatron_steps: whole steps of it, with and without updates in one run, by snapshot.
+# megatron_steps: whole steps of that model, with and without updates in one run, by snapshot.
 megatron_steps() {
   PYTHONPATH=$build/python:$PWD/tests/python/megatron:${PYTHONPATH:-} timeout 400 \
     python3 tests/bench/megatron_bench.py steps none device pinned >"$results/megatron" 2>&1 &&
     grep -h '^{"megatron_step"' "$results/megatron" >>"$results/figures" ||
     { tail -n 40 "$results/megatron"; return 1; }
 }
-# module_pause [--masked]: of a module of 1 G elements, alone on the GPU.
+# module_pause [--masked]: the pause of a module of 1 G elements, alone on the GPU.
 module_pause() {
   PYTHONPATH=$build/python:${PYTHONPATH:-} timeout 200 \
     python3 tests/bench/module_bench.py --device cuda --versions 5 \
