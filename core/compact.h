@@ -14,7 +14,13 @@
 
 namespace driftless {
 
-inline constexpr std::uint32_t kCompactTileUnits = 16384;  // that are coded by themselves
+// Units that are coded by themselves. Of one byte more of them: their changes are rarer, and a tile
+// costs 5 bytes whatever is in it.
+inline constexpr std::uint32_t kCompactTileUnits = 16384;
+inline constexpr std::uint32_t kCompactByteTileUnits = 65536;
+[[nodiscard]] constexpr std::uint32_t compact_tile_units(unsigned unit_bytes) {
+  return unit_bytes == 1 ? kCompactByteTileUnits : kCompactTileUnits;
+}
 inline constexpr std::size_t kCompactClasses = 256;        // at most, by the bits of an exponent
 inline constexpr std::uint32_t kMaxCompactHazard = 65535;
 // How far a value went: symbols 0 to 60 are distances of magnitudes, the last one another sign.
@@ -27,6 +33,12 @@ struct CompactFields {
   unsigned unit_bytes = 2;
   unsigned mantissa_bits = 7;
 
+  [[nodiscard]] constexpr std::uint32_t tile_units() const {
+    return compact_tile_units(unit_bytes);
+  }
+  [[nodiscard]] constexpr std::uint64_t tiles(std::uint64_t units) const {
+    return (units + tile_units() - 1) / tile_units();
+  }
   [[nodiscard]] constexpr unsigned magnitude_bits() const { return 8 * unit_bytes - 1; }
   [[nodiscard]] constexpr std::uint32_t magnitude_mask() const {
     return ~std::uint32_t{0} >> (32 - magnitude_bits());

@@ -94,9 +94,15 @@ std::span<const CompactTable> Frame::compact_tables() const {
 }
 
 Result<CompactIndex> Frame::read_index(const WeightLayout& layout, const CompactBlock& block) {
-  Result<CompactIndex> index =
-      read_compact_index(block.index, block.units(layout), block.changes, block.tiles.size());
-  return std::move(index).with_context(concat("tensor '", layout[block.tensor].name, "'"));
+  const TensorSpec& tensor = layout[block.tensor];
+  const std::optional<CompactFields> fields = compact_fields(tensor.dtype);
+  if (!fields) {
+    return error(StatusCode::kCorrupt, "tensor '", tensor.name,
+                 "': ", driftless::info(tensor.dtype).name, " is not coded by 'compact'");
+  }
+  Result<CompactIndex> index = read_compact_index(*fields, block.index, block.units(layout),
+                                                  block.changes, block.tiles.size());
+  return std::move(index).with_context(concat("tensor '", tensor.name, "'"));
 }
 
 }  // namespace driftless

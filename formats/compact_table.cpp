@@ -64,6 +64,9 @@ Result<StepWeights> read_steps(Bytes& bytes, unsigned count) {
 // The least width of a field for values from 0 to `most`.
 unsigned bits_for(std::uint32_t most) { return static_cast<unsigned>(std::bit_width(most)); }
 
+// What 16 bits hold: less than a tile of units of one byte may have.
+constexpr std::uint32_t kMostLeastChanges = 0xffff;
+
 struct IndexHead {
   std::uint16_t least_changes = 0;
   std::uint8_t change_bits = 0, byte_bits = 0;
@@ -79,6 +82,7 @@ IndexHead head_of(std::span<const CompactTile> tiles) {
     most_bytes = std::max(most_bytes, tile.bytes);
   }
   if (tiles.empty()) return {};
+  least_changes = std::min(least_changes, kMostLeastChanges);
   return {static_cast<std::uint16_t>(least_changes),
           static_cast<std::uint8_t>(bits_for(most_changes - least_changes)),
           static_cast<std::uint8_t>(bits_for(most_bytes - least_bytes)), least_bytes};
@@ -195,9 +199,10 @@ void append_compact_index(const CompactIndex& index, std::vector<std::byte>& out
   bits.finish();
 }
 
-Result<CompactIndex> read_compact_index(std::span<const std::byte> rest, std::uint64_t units,
+Result<CompactIndex> read_compact_index(const CompactFields& fields,
+                                        std::span<const std::byte> rest, std::uint64_t units,
                                         std::uint64_t changes, std::uint64_t stream_bytes) {
-  const std::uint64_t tiles = (units + kCompactTileUnits - 1) / kCompactTileUnits;
+  const std::uint64_t tiles = fields.tiles(units);
   if (rest.size() < kCompactIndexHeadBytes) return cut_short("an index");
   CompactIndex index;
   Bytes bytes(rest);
@@ -209,8 +214,8 @@ Result<CompactIndex> read_compact_index(std::span<const std::byte> rest, std::ui
   head.byte_bits = bytes.get<std::uint8_t>();
   head.least_bytes = bytes.get<std::uint32_t>();
   const unsigned width = head.change_bits + head.byte_bits;
-  if (change.high >= kDigestPrime || change.low >= kDigestPrime || head.change_bits > 15 ||
-      head.byte_bits > 24 || rest.size() != (tiles * width + 7) / 8) {
+  if (change.high >= kDigestPrime || change.low >= kDigestPrime ||
+      head.change_bits > bits_for(fields.tile_units()) || head.byte_bits > 24 || rest.size() != (tiles * width + 7) / 8) {
     return error(StatusCode::kCorrupt, "compact: an index of ", rest.size(), " bytes has ", tiles,
                  " tiles of ", +head.change_bits, " and ", +head.byte_bits, " bits");
   }
@@ -222,7 +227,7 @@ Result<CompactIndex> read_compact_index(std::span<const std::byte> rest, std::ui
     tile.changes = head.least_changes + bits.get(head.change_bits);
     const std::uint64_t size = std::uint64_t{head.least_bytes} + bits.get(head.byte_bits);
     const std::uint64_t most =
-        std::min<std::uint64_t>(kCompactTileUnits, units - i * kCompactTileUnits);
+        std::min<std::uint64_t>(fields.tile_units(), units - i * fields.tile_units());
     // A change takes a bit at least, so that memory follows what is stored.
     if (tile.changes > most || tile.changes > 8 * size || size > stream_bytes - all_bytes ||
         (tile.changes == 0) != (size == 0)) {

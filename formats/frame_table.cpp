@@ -10,7 +10,13 @@ namespace driftless {
 namespace {
 
 constexpr std::uint8_t kPlain = 0, kZstd = 1;  // how a stream is stored
-constexpr std::uint8_t kNeedsOldValues = 1;    // a flag
+// Flags. Units of one byte have the second one, too: releases before had tiles of 16384 of them.
+constexpr std::uint8_t kNeedsOldValues = 1, kByteTiles = 2;
+
+constexpr std::uint8_t flags_of(const FrameInfo& info) {
+  if (!is_compact(info.context.encoding)) return 0;
+  return kNeedsOldValues | (unit_bytes(info.dtype) == 1 ? kByteTiles : 0);
+}
 
 // A row's fixed fields, in their order.
 struct Row {
@@ -50,7 +56,7 @@ Row row_of(const FrameInfo& info, const BucketEntry& entry, const FrameBlock& bl
   row.position_bytes = static_cast<std::uint8_t>(entry.position_bytes);
   row.positions_stored = block.positions.zstd ? kZstd : kPlain;
   row.values_stored = block.values.zstd ? kZstd : kPlain;
-  row.flags = is_compact(info.context.encoding) ? kNeedsOldValues : 0;
+  row.flags = flags_of(info);
   row.first_unit = block.first_unit;
   row.count = is_compact(info.context.encoding) ? block.changes : entry.count();
   row.stored_positions = block.positions.size_bytes;
@@ -129,10 +135,16 @@ class TableReader {
                    ": needs old values, further streams or a scale, which this build does not "
                    "read; use the same release on both sides");
     }
+    if (compact_ && row.flags == kNeedsOldValues && flags_of(info_) != kNeedsOldValues) {
+      return error(StatusCode::kUnsupported, "tensor ", row.tensor, ": 'compact' of ",
+                   driftless::info(info_.dtype).name,
+                   " in tiles of 16384, which an earlier release wrote and this one does not read; "
+                   "use the same release on both sides");
+    }
     const bool full = is_full(info_.context.encoding);
     const auto encoding = static_cast<std::uint8_t>(row_encoding(info_.context.encoding));
     if (row.encoding != encoding || row.dtype != static_cast<std::uint8_t>(info_.dtype) ||
-        row.flags != (compact_ ? kNeedsOldValues : 0) ||
+        row.flags != flags_of(info_) ||
         (full ? row.position_bytes != 0 : row.first_unit != 0)) {
       return error(StatusCode::kCorrupt, "tensor ", row.tensor, ": encoding ", +row.encoding,
                    ", dtype ", +row.dtype, ", flags ", +row.flags, ", width ", +row.position_bytes,

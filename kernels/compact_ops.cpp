@@ -42,11 +42,11 @@ void count_compact_changes(const CompactFields& fields, const void* old_values,
 Status encode_compact(const HostKernels& kernels, const CompactTable& table, const DeltaView& delta,
                       const void* old_units, std::uint64_t units, CompactStreams& out) {
   const unsigned width = table.fields.unit_bytes;
+  const std::uint32_t tile_units = table.fields.tile_units();
   std::vector<std::uint32_t> offsets;
   std::size_t k = 0;
-  for (std::uint64_t at = 0; at < units; at += kCompactTileUnits) {
-    const auto size =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(kCompactTileUnits, units - at));
+  for (std::uint64_t at = 0; at < units; at += tile_units) {
+    const auto size = static_cast<std::uint32_t>(std::min<std::uint64_t>(tile_units, units - at));
     const std::size_t first = k;
     offsets.clear();
     for (; k < delta.offsets.size() && delta.offsets[k] < at + size; ++k) {
@@ -54,7 +54,7 @@ Status encode_compact(const HostKernels& kernels, const CompactTable& table, con
     }
     const auto count = static_cast<std::uint32_t>(k - first);
     const std::size_t begin = out.bytes.size();
-    out.bytes.resize(begin + max_compact_bytes(count));
+    out.bytes.resize(begin + max_compact_bytes(table.fields, count));
     const std::uint32_t bytes = kernels.compact_encode(
         table, static_cast<const std::byte*>(old_units) + at * width, size, offsets.data(), count,
         delta.values + first * width, out.bytes.data() + begin);
@@ -80,7 +80,7 @@ Status decode_compact(const HostKernels& kernels, const CompactTable& table, con
   std::uint64_t k = 0, at = 0;
   for (const CompactTile& tile : tiles) {
     const auto size =
-        static_cast<std::uint32_t>(std::min<std::uint64_t>(kCompactTileUnits, units - at));
+        static_cast<std::uint32_t>(std::min<std::uint64_t>(table.fields.tile_units(), units - at));
     const bool good =
         tile.changes <= size && tile.bytes <= bytes.size() &&
         kernels.compact_decode(table, static_cast<const std::byte*>(old_units) + at * width, size,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `compact` over stretches of tensors on the host: what its tables are made from, and their tiles
-// one after the other. Stretches begin at a multiple of kCompactTileUnits of their block; calls on
+// one after the other. Stretches begin at a multiple of their tiles' units in their block; calls on
 // different ones may run at the same time.
 #pragma once
 

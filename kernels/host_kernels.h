@@ -109,8 +109,8 @@ struct HostKernels {
                                    std::uint64_t begin, std::uint64_t end);
   DigestStrided* digest_strided;
   // Codes the changes of a tile of `compact` (docs/formats/compact.md): of the `units` <=
-  // kCompactTileUnits old ones, those at `offsets` (ascending) become `values`, each another one.
-  // Returns the stream's bytes, at most max_compact_bytes(count), in `stream`; 0 if nothing
+  // table.fields.tile_units() old ones, those at `offsets` (ascending) become `values`, each
+  // another one. Returns the stream's bytes, at most max_compact_bytes(), in `stream`; 0 if nothing
   // changes, kCompactNotInTable if the table has not the class or the step of a change.
   using CompactEncode = std::uint32_t(const CompactTable& table, const void* old_units,
                                       std::uint32_t units, const std::uint32_t* offsets,
@@ -128,8 +128,9 @@ struct HostKernels {
 inline constexpr std::uint32_t kCompactNotInTable = ~std::uint32_t{0};
 // A gap takes 20 bits, a step 8 and up to 31 more, and so do the turns of the axis together: one of
 // 6 bits for each unit at most.
-[[nodiscard]] constexpr std::uint32_t max_compact_bytes(std::uint32_t count) {
-  return 8 * count + kCompactTileUnits + 64;
+[[nodiscard]] constexpr std::uint32_t max_compact_bytes(const CompactFields& fields,
+                                                        std::uint32_t count) {
+  return 8 * count + fields.tile_units() + 64;
 }
 
 // All that this processor can run: reference first, the fastest last.

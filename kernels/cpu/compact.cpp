@@ -7,7 +7,8 @@ namespace {
 
 using namespace compact;
 
-constexpr std::uint32_t kGroups = kCompactTileUnits / kHazardGroup;
+template <typename Unit>
+constexpr std::uint32_t kTileUnits = compact_tile_units(sizeof(Unit));
 
 // The axis of a tile: sums of hazards by groups of units, the last of which may be cut.
 template <typename Unit>
@@ -61,7 +62,7 @@ class TileAxis {
   const std::uint16_t* hazards_;
   unsigned shift_, mask_;
   std::uint32_t length_;
-  std::uint32_t sums_[kGroups + 2];
+  std::uint32_t sums_[kTileUnits<Unit> / kHazardGroup + 2];
 };
 
 template <typename Unit>
@@ -69,14 +70,14 @@ std::uint32_t encode(HazardSums hazard_sums, const CompactTable& table, const vo
                      std::uint32_t units, const std::uint32_t* offsets, std::uint32_t count,
                      const void* values, std::byte* stream) {
   const TileAxis<Unit> axis(hazard_sums, table, old_units, units);
-  std::uint32_t gaps[kCompactTileUnits];
+  std::uint32_t gaps[kTileUnits<Unit>];
   std::uint32_t end = 0;
   for (std::uint32_t k = 0; k < count; ++k) {
     const std::uint32_t begin = axis.begin_of(offsets[k]);
     gaps[k] = begin - end;
     end = begin + axis.hazard(load<Unit>(old_units, offsets[k]));
   }
-  Encoder encoder(stream + max_compact_bytes(count));
+  Encoder encoder(stream + max_compact_bytes(table.fields, count));
   for (std::uint32_t k = count; k-- > 0;) {
     const std::uint32_t from = load<Unit>(old_units, offsets[k]);
     const CompactSteps* const steps = steps_of(table, table.step_rows[table.fields.class_of(from)]);

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kHazardWarps * 32)
   __syncwarp();
   const unsigned mask = fields.classes() - 1;
   const Units units(block, tile.first);
-  std::uint32_t* const sums = parts.sums + std::uint64_t{number} * kTileSums;
+  std::uint32_t* const sums = parts.sums + std::uint64_t{number} * kTileSums<Unit>;
   std::uint32_t before = 0;
 #pragma unroll 2
   for (std::uint32_t first = 0; first < tile.units; first += 32 * Units::kPack) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kHazardWarps * 32)
   // Behind the last group its end, and more of it, for who reads four at a time.
   if (lane < 4) {
     const std::uint32_t end = (tile.units + kHazardGroup - 1) / kHazardGroup + lane;
-    if (end < kTileSums) sums[end] = before;
+    if (end < kTileSums<Unit>) sums[end] = before;
   }
 }
 
@@ -60,15 +60,16 @@ CompactParts carve_compact(Carver& carver, const CompactShape& shape, MemoryKind
   parts.steps = carver.take<CompactSteps>(shape.steps);
   parts.bad = carver.take<std::uint32_t>(1);
   if (kind == MemoryKind::kDevice) {
-    parts.sums = carver.take<std::uint32_t>(std::uint64_t{shape.tiles} * kTileSums);
+    parts.sums = carver.take<std::uint32_t>(std::uint64_t{shape.tiles} *
+                                            tile_sums(shape.fields.unit_bytes));
   }
   return parts;
 }
 
-std::uint64_t tiles_of(std::span<const CompactBlock> blocks) {
+std::uint64_t tiles_of(const CompactFields& fields, std::span<const CompactBlock> blocks) {
   std::uint64_t tiles = 0;
   for (const CompactBlock& block : blocks) {
-    tiles += (block.place.units + kCompactTileUnits - 1) / kCompactTileUnits;
+    tiles += fields.tiles(block.place.units);
   }
   return tiles;
 }
@@ -78,7 +79,9 @@ bool any_cut(std::span<const CompactBlock> blocks) {
                              [](const CompactBlock& block) { return !block.place.contiguous(); });
 }
 
-Status fill_blocks(std::span<const CompactBlock> blocks, const CompactParts& host) {
+Status fill_blocks(const CompactFields& fields, std::span<const CompactBlock> blocks,
+                   const CompactParts& host) {
+  const std::uint32_t tile_units = fields.tile_units();
   std::uint32_t tile = 0;
   for (std::uint32_t b = 0; b < blocks.size(); ++b) {
     const CompactBlock& block = blocks[b];
@@ -89,9 +92,9 @@ Status fill_blocks(std::span<const CompactBlock> blocks, const CompactParts& hos
                    " bytes");
     }
     host.blocks[b] = block;
-    for (std::uint64_t at = 0; at < block.place.units; at += kCompactTileUnits) {
+    for (std::uint64_t at = 0; at < block.place.units; at += tile_units) {
       const auto units = static_cast<std::uint32_t>(
-          std::min<std::uint64_t>(kCompactTileUnits, block.place.units - at));
+          std::min<std::uint64_t>(tile_units, block.place.units - at));
       host.tiles[tile++] = {at, 0, 0, b, units, 0, 0};
     }
   }

@@ -12,7 +12,11 @@ namespace driftless::cuda {
 
 inline constexpr std::uint32_t kHazardGroup = 32;  // units
 // Of a tile: for each group, and its end; a multiple of 4.
-inline constexpr std::uint32_t kTileSums = kCompactTileUnits / kHazardGroup + 4;
+[[nodiscard]] constexpr std::uint32_t tile_sums(unsigned unit_bytes) {
+  return compact_tile_units(unit_bytes) / kHazardGroup + 4;
+}
+template <typename Unit>
+inline constexpr std::uint32_t kTileSums = tile_sums(sizeof(Unit));
 inline constexpr unsigned kHazardWarps = 8, kTileThreads = 128;  // per block
 inline constexpr std::uint32_t kNoTile = ~std::uint32_t{0};
 
@@ -33,15 +37,17 @@ struct CompactParts {
   DeviceTable* tables = nullptr;
   CompactSteps* steps = nullptr;
   std::uint32_t* bad = nullptr;   // the first tile that cannot be coded
-  std::uint32_t* sums = nullptr;  // kTileSums per tile, of the device
+  std::uint32_t* sums = nullptr;  // tile_sums() per tile, of the device
 };
 
 CompactParts carve_compact(Carver& carver, const CompactShape& shape, MemoryKind kind);
 // Into the host's parts.
-[[nodiscard]] Status fill_blocks(std::span<const CompactBlock> blocks, const CompactParts& host);
+[[nodiscard]] Status fill_blocks(const CompactFields& fields, std::span<const CompactBlock> blocks,
+                                 const CompactParts& host);
 [[nodiscard]] Status fill_tables(const CompactFields& fields, std::span<const CompactTable> tables,
                                  const CompactShape& shape, const CompactParts& host);
-[[nodiscard]] std::uint64_t tiles_of(std::span<const CompactBlock> blocks);
+[[nodiscard]] std::uint64_t tiles_of(const CompactFields& fields,
+                                     std::span<const CompactBlock> blocks);
 [[nodiscard]] bool any_cut(std::span<const CompactBlock> blocks);
 // Queues the sums of hazards of all tiles.
 [[nodiscard]] Status sum_hazards(const CompactParts& dev, const CompactShape& shape, bool cut,

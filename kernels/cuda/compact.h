@@ -31,7 +31,7 @@ struct CompactShape {
 // From streams to positions, new values and old ones, as a Patch takes them.
 class CompactDecode {
  public:
-  // 2 KiB per tile, 1 KiB per table, 384 bytes per list of steps; on the host 200 per block, 48 per
+  // 2 KiB per tile (8 of units of one byte), 1 KiB per table, 384 bytes per list of steps; on the host 200 per block, 48 per
   // tile, and the tables.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const CompactBlock> blocks,
                                                     std::span<const CompactTable> tables);
@@ -61,8 +61,8 @@ class CompactDecode {
 // for the streams.
 class CompactEncode {
  public:
-  // 64 KiB for the counts, 2 KiB per tile, a unit and 4 bytes per change, 97 KiB per table; on the
-  // host the counts, 200 bytes per block, 56 per tile, the tables.
+  // 64 KiB for the counts, 2 KiB per tile (8 of units of one byte), a unit and 4 bytes per change,
+  // 97 KiB per table; on the host the counts, 200 bytes per block, 56 per tile, the tables.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const CompactBlock> blocks,
                                                     const CompactFields& fields,
                                                     std::uint32_t tables);

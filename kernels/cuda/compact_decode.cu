@@ -62,7 +62,7 @@ class TileAxis {
                       const std::uint16_t* hazards)
       : units_(block, tile.first),
         hazards_(hazards),
-        sums_(parts.sums + std::uint64_t{number} * kTileSums),
+        sums_(parts.sums + std::uint64_t{number} * kTileSums<Unit>),
         shift_(fields.mantissa_bits),
         mask_(fields.classes() - 1),
         count_(tile.units),
@@ -223,11 +223,15 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+CompactFields fields_of(std::span<const CompactTable> tables) {
+  return tables.empty() ? CompactFields() : tables.front().fields;
+}
+
 CompactShape shape_of(std::span<const CompactBlock> blocks, std::span<const CompactTable> tables) {
   CompactShape shape;
-  if (!tables.empty()) shape.fields = tables.front().fields;
+  shape.fields = fields_of(tables);
   shape.blocks = static_cast<std::uint32_t>(blocks.size());
-  shape.tiles = static_cast<std::uint32_t>(tiles_of(blocks));
+  shape.tiles = static_cast<std::uint32_t>(tiles_of(shape.fields, blocks));
   shape.tables = static_cast<std::uint32_t>(tables.size());
   for (const CompactTable& table : tables) {
     shape.steps += static_cast<std::uint32_t>(table.steps.size());
@@ -244,12 +248,13 @@ CompactParts carve_decode(std::byte* memory, const CompactShape& shape, MemoryKi
 }
 
 // Where each tile's changes and bytes begin. kCorrupt if they are not those of the blocks.
-Status fill_tiles(std::span<const CompactBlock> blocks, std::span<const CompactTile> tiles,
-                  std::uint32_t tables, const CompactParts& host) {
+Status fill_tiles(const CompactShape& shape, std::span<const CompactBlock> blocks,
+                  std::span<const CompactTile> tiles, const CompactParts& host) {
+  const std::uint32_t tables = shape.tables;
   std::size_t t = 0;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
     std::uint64_t changes = 0, bytes = blocks[b].stream_begin;
-    const std::uint64_t own = tiles_of(blocks.subspan(b, 1));
+    const std::uint64_t own = tiles_of(shape.fields, blocks.subspan(b, 1));
     if (blocks[b].table >= tables || own > tiles.size() - t) {
       return error(StatusCode::kCorrupt, "block number ", b, ": has ", own, " tiles and table ",
                    blocks[b].table, ", of ", tiles.size() - t, " and ", tables);
@@ -288,8 +293,10 @@ Result<CompactDecode> CompactDecode::make(std::span<const CompactBlock> blocks,
                                           std::span<const CompactTable> tables,
                                           std::span<const CompactTile> tiles,
                                           const Workspace& workspace, Stream stream) {
-  if (tiles_of(blocks) >= kNoTile) {
-    return error(StatusCode::kInvalidArgument, tiles_of(blocks), " tiles of compact at once");
+  const CompactFields fields = fields_of(tables);
+  if (tiles_of(fields, blocks) >= kNoTile) {
+    return error(StatusCode::kInvalidArgument, tiles_of(fields, blocks),
+                 " tiles of compact at once");
   }
   DRIFTLESS_RETURN_IF_ERROR(
       check_workspace(workspace, workspace_size(blocks, tables), "compact, decoding"));
@@ -300,8 +307,8 @@ Result<CompactDecode> CompactDecode::make(std::span<const CompactBlock> blocks,
   decode.host_ = workspace.host;
   const CompactParts host = carve_decode(decode.host_, decode.shape_, MemoryKind::kHost);
   const CompactParts dev = carve_decode(decode.dev_, decode.shape_, MemoryKind::kDevice);
-  DRIFTLESS_RETURN_IF_ERROR(fill_blocks(blocks, host));
-  DRIFTLESS_RETURN_IF_ERROR(fill_tiles(blocks, tiles, decode.shape_.tables, host));
+  DRIFTLESS_RETURN_IF_ERROR(fill_blocks(fields, blocks, host));
+  DRIFTLESS_RETURN_IF_ERROR(fill_tiles(decode.shape_, blocks, tiles, host));
   DRIFTLESS_RETURN_IF_ERROR(fill_tables(decode.shape_.fields, tables, decode.shape_, host));
   // The host's parts lie as the device's do.
   const auto used =

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kCountThreads)
   const CompactBlock& block = parts.blocks[tile.block];
   const TileUnits<Unit, Cut> units(block, tile.first);
   const std::uint16_t* const hazards = parts.tables[block.table].hazards;
-  const std::uint32_t* const sums = parts.sums + std::uint64_t{number} * kTileSums;
+  const std::uint32_t* const sums = parts.sums + std::uint64_t{number} * kTileSums<Unit>;
   for (std::uint32_t k = lane; k < tile.changes; k += 32) {
     const auto at = static_cast<std::uint32_t>(
         position_of(block, positions, tile.change_begin + k) - tile.first);
@@ -218,7 +218,7 @@ CompactShape shape_of(std::span<const CompactBlock> blocks, const CompactFields&
   CompactShape shape;
   shape.fields = fields;
   shape.blocks = static_cast<std::uint32_t>(blocks.size());
-  shape.tiles = static_cast<std::uint32_t>(tiles_of(blocks));
+  shape.tiles = static_cast<std::uint32_t>(tiles_of(fields, blocks));
   shape.tables = tables;
   shape.steps = tables * fields.classes();
   for (const CompactBlock& block : blocks) {
@@ -247,8 +247,9 @@ Result<CompactEncode> CompactEncode::make(std::span<const CompactBlock> blocks,
                                           const std::byte* positions_dev,
                                           const std::byte* values_dev, const Workspace& workspace,
                                           Stream stream) {
-  if (tiles_of(blocks) >= kNoTile) {
-    return error(StatusCode::kInvalidArgument, tiles_of(blocks), " tiles of compact at once");
+  if (tiles_of(fields, blocks) >= kNoTile) {
+    return error(StatusCode::kInvalidArgument, tiles_of(fields, blocks),
+                 " tiles of compact at once");
   }
   DRIFTLESS_RETURN_IF_ERROR(
       check_workspace(workspace, workspace_size(blocks, fields, tables), "compact, encoding"));
@@ -263,7 +264,7 @@ Result<CompactEncode> CompactEncode::make(std::span<const CompactBlock> blocks,
   const EncodeParts host = carve_encode(encode.host_, shape, MemoryKind::kHost);
   const EncodeParts dev = carve_encode(encode.dev_, shape, MemoryKind::kDevice);
   const cudaStream_t queue = native(stream);
-  DRIFTLESS_RETURN_IF_ERROR(fill_blocks(blocks, host));
+  DRIFTLESS_RETURN_IF_ERROR(fill_blocks(fields, blocks, host));
   DRIFTLESS_RETURN_IF_ERROR(
       upload(dev.blocks, host.blocks, blocks.size() * sizeof(CompactBlock), queue));
   DRIFTLESS_RETURN_IF_ERROR(upload(dev.tiles, host.tiles, shape.tiles * sizeof(TileWork), queue));

@@ -16,7 +16,7 @@ std::uint32_t hazard_at(const CompactTable& table, const void* units, std::uint3
 template <typename Unit>
 std::uint32_t encode(const CompactTable& table, const void* old_units, const std::uint32_t* offsets,
                      std::uint32_t count, const void* values, std::byte* stream) {
-  Encoder encoder(stream + max_compact_bytes(count));
+  Encoder encoder(stream + max_compact_bytes(table.fields, count));
   for (std::uint32_t k = count; k-- > 0;) {
     const std::uint32_t from = load<Unit>(old_units, offsets[k]);
     const CompactSteps* const steps = steps_of(table, table.step_rows[table.fields.class_of(from)]);

@@ -13,7 +13,8 @@ namespace driftless {
 namespace {
 
 // Units that a thread codes at a time: they and their copy stay in the second-level cache.
-constexpr std::uint64_t kStretchUnits = 8 * std::uint64_t{kCompactTileUnits};
+constexpr std::uint64_t kStretchUnits = 131072;
+static_assert(kStretchUnits % kCompactTileUnits == 0 && kStretchUnits % kCompactByteTileUnits == 0);
 
 // Some tiles of a block.
 struct CodedStretch {

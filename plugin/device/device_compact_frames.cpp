@@ -42,7 +42,7 @@ class CompactFrame {
       const OwnedTensor& owned = context_.store->owned(blocks_[i].number);
       CompactIndex index;
       const std::uint64_t begin = at;
-      for (std::uint64_t unit = 0; unit < owned.place().units; unit += kCompactTileUnits) {
+      for (std::uint64_t unit = 0; unit < owned.place().units; unit += fields_.tile_units()) {
         index.tiles.push_back(tiles_[tile]);
         at += tiles_[tile++].bytes;
       }

@@ -10,6 +10,7 @@
 #include "plugin/publish/publisher_leader.h"
 #include "plugin/publish/quantized_store.h"
 #include "plugin/publish/rank_offers.h"
+#include "plugin/publish/scale_jumps.h"
 
 namespace driftless {
 namespace {
@@ -327,12 +328,17 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
   }
   const double prepare_ms = watch.lap_ms();
   TensorDigests copies;
+  ScaleJumps jumps(options_.full_above_density);
   PayloadMessage mine = write_payload(made, deadline, [&](const AddBatch& add) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(measured_);
     DRIFTLESS_RETURN_IF_ERROR(ready);
+    const auto compare = [&](std::span<const PairedTensor> batch) {
+      if (quantized_ && !plan.full) add_scale_changes(*store_, batch, jumps);
+      return add(batch);
+    };
     if (live_ == nullptr) {
       return offers_->visit(
-          weights, options_.device != nullptr, add,
+          weights, options_.device != nullptr, compare,
           [&](const OfferedTensor& copy) { return offers_->digest_copy(copy, copies); });
     }
     if (needs_full) return {};
@@ -343,6 +349,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
   stages_.compare_ms += prepare_ms;
   mine.needs_full = needs_full;
   mine.notes = std::move(notes);
+  if (auto note = jumps.note(run_.layout, group_.rank(), "")) mine.notes.push_back(*note);
   mine.copies = std::move(copies);
   offers_->add_kept_copies(mine.tensor_digests, tensor_digests_, mine.copies);
   return mine;

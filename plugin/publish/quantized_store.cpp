@@ -6,13 +6,13 @@
 
 #include "core/parallel.h"
 #include "core/stopwatch.h"
+#include "plugin/publish/scale_jumps.h"
 
 namespace driftless {
 namespace {
 
 constexpr std::uint32_t kNotHere = ~std::uint32_t{0};
 constexpr std::size_t kMostNamed = 8;
-constexpr std::uint64_t kManyBlocks = 8;  // that are coded anew
 
 std::uint16_t unit_16(const std::byte* units, std::uint64_t at) {
   std::uint16_t bits = 0;
@@ -389,7 +389,7 @@ bool QuantizedStore::is_whole(std::size_t matrix) const {
 
 // Tensors of which LiveStore does not know what changed, and those whose scales jumped.
 void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
-  std::vector<std::uint32_t> jumped;
+  ScaleJumps jumps(options_.whole_above);
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
     const MatrixBlocks& blocks = blocks_[m];
@@ -399,24 +399,17 @@ void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
           same_fp8_rule(weights_.rule(), blocks.largest[block], blocks.largest_now[block]);
       anew += same ? 0 : 1;
     }
-    const auto share = static_cast<double>(anew) /
-                       static_cast<double>(std::max<std::size_t>(blocks.own.size(), 1));
     const std::uint32_t tensor = owned(codes_of(matrix)).tensor();
     const bool unknown = live_.sent_whole(own_numbers_[matrix.from]);
-    const bool jumps = anew >= kManyBlocks && share > options_.whole_above;
-    if (!unknown && !jumps) continue;
-    if (jumps && !unknown && !whole_.contains(tensor)) jumped.push_back(tensor);
+    const bool jumped = jumps.is_jump(anew, blocks.own.size());
+    if (!unknown && !jumped) continue;
+    if (!unknown) jumps.add(tensor, anew, blocks.own.size());
     mark_whole(tensor);
     if (matrix.scales) mark_whole(owned(numbers_[*matrix.scales]).tensor());
   }
-  std::string text;
-  for (std::size_t i = 0; i < std::min(jumped.size(), kMostNamed); ++i) {
-    text += concat(i > 0 ? ", '" : "'", layout()[jumped[i]].name, "'");
+  if (auto note = jumps.note(layout(), options_.live.rank, ": sent whole")) {
+    notes.push_back(std::move(*note));
   }
-  if (jumped.empty()) return;
-  if (jumped.size() > kMostNamed) text += concat(" and ", jumped.size() - kMostNamed, " more");
-  notes.push_back(concat("publisher rank ", options_.live.rank, ": many scales changed in ", text,
-                         ": sent whole"));
 }
 
 Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::string>& notes) {

@@ -12,8 +12,9 @@
 namespace driftless {
 namespace {
 
-// Tiles that a thread decodes at a time.
-constexpr std::size_t kStretchTiles = 16;
+// Units that a thread decodes at a time: whole tiles.
+constexpr std::uint64_t kStretchUnits = 262144;
+static_assert(kStretchUnits % kCompactTileUnits == 0 && kStretchUnits % kCompactByteTileUnits == 0);
 
 // Where the next piece of each block must begin.
 class NextPositions {
@@ -53,15 +54,16 @@ struct TileStretch {
 std::vector<TileStretch> stretches_of(CodedBlock& block) {
   std::vector<TileStretch> all;
   const std::vector<CompactTile>& tiles = block.index.tiles;
+  const std::uint32_t tile_units = block.piece->table->fields.tile_units();
+  const std::size_t stretch_tiles = kStretchUnits / tile_units;
   std::uint64_t changes = 0, byte = 0;
-  for (std::size_t first = 0; first < tiles.size(); first += kStretchTiles) {
+  for (std::size_t first = 0; first < tiles.size(); first += stretch_tiles) {
     TileStretch next;
     next.block = &block;
     next.first_tile = first;
-    next.tiles = std::min(kStretchTiles, tiles.size() - first);
-    next.first_unit = std::uint64_t{first} * kCompactTileUnits;
-    next.units = std::min<std::uint64_t>(kStretchTiles * std::uint64_t{kCompactTileUnits},
-                                         block.place.units - next.first_unit);
+    next.tiles = std::min(stretch_tiles, tiles.size() - first);
+    next.first_unit = std::uint64_t{first} * tile_units;
+    next.units = std::min(kStretchUnits, block.place.units - next.first_unit);
     next.first_change = changes;
     const std::uint64_t begin = byte;
     for (std::size_t t = first; t < first + next.tiles; ++t) {

@@ -65,7 +65,7 @@ void bench_compact(Bench& bench) {
   std::uint64_t bytes = 0;
   for (std::size_t i = 0, t = 0; i < blocks.size(); ++i) {
     blocks[i].stream_begin = bytes;
-    const std::uint64_t own = (few.units[i] + kCompactTileUnits - 1) / kCompactTileUnits;
+    const std::uint64_t own = table.fields.tiles(few.units[i]);
     for (const std::size_t end = t + own; t < end; ++t) bytes += tiles[t].bytes;
   }
   std::fprintf(stderr, "compact: %.2f %% changed, %.2f bits per change\n", 100 * changed / kUnits,

@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "support/checkout_paths.h"
+#include "support/compact_byte_case.h"
 #include "support/compact_case.h"
 #include "support/frame_head.h"
 #include "support/frame_reseal.h"
@@ -16,6 +17,7 @@ namespace driftless {
 namespace {
 
 using testing::Bytes;
+using testing::CompactByteCase;
 using testing::CompactCase;
 using testing::frame_head_of;
 
@@ -41,10 +43,8 @@ void expect_decodes_to(const CompactCase& expected, const Frame& frame) {
   }
 }
 
-TEST(CompactFrame, IsTheGoldenOneAndDecodes) {
-  const CompactCase input;
-  const Bytes fresh = input.frame();
-  const std::string path = std::string(testing::test_data()) + "/golden/frame_compact.bin";
+void expect_golden(const std::string& name, const Bytes& fresh) {
+  const std::string path = std::string(testing::test_data()) + "/golden/" + name;
   if (std::getenv("DRIFTLESS_WRITE_GOLDEN") != nullptr && !std::ifstream(path).good()) {
     std::ofstream(path, std::ios::binary)
         .write(reinterpret_cast<const char*>(fresh.data()), std::ssize(fresh));
@@ -53,6 +53,12 @@ TEST(CompactFrame, IsTheGoldenOneAndDecodes) {
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   ASSERT_EQ(fresh.size(), text.size()) << path;
   EXPECT_EQ(std::memcmp(fresh.data(), text.data(), text.size()), 0) << path;
+}
+
+TEST(CompactFrame, IsTheGoldenOneAndDecodes) {
+  const CompactCase input;
+  const Bytes fresh = input.frame();
+  expect_golden("frame_compact.bin", fresh);
   const auto frame = Frame::decode(fresh, input.layout, kMaxBody);
   ASSERT_TRUE(frame.ok()) << frame.status().to_string();
   EXPECT_TRUE(frame->compact());
@@ -141,35 +147,97 @@ TEST(CompactFrame, WhatDoesNotFitIsRefused) {
   EXPECT_TRUE(out.empty());
 }
 
-TEST(CompactIndex, IsWrittenInOneWay) {
-  const CompactIndex index{{{5, 7}}, {{3, 9}, {0, 0}, {16384, 70000}}};
+// An index of such tiles is read as it was written, and so is none that differs in a bit.
+void expect_one_way(const CompactFields& fields, const CompactIndex& index, std::uint64_t units) {
+  std::uint64_t changes = 0, size = 0;
+  for (const CompactTile& tile : index.tiles) {
+    changes += tile.changes;
+    size += tile.bytes;
+  }
   Bytes bytes;
   append_compact_index(index, bytes);
-  const std::uint64_t units = 3 * std::uint64_t{kCompactTileUnits};
-  const auto read = read_compact_index(bytes, units, 16387, 70009);
+  const auto read = read_compact_index(fields, bytes, units, changes, size);
   ASSERT_TRUE(read.ok()) << read.status().to_string();
   EXPECT_EQ(read->tiles, index.tiles);
   EXPECT_EQ(read->change, index.change);
-  EXPECT_FALSE(read_compact_index(bytes, units, 16386, 70009).ok());
-  EXPECT_FALSE(read_compact_index(bytes, units, 16387, 70010).ok());
-  EXPECT_FALSE(read_compact_index(bytes, units + 1, 16387, 70009).ok());
-  EXPECT_FALSE(read_compact_index(bytes, units - 1, 16387, 70009).ok());  // a full tile cut
+  EXPECT_FALSE(read_compact_index(fields, bytes, units, changes - 1, size).ok());
+  EXPECT_FALSE(read_compact_index(fields, bytes, units, changes, size + 1).ok());
+  EXPECT_FALSE(read_compact_index(fields, bytes, units + 1, changes, size).ok());
+  EXPECT_FALSE(read_compact_index(fields, bytes, units - 1, changes, size).ok());  // a full tile cut
   for (std::size_t at = 16; at < bytes.size(); ++at) {
     for (unsigned bit = 0; bit < 8; ++bit) {
       Bytes damaged = bytes;
       damaged[at] ^= static_cast<std::byte>(1U << bit);
-      EXPECT_FALSE(read_compact_index(damaged, units, 16387, 70009).ok()) << at << " " << bit;
+      EXPECT_FALSE(read_compact_index(fields, damaged, units, changes, size).ok())
+          << at << " " << bit;
     }
   }
 }
 
+TEST(CompactIndex, IsWrittenInOneWay) {
+  expect_one_way(*compact_fields(DType::kBF16), {{{5, 7}}, {{3, 9}, {0, 0}, {16384, 70000}}},
+                 3 * std::uint64_t{kCompactTileUnits});
+  expect_one_way(*compact_fields(DType::kF8E4M3), {{{5, 7}}, {{3, 9}, {0, 0}, {65536, 70000}}},
+                 3 * std::uint64_t{kCompactByteTileUnits});
+  // The least number of changes has 16 bits.
+  expect_one_way(*compact_fields(DType::kF8E4M3), {{{5, 7}}, {{65536, 70001}, {65536, 70000}}},
+                 2 * std::uint64_t{kCompactByteTileUnits});
+}
+
 // Nothing is set aside for changes that the stream cannot have.
 TEST(CompactIndex, HasNoMoreChangesThanBits) {
+  const CompactFields fields = *compact_fields(DType::kBF16);
   for (const std::uint32_t size : {5U, 2047U, 2048U}) {
     Bytes bytes;
     append_compact_index({{{5, 7}}, {{16384, size}}}, bytes);
-    EXPECT_EQ(read_compact_index(bytes, kCompactTileUnits, 16384, size).ok(), size == 2048) << size;
+    EXPECT_EQ(read_compact_index(fields, bytes, kCompactTileUnits, 16384, size).ok(), size == 2048)
+        << size;
   }
+}
+
+TEST(CompactFrame, OfBytesIsTheGoldenOneAndDecodes) {
+  const CompactByteCase input;
+  const Bytes fresh = input.frame();
+  expect_golden("frame_compact_fp8.bin", fresh);
+  const auto frame = Frame::decode(fresh, input.layout, kMaxBody);
+  ASSERT_TRUE(frame.ok()) << frame.status().to_string();
+  const std::vector<CompactBlock> blocks = frame->compact_blocks();
+  ASSERT_EQ(blocks.size(), 1U);
+  const auto index = Frame::read_index(input.layout, blocks[0]);
+  ASSERT_TRUE(index.ok()) << index.status().to_string();
+  ASSERT_EQ(index->tiles.size(), 2U);
+  CompactChanges changes;
+  ASSERT_TRUE(decode_compact(host_kernels(), frame->compact_tables()[0], input.before.data(),
+                             input.before.size(), index->tiles, blocks[0].tiles, changes)
+                  .ok());
+  EXPECT_EQ(changes.offsets, input.positions);
+  EXPECT_EQ(changes.values, input.values);
+}
+
+TEST(CompactFrame, OfBytesInTheTilesOfAnEarlierReleaseIsRefusedByName) {
+  const CompactByteCase input;
+  Bytes frame = input.frame();
+  const std::size_t row = frame.size() - 16 - testing::get<std::uint64_t>(frame, 24);
+  ASSERT_EQ(frame[row + 10], std::byte{3});
+  for (const auto& [flags, code] : {std::pair{1, StatusCode::kUnsupported},
+                                    {0, StatusCode::kCorrupt},
+                                    {2, StatusCode::kCorrupt},
+                                    {7, StatusCode::kCorrupt}}) {
+    frame[row + 10] = static_cast<std::byte>(flags);
+    testing::reseal(frame);
+    const auto read = Frame::decode(frame, input.layout, kMaxBody);
+    EXPECT_EQ(read.status().code(), code) << flags << read.status().to_string();
+    if (flags != 1) continue;
+    EXPECT_NE(read.status().to_string().find("tiles of 16384"), std::string::npos);
+  }
+  // Of two bytes there is one size of tile.
+  const CompactCase plain;
+  Bytes words = plain.frame();
+  const std::size_t first = words.size() - 16 - testing::get<std::uint64_t>(words, 24);
+  ASSERT_EQ(words[first + 10], std::byte{1});
+  words[first + 10] = std::byte{3};
+  testing::reseal(words);
+  EXPECT_EQ(Frame::decode(words, plain.layout, kMaxBody).status().code(), StatusCode::kCorrupt);
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ class CompactKernels : public ::testing::TestWithParam<HostKernels> {
   [[nodiscard]] static const HostKernels& reference() { return all_host_kernels().front(); }
 
   static Bytes encode(const HostKernels& kernels, const Tile& tile) {
-    GuardedBytes stream(max_compact_bytes(tile.count()), tile.count() % 7);
+    GuardedBytes stream(max_compact_bytes(tile.fields, tile.count()), tile.count() % 7);
     const std::uint32_t size =
         kernels.compact_encode(tile.table, tile.before.data(), tile.units, tile.offsets.data(),
                                tile.count(), tile.values.data(), stream.data());
@@ -150,8 +150,9 @@ class CompactKernels : public ::testing::TestWithParam<HostKernels> {
 
 TEST_P(CompactKernels, AnyBitsGoThereAndBack) {
   for (const DType dtype : kFloats) {
+    const std::uint32_t full = compact_fields(dtype)->tile_units();
     for (const std::uint32_t units :
-         {1U, 2U, 15U, 16U, 17U, 63U, 64U, 65U, 1000U, 16383U, 16384U}) {
+         {1U, 2U, 15U, 16U, 17U, 63U, 64U, 65U, 1000U, 16383U, 16384U, full - 1, full}) {
       for (const Pattern pattern : kAllPatterns) {
         SCOPED_TRACE(::testing::Message() << info(dtype).name << ", " << units << " units, pattern "
                                           << static_cast<int>(pattern));
@@ -166,7 +167,7 @@ TEST_P(CompactKernels, WeightsGoThereAndBack) {
   for (const DType dtype : kFloats) {
     for (std::uint32_t seed = 0; seed < 8; ++seed) {
       SCOPED_TRACE(::testing::Message() << info(dtype).name << ", seed " << seed);
-      expect_good(weights_tile(dtype, 16384 - seed * 13, seed));
+      expect_good(weights_tile(dtype, compact_fields(dtype)->tile_units() - seed * 13, seed));
       if (HasFatalFailure()) return;
     }
   }
@@ -194,10 +195,19 @@ TEST_P(CompactKernels, FromEveryBitPatternToEveryKindOfOther) {
 }
 
 TEST_P(CompactKernels, GapsOfManyTurnsAreCoded) {
-  // Units that nearly always change, and do not: escapes, up to the end of the axis.
-  Tile tile = random_tile(DType::kBF16, 16384, Pattern::kLast, 5);
-  for (std::uint16_t& hazard : tile.table.hazards) hazard = kMaxCompactHazard;
-  expect_good(tile);
+  // Units that nearly always change, and do not: escapes, up to the end of the axis. That of a full
+  // tile of bytes is nearly 2^32.
+  for (const DType dtype : {DType::kBF16, DType::kF8E4M3}) {
+    Tile tile = random_tile(dtype, compact_fields(dtype)->tile_units(), Pattern::kLast, 5);
+    for (std::uint16_t& hazard : tile.table.hazards) hazard = kMaxCompactHazard;
+    ASSERT_GT(tile.count(), 0U);
+    expect_good(tile);
+    // One turn more than the axis has, and streams that pass turns for ever.
+    Bytes stream = encode(reference(), tile);
+    EXPECT_FALSE(decode(kernels(), tile, tile.before, stream, tile.count() + 1));
+    std::fill(stream.begin(), stream.end(), std::byte{0xff});
+    EXPECT_FALSE(decode(kernels(), tile, tile.before, stream, tile.count()));
+  }
 }
 
 TEST_P(CompactKernels, AChangeThatTheTableHasNotIsRefused) {
@@ -208,7 +218,7 @@ TEST_P(CompactKernels, AChangeThatTheTableHasNotIsRefused) {
   without_class.table.hazards[tile.fields.class_of(first)] = 0;
   Tile without_steps = tile;
   without_steps.table.step_rows = {};
-  std::vector<std::byte> room(max_compact_bytes(tile.count()));
+  std::vector<std::byte> room(max_compact_bytes(tile.fields, tile.count()));
   for (const Tile* const each : {&without_class, &without_steps}) {
     EXPECT_EQ(kernels().compact_encode(each->table, each->before.data(), each->units,
                                        each->offsets.data(), each->count(), each->values.data(),

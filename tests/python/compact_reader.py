@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from frame_reader import HEADER, aligned, read_table, require
 
-TILE, TURN, LOW = 16384, 65536, 1 << 24
+TURN, LOW = 65536, 1 << 24
 FLIP = 61
 SLOPES = [62, 55, 48, 42, 37, 33, 29, 25, 22, 19, 17, 15, 13, 12, 10, 9, 8, 7, 6, 5, 5, 4, 4, 3, 3, 2, 2, 2, 2, 1, 1, 1]
 STARTS = [2048 * sum(SLOPES[:segment]) for segment in range(33)]
@@ -109,10 +109,10 @@ def read_compact_table(data: bytes) -> tuple[Table, bytes]:
     return (hazards, steps), rest
 
 
-def read_index(stream: bytes, units: int) -> tuple[bytes, list[tuple[int, int]]]:
+def read_index(stream: bytes, units: int, tile: int) -> tuple[bytes, list[tuple[int, int]]]:
     least_changes, change_bits, byte_bits, least_bytes = struct.unpack_from("<HBBI", stream, 16)
     bits, tiles = int.from_bytes(stream[24:], "little"), []
-    for _ in range(0, units, TILE):
+    for _ in range(0, units, tile):
         changes, bits = bits & ((1 << change_bits) - 1), bits >> change_bits
         size, bits = bits & ((1 << byte_bits) - 1), bits >> byte_bits
         tiles.append((least_changes + changes, least_bytes + size))
@@ -126,6 +126,7 @@ def read_compact_frame(data: bytes, old_of: Callable[[int, list[tuple[int, int]]
     require(head[2] == 5 and head[3] in FIELDS, "encoding and dtype")
     (unit, mantissa_bits), at = FIELDS[head[3]], [HEADER.size, HEADER.size + aligned(head[7])]
     rows, rest = read_table(data[at[1] + aligned(head[16]) : -16], head[4])
+    tile_units, flags = (65536, 3) if unit == 1 else (16384, 1)
     tables: list[Table] = []
     while rest:
         table, rest = read_compact_table(rest)
@@ -133,14 +134,15 @@ def read_compact_frame(data: bytes, old_of: Callable[[int, list[tuple[int, int]]
     blocks = []
     for row, box in rows:
         (tensor, _, _, _, number), (count, index_size, tiles_size) = row[:5], row[11:14]
+        require(row[7] == flags, "flags of a row")
         old = old_of(tensor, box)
-        change, tiles = read_index(data[at[0] : at[0] + index_size], len(old))
+        change, tiles = read_index(data[at[0] : at[0] + index_size], len(old), tile_units)
         found: list[Change] = []
         place = at[1]
         for i, (changes, size) in enumerate(tiles):
-            units, stream = old[i * TILE : (i + 1) * TILE], data[place : place + size]
+            units, stream = old[i * tile_units : (i + 1) * tile_units], data[place : place + size]
             tile = read_tile(tables[number], mantissa_bits, unit, units, stream, changes)
-            found += [(i * TILE + at_unit, before, after) for at_unit, before, after in tile]
+            found += [(i * tile_units + at_unit, before, after) for at_unit, before, after in tile]
             place += size
         at = [at[0] + index_size, at[1] + tiles_size]
         require(place == at[1] and len(found) == count, "counts of a row")

@@ -9,7 +9,8 @@ import xxhash
 from compact_reader import read_compact_frame
 from frame_reader import FrameError
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "frame_compact.bin"
+FOLDER = Path(__file__).resolve().parents[1] / "golden"
+GOLDEN, GOLDEN_FP8 = FOLDER / "frame_compact.bin", FOLDER / "frame_compact_fp8.bin"
 NAMES, SHAPES = ["lm_head.weight", "model.embed_tokens.weight"], [[4, 5], [400, 500]]
 U64, PRIME, STEP = (1 << 64) - 1, (1 << 61) - 1, 0x9E3779B97F4A7C15
 
@@ -74,6 +75,29 @@ def test_every_change_is_read():
         assert changes == [each for each in expected if each[1] != each[2]]
         in_tensor = [(units[k], before, after) for k, before, after in changes]
         assert change == digest_of_change(tensor, in_tensor)
+
+
+def old_code(unit):
+    bits = noise(0, unit)
+    low = bits >> 8 | 2048
+    return (bits & 1) << 7 | (12 - ((low & -low).bit_length() - 1)) << 3 | bits >> 1 & 7
+
+
+def new_code(unit):
+    bits, old = noise(0, unit), old_code(unit)
+    if (bits >> 40) % 200 != 0:
+        return old
+    kind = (bits >> 48) % 16
+    return {0: old ^ 0x80, 1: old - 3, 2: old + 3}.get(kind, old + 1 if kind % 2 == 1 else old - 1)
+
+
+def test_every_change_of_codes_is_read():
+    codes = [old_code(unit) for unit in range(300 * 256)]
+    ((tensor, box, _, changes),) = read_compact_frame(GOLDEN_FP8.read_bytes(), lambda *_: codes)
+    assert (tensor, box) == (0, [])
+    expected = [(unit, old, new_code(unit)) for unit, old in enumerate(codes)]
+    assert changes == [each for each in expected if each[1] != each[2]]
+    assert changes[-1][0] > 65536  # one full tile, and a part of another
 
 
 def test_other_old_values_are_noticed():

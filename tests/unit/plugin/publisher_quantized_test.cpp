@@ -204,6 +204,34 @@ TEST_P(QuantizedPublisher, SendsAllOfAVersionThatIsDense) {
   EXPECT_TRUE(late.holds(quantized(stepped(bf16_matrices(8), 4), GetParam().rule)));
 }
 
+// A jump of scales has a note with the names of the tensors, once.
+TEST_P(QuantizedPublisher, NamesTensorsOfWhichManyScalesChange) {
+  if (GetParam().cut != Cut::kWhole) GTEST_SKIP() << "a rank has too few blocks of these matrices";
+  make_base(GetParam().rule);
+  open();
+  const auto notes = [&] {
+    return std::ranges::count_if(trainer_->report().notes, [](const std::string& note) {
+      return note.find("many scales changed in 'm.b.weight'") != std::string::npos &&
+             note.find("'m.a.weight'") == std::string::npos;
+    });
+  };
+  Weights weights = stepped(weights_, 2);
+  expect_published(weights);
+  EXPECT_EQ(notes(), 0);
+  TestTensor& jumping = weights.at("m.b.weight");  // 8 blocks; all others have fewer
+  for (std::size_t i = 0; i < jumping.bytes.size() / 2; ++i) {
+    std::uint16_t& weight = bf16_weight(jumping, i);
+    if ((weight & 0x7f80U) != 0 && (weight & 0x7f80U) < 0x7f00U) weight += 0x0080;  // doubled
+  }
+  expect_published(weights);
+  EXPECT_EQ(notes(), 1);
+  expect_published(bf16_matrices(7));  // dense
+  EXPECT_EQ(trainer_->report().encoding, Encoding::kFull);
+  EXPECT_EQ(notes(), 1);
+  expect_published(stepped(bf16_matrices(7), 2));
+  EXPECT_EQ(notes(), 0);
+}
+
 // Weights that nobody captured are found, and what was captured costs as much as it changed.
 TEST_P(QuantizedPublisher, FindsWhatWasNotCaptured) {
   if (GetParam().snapshot) GTEST_SKIP() << "a snapshot is compared with all weights";
