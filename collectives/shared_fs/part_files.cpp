@@ -67,6 +67,7 @@ class PartFilesSink final : public PartSink {
     parts_.push_back(std::make_shared<FilePart>(*fs_, directory_, name, std::move(file)));
     return make_part_file(parts_.back());
   }
+  [[nodiscard]] bool writes_at_once() const override { return true; }
 
   Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
     std::vector<PartReceipt> receipts;
