@@ -126,6 +126,9 @@ class SendRoad {
   // told nothing about its size; kNoSpace from pwrite() where it cannot hold it. All parts must be
   // closed before flush().
   [[nodiscard]] virtual Result<std::unique_ptr<File>> create_part(const std::string& name) = 0;
+  // [all] Whether several parts may be written at a time, each by a thread of its own, while one
+  // thread creates the next. If not, a part is closed before the next one is created.
+  [[nodiscard]] virtual bool writes_at_once() const { return false; }
   // [all] Everything that this rank wrote is where receivers will look for it, and durable where
   // the road is. Returns this rank's parts in the order of their creation. May be a meeting of all
   // ranks, so a rank that fails before calls abort().

@@ -100,6 +100,10 @@ class Sender final : public SendRoad, public Fallback {
                                trouble_->note(first_->create_part(name)));
     return std::unique_ptr<File>(std::make_unique<NotingFile>(std::move(file), trouble_));
   }
+  [[nodiscard]] bool writes_at_once() const override {
+    const SendRoad* const road = used() ? second_.get() : first_.get();
+    return road != nullptr && road->writes_at_once();
+  }
   Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
     if (used()) return second_->flush(deadline);
     return trouble_->note(first_->flush(half(deadline)));

@@ -86,12 +86,12 @@ class PublisherDevice {
   // Until that is done, and all comparisons are.
   [[nodiscard]] virtual Status wait_for_trainer() = 0;
   // Brings over what was captured, in the order of the calls, as pieces of a ChangeStore (block,
-  // piece); on so many threads, each piece on one. Returns the
-  // numbers (TensorPair::tensor) of which changes are missing: there were more than `limit_bytes`
-  // in all, or far more than ever before.
+  // piece); on so many threads, each piece on one. `use` may take the changes, and leave others'
+  // memory in their place. Returns the numbers (TensorPair::tensor) of which changes are missing:
+  // there were more than `limit_bytes` in all, or far more than ever before.
   [[nodiscard]] virtual Result<std::vector<std::uint32_t>> fetch_captured(
       unsigned threads,
-      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges)>& use) = 0;
+      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges&)>& use) = 0;
 };
 
 }  // namespace driftless

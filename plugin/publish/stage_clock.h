@@ -59,6 +59,7 @@ class PartRoad {
   PartRoad(SendRoad& road, StageClock& clock) : road_(road), clock_(clock) {}
   [[nodiscard]] MemoryKind part_memory() const { return road_.part_memory(); }
   [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name);
+  [[nodiscard]] bool writes_at_once() const { return road_.writes_at_once(); }
 
  private:
   SendRoad& road_;

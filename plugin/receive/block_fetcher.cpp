@@ -122,7 +122,8 @@ bool may_fetch_blocks(const Manifest& manifest) {
 Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
                                    const Manifest& manifest, const WeightLayout& layout,
                                    const FrameCollector::Needed& needed, bool keep,
-                                   const RangeFetchOptions& options, const Deadline& deadline) {
+                                   const RangeFetchOptions& options, const Deadline& deadline,
+                                   KeptMemory* memory) {
   // Without the hash of its table nothing binds what is fetched of a frame to the manifest.
   std::vector<PartReceipt> parts;
   std::vector<std::size_t> file_of;
@@ -141,7 +142,7 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
     const ManifestFile& file = manifest.files[file_of[i]];
     DRIFTLESS_RETURN_IF_ERROR(check_table(file, read[i]));
     Result<FrameCollector> collector =
-        FrameCollector::open(read[i], layout, max_frame_body_bytes(layout), needed);
+        FrameCollector::open(read[i], layout, max_frame_body_bytes(layout), needed, memory);
     if (!collector.ok()) return collector.status().with_context(concat("part ", file.name));
     if (collector->all() && !file.partial) continue;
     blocks.needed_bytes += read[i].size();

@@ -26,12 +26,10 @@ struct FetchedBlocks {
 
 // Frames of which every block is needed, and parts that the manifest has no table of, are left to
 // be fetched whole. kCorrupt if a table is not the manifest's. `keep`: keeps the bytes as they
-// came.
-[[nodiscard]] Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
-                                                 const Manifest& manifest,
-                                                 const WeightLayout& layout,
-                                                 const FrameCollector::Needed& needed, bool keep,
-                                                 const RangeFetchOptions& options,
-                                                 const Deadline& deadline);
+// came. `memory`: for the blocks (null: memory of their own).
+[[nodiscard]] Result<FetchedBlocks> fetch_blocks(
+    ReceiveRoad& road, const PublicationId& id, const Manifest& manifest,
+    const WeightLayout& layout, const FrameCollector::Needed& needed, bool keep,
+    const RangeFetchOptions& options, const Deadline& deadline, KeptMemory* memory = nullptr);
 
 }  // namespace driftless

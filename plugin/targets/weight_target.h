@@ -23,6 +23,7 @@ struct FetchedVersion {
   // null, or missing, if the part is there.
   std::vector<std::shared_ptr<Frame>> frames = {};
   std::shared_ptr<StageAhead> ahead = nullptr;  // of a chain's first one: WeightTarget::begin_stage
+  std::shared_ptr<KeptMemory> memory = nullptr;  // for what is inflated; null: no such memory
 };
 
 // What a target holds of a tensor, as it adds up: its units that are held here (each once, however
