@@ -17,13 +17,13 @@ class Agent(Process):
     def __init__(self, run, engines, directory, name="agent", checkpoint=None, settings=(),
                  workers=False):  # fmt: skip
         """`engines`: (kind, url) pairs. `checkpoint`: the directory that they read again. `workers`:
-        theirs read the road themselves. `settings`: further ones of the agent."""
+        theirs read the road themselves; a text: with these further settings. `settings`: of the agent."""
         lines = [run.config.rstrip(), f"  host_shm: {{ name: {directory.name}-{name} }}"]
         lines += ["receiver: { id: " + name + " }", "engine_calls: { retry_wait: 100ms }", "agent:"]
         if checkpoint:
             lines += ["  hand_over: checkpoint", f"  checkpoint_dir: {checkpoint}"]
         if workers:
-            own_config().write_text(run.config)
+            own_config().write_text(run.config + (workers if isinstance(workers, str) else ""))
             lines += ["  hand_over: workers"]
         lines += [f"  {each}" for each in settings] + ["engines:"]
         lines += [f"  - {{ url: '{url}', kind: {kind} }}" for kind, url in engines]
