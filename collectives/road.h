@@ -170,6 +170,10 @@ class SendRoad {
   // [all, between flush() and seal() or abort()] The directory that the files of the publication
   // lie in until it appears; empty on roads without files.
   [[nodiscard]] virtual std::string pending_directory() const { return {}; }
+  // [all] Whether a publication in which this rank writes up to `bytes` can be on the road, however
+  // empty that is. Not ok: the message names the setting that is too small. A road with a bounded
+  // number of bytes for versions refuses here, before the first one.
+  [[nodiscard]] virtual Status check_version_size(std::uint64_t /*bytes*/) { return {}; }
   // [all] What opening the road did that its user should know.
   [[nodiscard]] virtual std::vector<std::string> notes() const { return {}; }
   // [all] Null: this road has none.

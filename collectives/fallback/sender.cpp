@@ -85,6 +85,10 @@ class Sender final : public SendRoad, public Fallback {
     return {};
   }
 
+  Status check_version_size(std::uint64_t bytes) override {
+    if (used()) return second_->check_version_size(bytes);
+    return trouble_->note(first_->check_version_size(bytes));
+  }
   Status announce(std::string_view run_info, const Deadline& deadline) override {
     if (used()) return second_->announce(run_info, deadline);
     return trouble_->note(first_->announce(run_info, deadline));

@@ -17,14 +17,14 @@ class Agent(Process):
     def __init__(self, run, engines, directory, name="agent", checkpoint=None, settings=(),
                  workers=False):  # fmt: skip
         """`engines`: (kind, url) pairs. `checkpoint`: the directory that the engines reload.
-        `workers`: their workers read the road themselves. `settings`: more settings of the
-        agent."""
+        `workers`: their workers read the road themselves; a text: with these further settings.
+        `settings`: more settings of the agent."""
         lines = [run.config.rstrip(), f"  host_shm: {{ name: {directory.name}-{name} }}"]
         lines += ["receiver: { id: " + name + " }", "engine_calls: { retry_wait: 100ms }", "agent:"]
         if checkpoint:
             lines += ["  hand_over: checkpoint", f"  checkpoint_dir: {checkpoint}"]
         if workers:
-            own_config().write_text(run.config)
+            own_config().write_text(run.config + (workers if isinstance(workers, str) else ""))
             lines += ["  hand_over: workers"]
         lines += [f"  {each}" for each in settings] + ["engines:"]
         lines += [f"  - {{ url: '{url}', kind: {kind} }}" for kind, url in engines]

@@ -6,15 +6,18 @@ import contextlib
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import jobs
 from doctor_rows import LONGEST, assert_row, closed_port, config, doctor, served
 from support import COMMAND, REPOSITORY, run
+from test_peer import nixl_library
 
 sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 import servers  # noqa: E402
@@ -327,7 +330,7 @@ def test_the_hub_of_a_road_without_mpi(work):
     rows = rows_of(closed_port().removeprefix("http://"), 0)
     assert_row(rows, "host", "hub.address", "ok", "is free on this host")
     assert_row(rows, "host", "hub.token_file", "ok")
-    assert_row(rows, "road", "peer", "skip", "outside of its processes")
+    assert_row(rows, "road", "tcp", "ok", "can be served on 127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         rows = rows_of(f"127.0.0.1:{taken.getsockname()[1]}", 0)
         assert_row(rows, "host", "hub.address", "ok", "a process listens there", "another program")
@@ -341,6 +344,104 @@ def test_the_hub_of_a_road_without_mpi(work):
     assert_row(rows, "host", "hub.address", "fail", "correct hub.address")
     token.chmod(0o644)
     assert_row(rows_of("127.0.0.1:0", 1), "host", "hub.token_file", "fail", "chmod 600")
+
+
+def peer(work, text="", address="127.0.0.1:0"):
+    token = work / "token"
+    token.write_text("0123456789abcdef" * 2)
+    token.chmod(0o600)
+    return config(work, f"""
+hub: {{ address: '{address}', token_file: {token} }}
+road: {{ kind: peer, {text} }}
+""")
+
+
+def test_the_carriers_of_the_peer_road(work):
+    jobs.need("peer")
+    only = ["--only", "road"]
+    rows = doctor(*peer(work), *only, code=0)
+    assert_row(rows, "road", "tcp", "ok", "127.0.0.1")
+    assert_row(rows, "road", "shm", "ok", "map each other's parts")
+    rows = doctor(*peer(work, "peer: { carrier: tcp }"), *only, code=0)
+    for carrier in ("shm", "nixl"):
+        assert_row(rows, "road", carrier, "skip", "road.peer.carrier")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        rows = doctor(*peer(work, f"peer: {{ address: '{at}' }}"), *only, code=1)
+        assert_row(rows, "road", "tcp", "fail", at, "another road.peer.address")
+    rows = doctor(*peer(work, "peer: { address: '192.0.2.1:27316' }"), *only, code=0)
+    assert_row(rows, "road", "tcp", "warn", "not an address of this host")
+    rows = doctor(*peer(work, address="127.0.0.1:no-port"), *only, code=1)
+    assert_row(rows, "road", "tcp", "fail", "correct hub.address")
+
+
+def test_shared_memory_of_the_peer_road_that_is_not_to_be_had(work):
+    jobs.need("peer")
+
+    def small():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    only = ["--only", "road"]
+    for carrier, state, code in (("shm", "fail", 1), ("auto", "warn", 0)):
+        rows = doctor(
+            *peer(work, f"peer: {{ carrier: {carrier} }}"), *only, preexec_fn=small, code=code
+        )
+        assert_row(rows, "road", "shm", state, "ulimit -f", "road.peer.carrier: tcp")
+    # The leading trainer is on another host.
+    away = peer(work, "peer: { carrier: shm }", address="192.0.2.1:27315")
+    assert_row(doctor(*away, *only, code=1), "road", "shm", "fail", "192.0.2.1", "road.peer.carrier: auto")
+    away = peer(work, address="192.0.2.1:27315")
+    assert_row(doctor(*away, *only, code=0), "road", "shm", "ok", "this host alone")
+
+
+def test_nixl_of_the_peer_road(work):
+    jobs.need("peer")
+    only = ["--only", "road"]
+    absent = peer(work, "peer: { carrier: nixl, library: /nowhere/libnixl_capi.so }")
+    assert_row(doctor(*absent, *only, code=1), "road", "nixl", "fail", "/nowhere", "pip install nixl")
+    (work / "libnixl_capi.so").write_text("no library")
+    broken = peer(work, f"peer: {{ carrier: nixl, library: {work}/libnixl_capi.so }}")
+    assert_row(doctor(*broken, *only, code=1), "road", "nixl", "fail", "road.peer.library")
+    if not Path("/sys/class/infiniband").exists():
+        rows = doctor(*peer(work), *only, code=0)
+        assert_row(rows, "road", "nixl", "skip", "no active InfiniBand")
+
+
+def test_nixl_that_is_there(work):
+    library = nixl_library()
+    there = peer(work, f"peer: {{ carrier: nixl, library: {library} }}")
+    rows = doctor(*there, "--only", "road", code=0)
+    assert_row(rows, "road", "nixl", "ok", str(library), "has started UCX")
+    # A NIXL whose plugins are gone.
+    without = {**os.environ, "NIXL_PLUGIN_DIR": str(work)}
+    rows = doctor(*there, "--only", "road", env=without, code=1)
+    assert_row(rows, "road", "nixl", "fail", "UCX", "pip install nixl")
+
+
+def test_the_fallback_is_tried_as_a_road_of_its_own(work):
+    jobs.need("peer")
+    only = ["--only", "road"]
+    files = f"peer: {{ fallback: shared_fs }}, shared_fs: {{ dir: {work}/road }}"
+    rows = doctor(*peer(work, files), *only)
+    assert_row(rows, "road", "fallback", "ok", "road.peer.fallback", "shared_fs")
+    for check in ("fsync", "rename", "lock"):
+        assert_row(rows, "road", f"fallback {check}", "ok")
+    assert_row(rows, "road", "tcp", "ok")
+    files = "peer: { fallback: shared_fs }, shared_fs: { dir: /nowhere/at/all }"
+    rows = doctor(*peer(work, files), *only, code=1)
+    assert_row(rows, "road", "fallback directory", "fail", "mount the file system")
+    assert_row(rows, "road", "tcp", "ok")
+
+
+def test_a_fallback_that_is_a_store_which_is_not_there(work):
+    jobs.need("peer")
+    jobs.need("object_store")
+    store = f"object_store: {{ url: 's3://nobucket/run', endpoint: '{closed_port()}' }}"
+    rows = doctor(*peer(work, f"peer: {{ fallback: object_store }}, {store}"), "--only", "road",
+                  env=servers.client_environment(), code=1)  # fmt: skip
+    assert_row(rows, "road", "fallback reachable", "fail", "road.object_store.endpoint")
 
 
 def test_one_core_is_few():

@@ -3,6 +3,7 @@
 
 import functools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -215,6 +216,26 @@ def test_a_killed_trainer_ends_its_rollouts_within_their_deadline(job, work, rng
 
 def job_error(result):
     return [line for line in result.stderr.splitlines() if line.startswith("driftless: ")]
+
+
+def test_a_ring_that_cannot_hold_a_version_is_refused_at_start(work, rng):
+    """Before the trainer waits for rollouts; what the message names is enough for every version."""
+    job = Peers(work, "tcp")
+    history = make_run(work / "run", rng, STEPS, rows=40_000)  # 2.5 MiB
+    job.set(mode="full", **{"road.ring_size": "1MiB", "deadlines.connect": "300s"})
+    result = finish(start_trainer(job, work, "--rollouts", 1), 60)
+    (line,) = job_error(result)
+    assert result.returncode != 0 and not versions(work / "trainer.jsonl"), result.stderr
+    found = re.search(
+        r"takes up to (\d+) bytes, and road.ring_size is 1048576: raise road.ring_size to (\d+MiB)", line
+    )
+    assert found and 40_000 * 64 < int(found[1]) <= int(found[2][:-3]) << 20, line
+
+    job.set(**{"road.ring_size": found[2]})
+    trainer, rollout = start_pair(job, work)
+    assert ended(trainer, 60)["version"] == STEPS and ended(rollout, 60)["version"] == STEPS
+    assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
+    assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
 
 
 def test_a_rollout_with_another_token_is_not_served(job, work, rng):

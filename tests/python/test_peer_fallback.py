@@ -109,6 +109,35 @@ def test_a_version_larger_than_the_ring_goes_by_files_and_so_does_all_that_follo
     assert json.loads(result.stdout.splitlines()[-1])["version"] == 5
 
 
+def test_full_versions_that_the_ring_cannot_hold_go_by_files_from_the_first(job, work, rng):
+    history = make_run(work / "run", rng, STEPS, rows=40_000)
+    job.set(**{"mode": "full", "road.ring_size": "1MiB"})
+    trainer = job.train("--interval-ms", 100, "--rollouts", 1)
+    reason = "a full version of rank 0 takes up to"
+    settle(job, history, trainer, {"one": job.roll_out("one")}, reason)
+    assert {r["fallback"] for r in records(work / "trainer.jsonl")} == {"shared_fs"}
+
+
+def test_a_run_that_went_over_goes_on_with_the_fallback_as_its_road(job, work, rng):
+    """The peer road is not in the configuration any more, of nobody."""
+    history = make_run(work / "run", rng, STEPS)
+    port = next(s for s in job.settings if str(s).startswith("hub.address=")).rsplit(":", 1)[1]
+    with socket.create_server(("127.0.0.1", int(port))):
+        trainer = job.train("--rollouts", 1, "--steps", 3)
+        settle(job, history, trainer, {"one": job.roll_out("one")}, "127.0.0.1:" + port, 3)
+    run = json.loads((job.dir / "run.json").read_text())
+    job.set(**{"road.kind": "shared_fs", "road.layout": "frames", "road.peer.fallback": ""})
+    trainer = job.train("--rollouts", 1)
+    wait_for(lambda: not (job.dir / "closed.json").exists(), "the end of the first part to be withdrawn", 60)
+    rollout = job.roll_out("two")
+    for process in (trainer, rollout):
+        result = finish(process, 90)
+        assert result.returncode == 0 and not said(result), result.stderr + result.stdout
+    assert read_checkpoint(work / "two/rollout_00") == history[STEPS]
+    assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
+    assert json.loads((job.dir / "run.json").read_text())["run"] == run["run"]
+
+
 def dense_steps(rng, weights, run, first):
     for step in range(first, first + 3):
         share = 0.9 if step == first else 0.001

@@ -23,6 +23,7 @@ from megatron.core.transformer.module import Float16Module
 from tiny_config import ROPE_THETA, VOCAB, hf_config
 
 SEQUENCE, BATCH = 16, 2
+RATE, DENSE_RATE = 3e-6, 3e-3  # a few percent of bf16 weights change with a step; most of them
 GPU = os.environ.get("DRIFTLESS_TEST_GPU") == "1"
 DEVICE = "cuda" if GPU else "cpu"
 
@@ -199,7 +200,7 @@ class Trainer:
     def optimizer_config(self, dtype, overlap):
         return OptimizerConfig(
             optimizer="adam",
-            lr=self.job.get("lr", 3e-6),  # a few percent of bf16 weights change with a step
+            lr=self.job.get("lr", RATE),
             bf16=dtype == torch.bfloat16,
             fp16=dtype == torch.float16,
             params_dtype=dtype,
@@ -208,6 +209,12 @@ class Trainer:
             overlap_param_gather=overlap,
             clip_grad=1.0,
         )
+
+    def set_rate(self, dense):
+        """`dense`: a rate at which a step changes most weights."""
+        rate = DENSE_RATE if dense else self.job.get("lr", RATE)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
 
     def step(self, poison=False):
         """One optimizer step over two microbatches; `poison` makes its gradients infinite."""

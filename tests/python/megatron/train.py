@@ -284,6 +284,8 @@ class Run:
                 s.last.published.version if s and s.publishes and s.last else 0
                 for s in self.sessions
             ]
+            if job.get("dense_at"):
+                self.trainer.set_rate(step in job["dense_at"])
             begin = time.perf_counter()
             with self.broken(step in job.get("break_at", [])):
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
