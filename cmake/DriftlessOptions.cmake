@@ -127,9 +127,13 @@ driftless_backend(HDF5 "${hdf5_usable}" "${hdf5_missing}")
 
 # For wheels: what follows is linked in, so that they run where it is not installed, and so is the
 # standard library (not libgcc_s: exceptions need one for the process). MPI and HDF5 are loaded on demand.
-option(DRIFTLESS_STATIC "Link static libraries, where there are any" OFF)
+# Our own code is in them once (plugin/job/on_demand/shared_code.cmake), offered to the libraries beside it.
+option(DRIFTLESS_STATIC "Link static libraries, where there are any, and share our own code" OFF)
 if(DRIFTLESS_STATIC)
   set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
+  set(CMAKE_CXX_VISIBILITY_PRESET default)
+  target_compile_options(driftless_compile_options INTERFACE
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,${gnu}>:-fno-semantic-interposition;-fno-gnu-unique>")
   target_link_options(driftless_compile_options INTERFACE -static-libstdc++ -Wl,--exclude-libs,ALL)
   # Debian 12's libstdc++ draws random numbers by a call of glibc 2.36: here by one of 2.25.
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/arc4random.cpp CONTENT [[
