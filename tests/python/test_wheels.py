@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import clean_root
 from support import REPOSITORY
 
 FOLDER = Path(os.environ.get("DRIFTLESS_WHEELS", REPOSITORY / "build/wheels/out"))
@@ -213,32 +214,63 @@ def test_foreign_libraries_are_not_taken_for_its_own(wheel, installed, tmp_path)
     assert subprocess.run(command, env=environment, capture_output=True, timeout=60).returncode == 0
 
 
+def move_a_version(run, binaries):
+    """By the module, from a trainer to a rollout."""
+    run(binaries / "python", "-c", TRAINER)
+    assert run(binaries / "python", "-c", ROLLOUT) == "1 7\n"
+
+
+def use_the_command(run, binaries):
+    command = binaries / "driftless"
+    assert run(command, "--version").startswith("driftless ")
+    run(command, "synth", "--out", "run", "--params", "100000", "--steps", "1")
+    run(command, "diff", "run/step_000000", "run/step_000001", "--out", "published")
+    run("cp", "-r", "run/step_000000", "replica")
+    run(command, "apply", "published", "--to", "replica")
+    run(command, "verify", "replica", "--like", "run/step_000001")
+    code = "import driftless; print(driftless.__path__[0])"
+    package = Path(run(binaries / "python", "-c", code).strip())
+    run(command, "config", "check", package / "configs/shared_fs_flush.yaml")
+
+
 @pytest.mark.long
 def test_a_first_version_within_a_minute_without_a_compiler(wheel, tmp_path):
     made = [interpreter(wheel), "-m", "venv", tmp_path / "venv"]
     subprocess.run(made, check=True, capture_output=True)
     binaries = tmp_path / "venv/bin"
-    environment = {"PATH": str(binaries), "HOME": str(tmp_path)}  # no compiler, and no mpirun
+    # No compiler, and no mpirun.
+    environment = {"PATH": str(binaries), "HOME": str(tmp_path)}
+    (binaries / "cp").symlink_to(shutil.which("cp"))
 
-    def run(*command, **more):
+    def run(*command):
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=300, **more
+            command, cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=300
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     begun = time.monotonic()
     run(binaries / "pip", "install", "--no-index", "--disable-pip-version-check", wheel)
-    run(binaries / "python", "-c", TRAINER)
-    assert run(binaries / "python", "-c", ROLLOUT) == "1 7\n"
+    move_a_version(run, binaries)
     took = time.monotonic() - begun
     print(f"{wheel.name}: {took:.1f} s from pip install to a rollout's first version")
     assert took < 60
-    assert run(binaries / "driftless", "--version").startswith("driftless ")
-    run(binaries / "driftless", "synth", "--out", "run", "--params", "100000", "--steps", "1")
-    run(binaries / "driftless", "diff", "run/step_000000", "run/step_000001", "--out", "published")
-    shutil.copytree(tmp_path / "run/step_000000", tmp_path / "replica")
-    run(binaries / "driftless", "apply", "published", "--to", "replica")
-    run(binaries / "driftless", "verify", "replica", "--like", "run/step_000001")
-    configs = next((tmp_path / "venv/lib").glob("python3.*/site-packages/driftless/configs"))
-    run(binaries / "driftless", "config", "check", configs / "shared_fs_flush.yaml")
+    use_the_command(run, binaries)
+
+
+@pytest.mark.long
+def test_another_processors_wheel_in_a_debian_of_its_own(wheel, tmp_path):
+    """By qemu, in the Debian that has its Python, without anything else."""
+    version, machine = re.search(r"cp3(\d+)-manylinux_2_34_(\w+)\.whl", wheel.name).groups()
+    if machine == platform.machine():
+        pytest.skip("it runs here: the other tests")
+    root = clean_root.of_processor(machine, f"3.{version}", tmp_path)
+    shutil.copy(wheel, root.path)
+    root.ok("python3", "-m", "venv", "/venv")
+    root.ok("/venv/bin/pip", "install", "--no-index", "--disable-pip-version-check", f"/{wheel.name}")
+
+    def run(*command):
+        return root.ok("env", "-C", "/tmp", *command)
+
+    move_a_version(run, Path("/venv/bin"))
+    use_the_command(run, Path("/venv/bin"))
