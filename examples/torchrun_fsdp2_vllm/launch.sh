@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 # To change.
 MODEL=${MODEL:-/models/Qwen3-8B}       # a Hugging Face checkpoint: both sides start from it
 TRAIN_ENV=${TRAIN_ENV:-/venvs/train}   # a Python environment with torch, transformers, driftless
-VLLM_ENV=${VLLM_ENV:-/venvs/vllm}      # one with vllm, driftless
+VLLM_ENV=${VLLM_ENV:-/venvs/vllm}      # a Python environment with vllm, driftless
 TRAIN_GPUS=${TRAIN_GPUS:-0,1,2,3}
 VLLM_GPUS=${VLLM_GPUS:-4,5,6,7}
 VLLM_OPTIONS=${VLLM_OPTIONS:---tensor-parallel-size 4}
@@ -28,7 +28,7 @@ server=$!
 agent=$!
 
 until curl --silent --fail --output /dev/null "http://127.0.0.1:$PORT/health"; do
-  kill -0 "$server"                    # it has ended: so does this script
+  kill -0 "$server"                    # if vLLM has ended, this script ends, too
   sleep 1
 done
 CUDA_VISIBLE_DEVICES=$TRAIN_GPUS \
