@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small model on the CPU and publishes a version after every step.
+"""Trains a small model on the CPU, and publishes a version after every step.
 
     train.py model              makes the checkpoint that both sides start from
     train.py train STEPS        trains it

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a transformers model with FSDP2 and publishes a version after every step. If its pod
-restarts, training continues from the last checkpoint, and receivers continue with the same run.
+"""FSDP2 trains a transformers model, and publishes a version after every step. If its pod is
+restarted, it continues from its last checkpoint, and receivers continue to follow the same run.
 
-    torchrun ... train.py MODEL CHECKPOINT STEPS [KEY=VALUE ...]
-
-KEY=VALUE overrides driftless.yaml.
+    torchrun ... train.py MODEL CHECKPOINT STEPS [KEY=VALUE ...]     settings over driftless.yaml
 """
 
 import os
@@ -26,7 +24,7 @@ SAVE_EVERY = 20
 
 
 class Training:
-    """The state that a checkpoint contains."""
+    """The contents of a checkpoint."""
 
     def __init__(self, path):
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -67,7 +65,7 @@ def main():
     source = driftless.torch.ShardedModel(training.model)  # published in bf16
     group = driftless.torch.publisher_group()
     publisher = driftless.Publisher(job, source, group=group, checkpoint=path)
-    if Path(checkpoint, ".metadata").exists():  # load it after the publisher has read the base
+    if Path(checkpoint, ".metadata").exists():  # load after the publisher has read the base
         dcp.load({"training": training}, checkpoint_id=checkpoint)
     while training.done < steps:
         training.step()

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Submits train.py to a running Ray cluster (RAY_ADDRESS) and waits until the job has ended.
+# Submits train.py to a running Ray cluster (RAY_ADDRESS), and waits for its end.
 #
-#   ./job.sh [KEY=VALUE ...]      KEY=VALUE overrides driftless.yaml
+#   ./job.sh [KEY=VALUE ...]      settings over driftless.yaml
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# To change.
-MODEL=${MODEL:-/shared/models/Qwen3-8B}      # a Hugging Face checkpoint that all nodes see
+# Adapt these.
+MODEL=${MODEL:-/shared/models/Qwen3-8B}      # a Hugging Face checkpoint that all nodes can read
 STEPS=${STEPS:-100}
 TRAINERS=${TRAINERS:-4}                      # actors; each gets a GPU if the cluster has GPUs
 ROLLOUTS=${ROLLOUTS:-4}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains with FSDP2 in Ray actors; rollouts in other actors follow and generate meanwhile.
+"""FSDP2 in Ray actors. Rollouts in other actors follow the run, and generate all the while.
 
-    train.py MODEL STEPS [KEY=VALUE ...]      KEY=VALUE overrides driftless.yaml
+    train.py MODEL STEPS [KEY=VALUE ...]      settings over driftless.yaml
 """
 
 import os
@@ -29,7 +29,7 @@ def load(path, dtype):
 @ray.remote
 class Trainer:
     def address(self):
-        """The address at which the trainers meet: a free port on this actor's host."""
+        """The rendezvous address: a free port on this actor's host."""
         with socket.socket() as found:
             found.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
@@ -66,8 +66,7 @@ class Trainer:
 @ray.remote
 class Rollout:
     def follow(self, rank, path, settings):
-        """Follows until the run ends. Returns the version that the model then holds, and the number
-        of generated tokens."""
+        """Follows until the run ends. Returns the version that the model holds, and its tokens."""
         from driftless.engines import transformers
 
         engine = transformers.Engine(load(path, torch.bfloat16))

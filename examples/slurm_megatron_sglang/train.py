@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a Qwen3 with megatron-core and publishes a version after every optimizer step.
+"""megatron-core trains a Qwen3, and publishes a version after every optimizer step.
 
     srun ... train.py --tp 2 --pp 2 --steps 100 --update-weight-...      docs/start/megatron.md
 
-The sizes come from config.json of --update-weight-hf-checkpoint. Your own training script needs
-only the lines with `driftless` in them, or none with `python -m driftless.megatron SCRIPT`.
+Its sizes are in the config.json of --update-weight-hf-checkpoint. Your own training script needs only
+the lines with driftless in them, or no change (`python -m driftless.megatron SCRIPT`).
 """
 
 import argparse

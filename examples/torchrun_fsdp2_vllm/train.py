@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a transformers model with FSDP2 and publishes a version after every optimizer step.
+"""FSDP2 trains a transformers model, and publishes a version after every optimizer step.
 
-    torchrun ... train.py MODEL STEPS [KEY=VALUE ...]     KEY=VALUE overrides driftless.yaml
+    torchrun ... train.py MODEL STEPS [KEY=VALUE ...]     settings over driftless.yaml
 """
 
 import os
