@@ -31,7 +31,7 @@ def train(steps):
         source = driftless.torch.ShardedModel(model)  # published in bf16
         publisher = driftless.Publisher(job, source, checkpoint=MODEL)
         for _ in range(steps):
-            # Your step goes here: completions of the engine, rewards, a loss. This one is noise.
+            # Replace this by your step: completions, rewards, a loss. It trains on noise.
             tokens = torch.randint(model.config.vocab_size, (4, 32))
             optimizer.zero_grad()
             model(input_ids=tokens, labels=tokens).loss.backward()

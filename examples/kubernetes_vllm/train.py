@@ -45,7 +45,7 @@ class Training:
         self.done = state["done"]
 
     def step(self):
-        # Your step goes here: completions of the engines, rewards, a loss. This one is noise.
+        # Replace this by your step: completions, rewards, a loss. It trains on noise.
         tokens = torch.randint(self.model.config.vocab_size, (4, 32), device=self.model.device)
         self.optimizer.zero_grad()
         self.model(input_ids=tokens, labels=tokens).loss.backward()

@@ -9,7 +9,7 @@ cd "$(dirname "$0")"
 # Adapt these.
 MODEL=${MODEL:-/shared/models/Qwen3-8B}      # a Hugging Face checkpoint that all nodes can read
 STEPS=${STEPS:-100}
-TRAINERS=${TRAINERS:-4}                      # actors, with a GPU each if the cluster has any
+TRAINERS=${TRAINERS:-4}                      # actors; each gets a GPU if the cluster has GPUs
 ROLLOUTS=${ROLLOUTS:-4}
 
 ray job submit --address "${RAY_ADDRESS:-http://127.0.0.1:8265}" --working-dir . \

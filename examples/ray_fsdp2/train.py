@@ -17,11 +17,11 @@ import driftless
 import driftless.torch
 
 TRAINERS, ROLLOUTS = int(os.environ.get("TRAINERS", 4)), int(os.environ.get("ROLLOUTS", 4))
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # Ray shows an actor its own GPU
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # an actor sees only its own GPU
 
 
 def load(path, dtype):
-    from transformers import AutoModelForCausalLM  # here: Ray cannot pickle it
+    from transformers import AutoModelForCausalLM  # not at the top: Ray cannot pickle it
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(DEVICE)
 
@@ -51,7 +51,7 @@ class Trainer:
         publisher = driftless.Publisher(job, source, group=group, checkpoint=path)
         source.publish_after(optimizer, publisher, print if rank == 0 else lambda report: None)
         for _ in range(steps):
-            # Your step goes here: completions of the rollouts, rewards, a loss. This one is noise.
+            # Replace this by your step: completions, rewards, a loss. It trains on noise.
             tokens = torch.randint(model.config.vocab_size, (4, 32), device=DEVICE)
             optimizer.zero_grad()
             model(input_ids=tokens, labels=tokens).loss.backward()

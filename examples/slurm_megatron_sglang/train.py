@@ -67,7 +67,7 @@ def build(hf, args):
 
 
 def forward(vocabulary, model):
-    """Your batch and your loss go here: completions of the engine, rewards. This one is noise."""
+    """Replace this by your batch and loss: completions, rewards. It trains on noise."""
     tokens = torch.randint(vocabulary, (BATCH, LENGTH), device=DEVICE)
     places = torch.arange(LENGTH, device=DEVICE).expand(BATCH, -1)
     mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=DEVICE).triu(1)[None, None]
@@ -82,7 +82,7 @@ def main():
     args = parser.parse_args()
     hf = json.loads(Path(args.update_weight_hf_checkpoint, "config.json").read_text())
 
-    driftless.megatron.torch_environment()  # RANK, WORLD_SIZE and so on, from srun
+    driftless.megatron.torch_environment()  # sets RANK, WORLD_SIZE and so on from srun
     if DEVICE == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")

@@ -7,7 +7,7 @@ cd "$(dirname "$0")"
 # Adapt these.
 MODEL=${MODEL:-/models/Qwen3-8B}       # a Hugging Face checkpoint: both sides start from it
 TRAIN_ENV=${TRAIN_ENV:-/venvs/train}   # a Python environment with torch, transformers, driftless
-VLLM_ENV=${VLLM_ENV:-/venvs/vllm}      # one with vllm, driftless
+VLLM_ENV=${VLLM_ENV:-/venvs/vllm}      # a Python environment with vllm, driftless
 TRAIN_GPUS=${TRAIN_GPUS:-0,1,2,3}
 VLLM_GPUS=${VLLM_GPUS:-4,5,6,7}
 VLLM_OPTIONS=${VLLM_OPTIONS:---tensor-parallel-size 4}
