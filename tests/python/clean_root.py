@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Debian of its own in a directory, with nothing but its minimal packages: made once by debootstrap,
-copied for each test. Commands run in it see no process and no file of this machine."""
+"""A minimal Debian in a directory, made once by debootstrap and copied for each test. Commands in it
+see no process and no file of this machine."""
 
 import fcntl
 import os
@@ -13,7 +13,7 @@ import pytest
 from support import REPOSITORY
 
 SUITE, MIRROR = "bookworm", "http://deb.debian.org/debian"
-# Downloaded, and not installed, so that tests download nothing: what they will ask for.
+# Packages that tests install: downloaded in advance, so that tests need no network.
 DOWNLOADED = """g++ make cmake pkg-config openmpi-bin libopenmpi3 libhdf5-openmpi-103-1 libcurl4 libpugixml1v5
   libprometheus-cpp-core1.0 libcpp-httplib0.11 libyaml-cpp0.7 libcurl4-openssl-dev libyaml-cpp-dev
   libzstd-dev zlib1g-dev nlohmann-json3-dev ca-certificates""".split()
@@ -28,7 +28,8 @@ class CleanRoot:
         self.path = path
 
     def run(self, *command, timeout=600, **options):
-        """Runs it there, with processes and /proc of its own; returns what subprocess.run() does."""
+        """Runs a command in the root, with its own processes and /proc; returns subprocess.run()'s
+        result."""
         inside = f'mount -t proc proc "{self.path}/proc" && exec chroot "{self.path}" "$@"'
         line = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside, "sh"]
         return subprocess.run(
@@ -55,7 +56,7 @@ class CleanRoot:
 
 
 def made_once():
-    """The directory that is copied, or a skip with its reason."""
+    """The directory to copy; skips the test with the reason if it cannot be made."""
     if os.geteuid() != 0 or shutil.which("debootstrap") is None:
         pytest.skip("a root of its own needs root and debootstrap")
     venvs = Path(os.environ.get("DRIFTLESS_VENVS", REPOSITORY / "build/venvs"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs over object stores that fail: a proxy in front of the servers answers wrongly, cuts
-connections, or kills the publisher. A rollout ends at the old or the new version, never between."""
+"""Jobs over failing object stores: a proxy in front of the servers sends wrong answers, cuts
+connections, or kills the publisher. A rollout ends at the old or the new version, never in
+between."""
 
 import itertools
 import json
@@ -40,12 +41,12 @@ def job(work, server):  # noqa: F811
 
 
 def reader(job):
-    """The line of a rollout that goes past the proxy and starts from the anchor."""
+    """The command of a rollout that bypasses the proxy and starts from the anchor."""
     return job.line("rollout", "--timeout", "60s", "--json", **{"road.object_store.endpoint": job.endpoint})
 
 
 def held(job, save):
-    """The version and the weights that a rollout without a base ends with."""
+    """The version and the weights with which a rollout without a base ends."""
     text = job.ok(*reader(job), "--save", save)
     version = json.loads(text.splitlines()[-1])["version"]
     return version, read_checkpoint(save / "rollout_00")
@@ -56,7 +57,7 @@ def sometimes(fault, share=0.15, seed=1):
     return lambda request: fault if rng.random() < share else None
 
 
-SEALS = itertools.count()  # every other one fails, whatever is asked in between
+SEALS = itertools.count()  # every second seal fails, whatever comes in between
 FAULTS = {
     "500": sometimes("500"),
     "503": sometimes("503"),
@@ -64,7 +65,7 @@ FAULTS = {
     "cut": sometimes("cut"),
     "cut_after": sometimes("cut_after"),
     "truncate": sometimes("truncate"),
-    # The first answer for ever. Nobody would ever be seen to come, if it were of receivers.
+    # Repeats the first list for ever; not for receivers, which otherwise would never appear.
     "stale": lambda r: "stale" if r.lists and "receivers" not in r.query else None,
 }
 
@@ -86,7 +87,7 @@ def test_a_run_over_a_failing_store_ends_with_the_trainers_bits(job, rng, fault)
 
 
 def test_a_store_far_away_is_followed_from_its_anchor(job, rng):
-    """An answer takes longer than a rollout looks for something new."""
+    """An answer takes longer than the interval between a rollout's polls."""
     history = make_run(job.work / "run", rng, 2)
     job.ok(*job.line("trainer", "--replay", job.work / "run"))
     job.proxy.fault = lambda request: time.sleep(0.3)
