@@ -100,8 +100,8 @@ Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(tasks.size(), threads, [&](std::size_t task, unsigned) {
     const auto [i, piece] = tasks[task];
     own[task] =
-        digest_block_change(host_kernels(), digest_tensor_key(of.spec(i).name),
-                            of.owned(i).place(), store.delta(i, piece), store.old_values(i, piece));
+        digest_block_change(host_kernels(), digest_tensor_key(of.spec(i).name), of.owned(i).place(),
+                            store.delta(i, piece), store.old_values(i, piece));
     return Status();
   }));
   std::map<std::uint32_t, Digest> sums;
@@ -109,7 +109,8 @@ Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const
   return sums;
 }
 
-// All codes of a block, of which the scale changed. `rows`: of the matrix, from the block's first on.
+// All codes of a block, of which the scale changed. `rows`: of the matrix, from the block's first
+// on.
 void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
                const MatrixBlocks& blocks, const std::byte* rows, std::uint32_t block,
                std::vector<CodeChange>& changes) {
@@ -174,8 +175,7 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
       options_(options),
       numbers_(std::move(parts.numbers)),
       own_numbers_(std::move(parts.own_numbers)),
-      live_(*parts.own_layout, std::move(parts.own), parts.device,
-            without_sweep(options.live)),
+      live_(*parts.own_layout, std::move(parts.own), parts.device, without_sweep(options.live)),
       kept_(live_.owned().size(), kNotHere),
       live_of_(owned().size(), kNotHere),
       made_(owned().size()),
@@ -208,8 +208,8 @@ Status QuantizedStore::open(std::vector<LivePlace> places) {
   own_digests_now_ = own_digests_;
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        blocks_[m].own, weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
+    DRIFTLESS_ASSIGN_OR_RETURN(blocks_[m].own,
+                               weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
     for (const std::uint32_t block : matrix.joint) {
       weights_.measured(m, block, blocks_[m].own[block]);
     }
@@ -238,8 +238,8 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
   std::vector<Digest> sums(layout().size());
   const MemoryKind memory = live_.memory_kind();
   const auto add = [&](std::uint32_t number, const std::byte* units, MemoryKind kind) -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const Digest sum, live_.digest(spec(number), owned(number).place(), units, kind));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest sum,
+                               live_.digest(spec(number), owned(number).place(), units, kind));
     sums[owned(number).tensor()] += sum;
     return {};
   };
@@ -261,8 +261,7 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
       DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data(), memory));
     }
     if (!matrix.scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(
-        add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
+    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
   }
   return sums;
 }

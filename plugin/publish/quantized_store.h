@@ -115,7 +115,8 @@ class QuantizedStore final : public WeightStore {
   void choose_whole(std::vector<std::string>& notes);
   [[nodiscard]] bool is_whole(std::size_t matrix) const;
   [[nodiscard]] std::set<std::uint32_t> blocks_anew(std::size_t matrix) const;
-  [[nodiscard]] Result<Rows> rows_of(std::size_t matrix, const std::set<std::uint32_t>& blocks) const;
+  [[nodiscard]] Result<Rows> rows_of(std::size_t matrix,
+                                     const std::set<std::uint32_t>& blocks) const;
   [[nodiscard]] Status translate();
   void translate(std::size_t matrix, const std::set<std::uint32_t>& anew, const Rows& rows);
   void add_scales(std::size_t matrix);

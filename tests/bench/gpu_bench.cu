@@ -2,7 +2,8 @@
 // The GPU's kernels against floors measured in the same run. Prints one JSON line per figure:
 // {"work", "ms", "floor", "floor_ms", "ratio", "bytes"}. tests/gpu/run.sh makes a table of them.
 //
-//   gpu_bench [--only PART]    diff, capture, patch, digest, sweep, overwrite, compact, quantize, pinned
+//   gpu_bench [--only PART]    diff, capture, patch, digest, sweep, overwrite, compact, quantize,
+//   pinned
 #include "gpu_bench.cuh"
 #include "plugin/device/slice_differ.h"
 
@@ -232,10 +233,9 @@ void bench_pinned(Bench& bench) {
 int main(int argc, char** argv) {
   const std::string only = argc == 3 && std::string(argv[1]) == "--only" ? argv[2] : "";
   const std::pair<std::string, void (*)(Bench&)> parts[] = {
-      {"diff", bench_diff},           {"capture", bench_capture}, {"patch", bench_patch},
-      {"digest", bench_digest},       {"sweep", bench_sweep},     {"overwrite", bench_overwrite},
-      {"compact", bench_compact},     {"quantize", bench_quantize},
-      {"pinned", bench_pinned}};
+      {"diff", bench_diff},       {"capture", bench_capture},   {"patch", bench_patch},
+      {"digest", bench_digest},   {"sweep", bench_sweep},       {"overwrite", bench_overwrite},
+      {"compact", bench_compact}, {"quantize", bench_quantize}, {"pinned", bench_pinned}};
   const bool known = std::any_of(std::begin(parts), std::end(parts),
                                  [&](const auto& part) { return part.first == only; });
   if (argc != 1 && !known) {

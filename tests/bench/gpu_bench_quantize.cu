@@ -113,8 +113,10 @@ void bench_captured(Bench& bench, std::uint16_t* largest) {
     std::byte* const weights = bench.before + m * kElements * 2;
     tensors.push_back({weights, main_weights + m * kElements * 4});
     for (std::uint64_t block = 0; block < kBlocks; block += 100) {
-      const std::uint64_t at = block / (kColumns / 128) * 128 * kColumns + block % (kColumns / 128) * 128;
-      fell.push_back({{128, 128, kColumns, 0, 0}, weights + at * 2, largest + fell.size(), nullptr});
+      const std::uint64_t at =
+          block / (kColumns / 128) * 128 * kColumns + block % (kColumns / 128) * 128;
+      fell.push_back(
+          {{128, 128, kColumns, 0, 0}, weights + at * 2, largest + fell.size(), nullptr});
     }
   }
   const cuda::Workspace work = Diff::allocate(cuda::CaptureBatch::workspace_size(units, 2));

@@ -371,8 +371,7 @@ void quantize_part(QuantizeRule rule, const MatrixPart& part, const void* weight
   const DeviceBytes known(std::as_bytes(std::span(largest, blocks)));
   std::optional<DeviceBytes> made;  // what lies between the rows stays
   if (codes != nullptr) made.emplace(place(codes, units, 1));
-  const cuda::QuantizePart one{part, from.data(),
-                               reinterpret_cast<std::uint16_t*>(known.data()),
+  const cuda::QuantizePart one{part, from.data(), reinterpret_cast<std::uint16_t*>(known.data()),
                                made ? made->data() : nullptr};
   const WorkMemory work(cuda::quantize_workspace_size({&one, 1}));
   must(cuda::quantize(rule, {&one, 1}, work.get(), nullptr));

@@ -15,7 +15,7 @@
 namespace driftless::testing {
 
 inline constexpr QuantizeRule kRules[] = {QuantizeRule::kLinear, QuantizeRule::kLinearDiv,
-                                   QuantizeRule::kUe8m0};
+                                          QuantizeRule::kUe8m0};
 
 struct Quantized {
   std::vector<std::uint8_t> codes;
@@ -23,7 +23,7 @@ struct Quantized {
 };
 
 inline Quantized quantize(const Quantizer& with, QuantizeRule rule, const std::uint16_t* weights,
-                   std::uint64_t rows, std::uint64_t columns) {
+                          std::uint64_t rows, std::uint64_t columns) {
   Quantized made;
   made.codes.resize(rows * columns);
   made.scales.resize(quantize_blocks(rows) * quantize_blocks(columns));
@@ -37,7 +37,7 @@ inline Quantized quantize(const Quantizer& with, QuantizeRule rule, const std::u
 inline std::uint16_t bf16(float value) { return bf16_of_f32(std::bit_cast<std::uint32_t>(value)); }
 
 inline Quantized reference(QuantizeRule rule, const std::vector<std::uint16_t>& weights,
-                    std::uint64_t columns) {
+                           std::uint64_t columns) {
   return quantize(all_quantizers().front(), rule, weights.data(), weights.size() / columns,
                   columns);
 }

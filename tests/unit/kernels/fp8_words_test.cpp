@@ -13,7 +13,8 @@ namespace {
 
 TEST(Fp8Words, SizesAreThoseOfBothWeights) {
   for (std::uint32_t low = 0; low < 65536; ++low) {
-    for (const std::uint32_t high : {0U, 0x7f80U, 0x7f81U, 0x8000U, 0xff80U, 0xffffU, low ^ 0x55U}) {
+    for (const std::uint32_t high :
+         {0U, 0x7f80U, 0x7f81U, 0x8000U, 0xff80U, 0xffffU, low ^ 0x55U}) {
       const std::uint32_t expected = size_of_bf16(static_cast<std::uint16_t>(low)) |
                                      size_of_bf16(static_cast<std::uint16_t>(high)) << 16;
       ASSERT_EQ(sizes_of_two(low | high << 16), expected) << low << " " << high;
@@ -28,8 +29,8 @@ TEST(Fp8Words, TheLargerOnesAreChosenApart) {
     const std::uint32_t a = random & 0x7fff7fffU;
     random = random * 1664525U + 1013904223U;
     const std::uint32_t b = turn % 3 == 0 ? a ^ (random & 0x00010001U) : random & 0x7fff7fffU;
-    const std::uint32_t expected =
-        std::max(a & 0xffffU, b & 0xffffU) | std::max(a >> 16, b >> 16) << 16;
+    const std::uint32_t expected = std::max(a & 0xffffU, b & 0xffffU) | std::max(a >> 16, b >> 16)
+                                                                            << 16;
     ASSERT_EQ(larger_of_two(a, b), expected) << a << " " << b;
     ASSERT_EQ(larger_half(a), std::max(a & 0xffffU, a >> 16)) << a;
   }
