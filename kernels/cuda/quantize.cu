@@ -206,9 +206,10 @@ Status quantize(QuantizeRule rule, std::span<const QuantizePart> parts, const Wo
         return std::tuple(Item{of, first, wide, in_groups(of)}, blocks_of(of.part));
       }));
   const SpanTable<Item> table = carve_spans<Item>(workspace.dev, parts.size(), blocks);
-  const auto kernel = rule == QuantizeRule::kLinear      ? quantize_each_block<QuantizeRule::kLinear>
-                      : rule == QuantizeRule::kLinearDiv ? quantize_each_block<QuantizeRule::kLinearDiv>
-                                                         : quantize_each_block<QuantizeRule::kUe8m0>;
+  const auto kernel = rule == QuantizeRule::kLinear ? quantize_each_block<QuantizeRule::kLinear>
+                      : rule == QuantizeRule::kLinearDiv
+                          ? quantize_each_block<QuantizeRule::kLinearDiv>
+                          : quantize_each_block<QuantizeRule::kUe8m0>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, native(stream)>>>(table);
   return check_launch("quantize_each_block");
 }

@@ -64,8 +64,8 @@ class PublisherDevice {
   // Compares on the device. kUnsupported if the layout needs the snapshot in host memory.
   [[nodiscard]] virtual Result<std::unique_ptr<RankPayload>> make_payload(
       const PayloadContext& context) = 0;
-  // Quantizes boxes where they lie, or measures them only. Done when it returns; codes stay until the
-  // next call.
+  // Quantizes boxes where they lie, or measures them only. Done when it returns; codes stay until
+  // the next call.
   [[nodiscard]] virtual Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes,
                                         bool coded) = 0;
   // What the last payload found goes into the snapshot: queued on a stream of its own.

@@ -157,9 +157,8 @@ Status Publisher::open_quantized(const WeightSource& own) {
   if (!base.ok() && settings.scheme == QuantizeScheme::kAuto) return {};
   DRIFTLESS_RETURN_IF_ERROR(base.status());
   quantized_base_ = std::make_unique<Checkpoint>(std::move(*base));
-  DRIFTLESS_ASSIGN_OR_RETURN(quantized_,
-                             QuantizedWeights::make(fs, *quantized_base_, own, settings, threads_,
-                                                    options_.device.get()));
+  DRIFTLESS_ASSIGN_OR_RETURN(quantized_, QuantizedWeights::make(fs, *quantized_base_, own, settings,
+                                                                threads_, options_.device.get()));
   if (!quantized_) quantized_base_.reset();
   return {};
 }

@@ -88,21 +88,29 @@ void add_diff(const WeightStore& of, std::uint32_t number, const std::byte* befo
 }
 
 // What changes add to the digest of each tensor.
-std::map<std::uint32_t, Digest> sum_changes(const WeightStore& of, const ChangeStore& store) {
-  std::map<std::uint32_t, Digest> sums;
+Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const ChangeStore& store,
+                                                    unsigned threads) {
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> tasks;
   for (std::uint32_t i = 0; i < store.blocks(); ++i) {
-    const DigestTensorKey key = digest_tensor_key(of.spec(i).name);
     for (std::uint64_t piece = 0; piece < store.pieces(i); ++piece) {
-      const DeltaView delta = store.delta(i, piece);
-      if (delta.count() == 0) continue;
-      sums[of.owned(i).tensor()] += digest_block_change(host_kernels(), key, of.owned(i).place(),
-                                                        delta, store.old_values(i, piece));
+      if (store.delta(i, piece).count() > 0) tasks.emplace_back(i, piece);
     }
   }
+  std::vector<Digest> own(tasks.size());
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(tasks.size(), threads, [&](std::size_t task, unsigned) {
+    const auto [i, piece] = tasks[task];
+    own[task] =
+        digest_block_change(host_kernels(), digest_tensor_key(of.spec(i).name), of.owned(i).place(),
+                            store.delta(i, piece), store.old_values(i, piece));
+    return Status();
+  }));
+  std::map<std::uint32_t, Digest> sums;
+  for (std::size_t i = 0; i < tasks.size(); ++i) sums[of.owned(tasks[i].first).tensor()] += own[i];
   return sums;
 }
 
-// All codes of a block, of which the scale changed. `rows`: of the matrix, from the block's first on.
+// All codes of a block, of which the scale changed. `rows`: of the matrix, from the block's first
+// on.
 void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
                const MatrixBlocks& blocks, const std::byte* rows, std::uint32_t block,
                std::vector<CodeChange>& changes) {
@@ -118,6 +126,19 @@ void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
           fp8_code(rule, blocks.largest[block], changed ? change->before : now);
       const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
       if (old_code != code) changes.push_back({at, old_code, code});
+    }
+  }
+}
+
+void take_changes(MatrixBlocks& blocks) {
+  std::size_t count = 0;
+  for (const DiffPiece& piece : blocks.pieces) count += piece.delta.count();
+  blocks.changes.reserve(count);
+  for (const DiffPiece& piece : blocks.pieces) {
+    const DeltaView& delta = piece.delta;
+    for (std::uint64_t i = 0; i < delta.count(); ++i) {
+      blocks.changes.push_back({delta.origin + delta.offsets[i], unit_16(piece.old_values, i),
+                                unit_16(delta.values, i)});
     }
   }
 }
@@ -154,8 +175,7 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
       options_(options),
       numbers_(std::move(parts.numbers)),
       own_numbers_(std::move(parts.own_numbers)),
-      live_(*parts.own_layout, std::move(parts.own), parts.device,
-            without_sweep(options.live)),
+      live_(*parts.own_layout, std::move(parts.own), parts.device, without_sweep(options.live)),
       kept_(live_.owned().size(), kNotHere),
       live_of_(owned().size(), kNotHere),
       made_(owned().size()),
@@ -188,8 +208,8 @@ Status QuantizedStore::open(std::vector<LivePlace> places) {
   own_digests_now_ = own_digests_;
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        blocks_[m].own, weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
+    DRIFTLESS_ASSIGN_OR_RETURN(blocks_[m].own,
+                               weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
     for (const std::uint32_t block : matrix.joint) {
       weights_.measured(m, block, blocks_[m].own[block]);
     }
@@ -218,8 +238,8 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
   std::vector<Digest> sums(layout().size());
   const MemoryKind memory = live_.memory_kind();
   const auto add = [&](std::uint32_t number, const std::byte* units, MemoryKind kind) -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const Digest sum, live_.digest(spec(number), owned(number).place(), units, kind));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest sum,
+                               live_.digest(spec(number), owned(number).place(), units, kind));
     sums[owned(number).tensor()] += sum;
     return {};
   };
@@ -241,8 +261,7 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
       DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data(), memory));
     }
     if (!matrix.scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(
-        add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
+    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
   }
   return sums;
 }
@@ -289,16 +308,6 @@ Status QuantizedStore::measure_joint(std::size_t number) {
   return {};
 }
 
-void QuantizedStore::take_changes(std::size_t matrix, std::uint32_t number,
-                                  const DiffPiece& piece) {
-  if (live_.sent_whole(number)) return;
-  const DeltaView& delta = piece.delta;
-  for (std::uint64_t i = 0; i < delta.count(); ++i) {
-    blocks_[matrix].changes.push_back(
-        {delta.origin + delta.offsets[i], unit_16(piece.old_values, i), unit_16(delta.values, i)});
-  }
-}
-
 Status QuantizedStore::measure(bool doubtful) {
   std::vector<std::vector<std::uint32_t>> fell(blocks_.size());
   const auto is_known = [&](std::size_t m) {
@@ -308,7 +317,9 @@ Status QuantizedStore::measure(bool doubtful) {
     if (full_ || sweeps_ || doubtful || !is_known(m)) DRIFTLESS_RETURN_IF_ERROR(measure_joint(m));
   }
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks_.size(), threads(), [&](std::size_t m, unsigned) {
-    if (is_known(m)) fell[m] = apply_changes(weights_.matrices()[m].part, blocks_[m]);
+    if (!is_known(m)) return Status();
+    take_changes(blocks_[m]);
+    fell[m] = apply_changes(weights_.matrices()[m].part, blocks_[m]);
     return Status();
   }));
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
@@ -343,6 +354,7 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
   changes_.clear();
   whole_.clear();
   for (MatrixBlocks& blocks : blocks_) {
+    blocks.pieces.clear();
     blocks.changes.clear();
     blocks.own_now.clear();
     blocks.own_after.clear();
@@ -360,7 +372,7 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
     const auto take = [&](const DiffPiece& piece) -> Status {
       const std::uint32_t number = piece.delta.tensor;
       if (const auto matrix = matrix_of.find(number); matrix != matrix_of.end()) {
-        take_changes(matrix->second, number, piece);
+        if (!live_.sent_whole(number)) blocks_[matrix->second].pieces.push_back(piece);
       } else if (live_.sent_whole(number)) {
         sent_.mark_whole(kept_[number]);
       } else {
@@ -433,7 +445,7 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
     if (sent_.whole(i)) mark_whole(owned(i).tensor());
   }
   sent_.release_whole();
-  changes_ = sum_changes(*this, sent_);
+  DRIFTLESS_ASSIGN_OR_RETURN(changes_, sum_changes(*this, sent_, threads()));
   if (sweeps_) DRIFTLESS_RETURN_IF_ERROR(sweep(tracked, notes));
   DRIFTLESS_RETURN_IF_ERROR(sum_whole(tracked));
   live_.costs().sweep_ms += watch.lap_ms();
@@ -728,6 +740,7 @@ void QuantizedStore::commit() {
       for (const auto& [block, size] : blocks.own_now) blocks.own[block] = size;
     }
     blocks.own_now.clear();
+    blocks.pieces.clear();
     blocks.changes.clear();
     if (!blocks.largest_now.empty()) blocks.largest = std::exchange(blocks.largest_now, {});
   }

@@ -52,12 +52,9 @@ BoxOfBlock box_of_block(const MatrixPart& part, std::uint64_t block) {
   return {row, column, rows, columns};
 }
 
-Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(FileSystem& fs,
-                                                                 const Checkpoint& base,
-                                                                 const WeightSource& own,
-                                                                 const QuantizeSettings& settings,
-                                                                 unsigned threads,
-                                                                 PublisherDevice* device) {
+Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(
+    FileSystem& fs, const Checkpoint& base, const WeightSource& own,
+    const QuantizeSettings& settings, unsigned threads, PublisherDevice* device) {
   DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, layout_of(own));
   DRIFTLESS_ASSIGN_OR_RETURN(const bool quantizes, needs_quantization(fs, base, layout, settings));
   std::unique_ptr<QuantizedWeights> made;
@@ -239,8 +236,8 @@ Result<std::vector<std::uint16_t>> QuantizedWeights::sizes_of_all(const Matrix& 
                                                                   MemoryKind memory) const {
   std::vector<std::uint16_t> sizes(matrix.known.size());
   if (memory == MemoryKind::kHost) {
-    DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), rule_, matrix.part, weights, threads_,
-                                            sizes.data(), nullptr));
+    DRIFTLESS_RETURN_IF_ERROR(
+        quantize_part(quantizer(), rule_, matrix.part, weights, threads_, sizes.data(), nullptr));
     return sizes;
   }
   DeviceMatrix box{matrix.part, weights, sizes, nullptr};
@@ -279,9 +276,9 @@ void QuantizedWeights::agree_alone() {
   }
 }
 
-Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights,
-                                  MemoryKind memory, std::vector<std::uint16_t>& largest,
-                                  std::byte* codes, std::byte* scales) const {
+Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights, MemoryKind memory,
+                                  std::vector<std::uint16_t>& largest, std::byte* codes,
+                                  std::byte* scales) const {
   largest = matrix.known;
   if (memory == MemoryKind::kHost) {
     DRIFTLESS_RETURN_IF_ERROR(
@@ -375,8 +372,7 @@ class QuantizingSource::Batch {
     if (!boxes_.empty()) DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there(boxes_));
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
       const QuantizedWeights::Matrix& matrix = weights_.matrices()[numbers_[i]];
-      std::byte* const scales_at =
-          made_.emplace_back(matrix.scale_count() * sizeof(float)).data();
+      std::byte* const scales_at = made_.emplace_back(matrix.scale_count() * sizeof(float)).data();
       if (matrix.scales) weights_.make_scales(matrix, boxes_[i].largest, scales_at);
       offer(matrix, boxes_[i].codes, MemoryKind::kDevice, scales_at);
     }
@@ -403,7 +399,7 @@ class QuantizingSource::Batch {
   std::vector<std::vector<std::byte>> made_;  // in host memory
   std::uint64_t bytes_ = 0, bytes_there_ = 0;
   std::vector<DeviceMatrix> boxes_;
-  std::vector<std::size_t> numbers_;             // of each, its matrix
+  std::vector<std::size_t> numbers_;                // of each, its matrix
   std::deque<std::vector<std::uint16_t>> largest_;  // likewise
 };
 

@@ -45,8 +45,8 @@ class QuantizedWeights {
     [[nodiscard]] std::uint64_t scale_count() const { return scale_rows * scale_columns; }
   };
 
-  // `own`: the trainer's; it, the base and the device outlive this. Weights on a GPU need the device,
-  // which is null without one. Null if nothing is to be quantized (needs_quantization()).
+  // `own`: the trainer's; it, the base and the device outlive this. Weights on a GPU need the
+  // device, which is null without one. Null if nothing is to be quantized (needs_quantization()).
   // kWrongLayout, by name, if a tensor does not fit the base.
   [[nodiscard]] static Result<std::unique_ptr<QuantizedWeights>> make(
       FileSystem& fs, const Checkpoint& base, const WeightSource& own,

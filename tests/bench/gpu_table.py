@@ -18,6 +18,9 @@ ASKED = {
     "masked overwrite": ("NaN-masked overwrite", "torch", 0.5),
     "digest, full sweep": (None, "floor", 1.3),
     "sweep of a fused, sliced module of 1061 M elements": (None, "floor", 1.5),
+    "compare + quantize, linear, 1 % of bf16": (None, "floor", 1.6),
+    "capture + measuring 1 % of the blocks": (None, "floor", 1.15),
+    "commit of 1.7 M codes and 100 scales": (None, "floor", 1.0),
     "compact: diff + encode": (None, "floor", 6.0),
     "compact: decode into a staged update": (None, "floor", 3.0),
 }

@@ -3,7 +3,9 @@
 # Builds the GPU parts and runs their tests and benchmarks: one call on a machine with a GPU.
 #
 #   tests/gpu/run.sh [--build DIR] [--deps PREFIX] [--only build|tests|sanitizer|bench]...
+#                    [--part PART]
 #
+# --part: run only this part of gpu_bench (diff, quantize, ...).
 # --deps: a prefix (include/, share/cmake/) with libraries that the system does not have. Parts whose
 # libraries are missing are skipped and named. Ends with one table; exit status 0 only if every test
 # passed. The figures in docs/operate/numbers.md come from here.
@@ -12,13 +14,15 @@ cd "$(dirname "$0")/../.."
 
 build=$PWD/build-gpu
 deps=
+part=
 only=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --build) build=$(realpath -m "$2"); shift 2 ;;
     --deps) deps=$(realpath "$2"); shift 2 ;;
     --only) only+=("$2"); shift 2 ;;
-    --help | -h) sed -n '3,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --part) part=$2; shift 2 ;;
+    --help | -h) sed -n '3,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -134,7 +138,11 @@ module_pause() {
     grep -h '^{"module"' "$results/module" >>"$results/figures" ||
     { tail -n 40 "$results/module"; return 1; }
 }
-if wanted bench; then
+if wanted bench && [ -n "$part" ]; then
+  step "benchmarks, $part" bash -c "'$build/bin/gpu_bench' --only '$part' >'$results/figures'"
+  cat "$results/figures"
+  python3 tests/bench/gpu_table.py "$results/figures"
+elif wanted bench; then
   step "benchmarks" bash -c "'$build/bin/gpu_bench' >'$results/figures'"
   if python3 -c 'import torch' 2>/dev/null; then
     step "torch's way" bash -c "python3 tests/bench/torch_bench.py >>'$results/figures'"

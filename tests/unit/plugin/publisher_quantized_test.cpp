@@ -3,6 +3,8 @@
 // ranks cut the matrices, receivers end with what the reference makes of the whole ones.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "support/fp8_base.h"
 #include "support/loopback_job.h"
 #include "support/temp_dir.h"
@@ -158,6 +160,7 @@ TEST_P(QuantizedPublisher, GoesOnFromABaseOfAnotherRule) {
   make_base(div ? QuantizeRule::kLinearDiv : QuantizeRule::kLinear);
   // A tool that rounds some of them otherwise.
   for (std::size_t i = 0; i < 20; ++i) base_.at("m.a.weight").bytes[i * 137] ^= std::byte{1};
+  std::filesystem::remove(options_.base_checkpoint + "/model.safetensors");
   write_checkpoint(options_.base_checkpoint, base_);
   open();
   expect_published(weights_);
