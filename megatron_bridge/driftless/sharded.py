@@ -15,6 +15,8 @@ from .errors import InvalidArgumentError
 BUCKET_BYTES = 64 << 20  # of tensors that visit() holds at a time
 
 _SCALES = "_scale_inv"  # behind a quantized tensor's name: its scales
+_PACKED = "_packed"  # the same in INT4: its codes, beside which are its scales and its shape
+_OF_PACKED = (_PACKED, "_scale", "_shape")
 
 Boxes = list[tuple[list[int], list[int]] | None]
 
@@ -144,15 +146,15 @@ def is_quantized(directory: str | os.PathLike[str]) -> bool:
 
 
 def trained_types(base: CheckpointSource) -> dict[str, str]:
-    """Which types a trainer offers of a checkpoint with FP8 blocks, by name: bfloat16 for what has
-    scales there, and no scales."""
+    """Which types a trainer offers of a quantized checkpoint, by name: bfloat16 for what has scales
+    there, and no scales."""
     there = {spec.name: spec.dtype for spec in base.tensors()}
     scaled = {name for name in there if name + _SCALES in there}
-    return {
-        name: "BF16" if name in scaled else dtype
-        for name, dtype in there.items()
-        if name.removesuffix(_SCALES) not in scaled or not name.endswith(_SCALES)
-    }
+    packed = {name.removesuffix(_PACKED) for name in there if name.endswith(_PACKED)}
+    made = {name + _SCALES for name in scaled}
+    made |= {name + suffix for name in packed for suffix in _OF_PACKED}
+    offered = {name: dtype for name, dtype in there.items() if name not in made}
+    return offered | dict.fromkeys(scaled | packed, "BF16")
 
 
 def _of_base(base: CheckpointSource, spec: TensorSpec, box: Any) -> Shard:

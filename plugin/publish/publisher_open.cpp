@@ -76,7 +76,7 @@ Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* hist
 
 // What only a snapshot can do.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
-                            const AssemblyMessage& told) {
+                            const QuantizedWeights* quantized, const AssemblyMessage& told) {
   const char* const instead = ": set snapshot: host";
   if (road.fallback() != nullptr) {
     return error(StatusCode::kUnsupported,
@@ -87,6 +87,11 @@ Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
   if (options.device != nullptr) {
     return error(StatusCode::kUnsupported,
                  "the weights lie on a GPU, and are quantized in host memory", instead);
+  }
+  if (quantized != nullptr && quantized->as().int4_group > 0) {
+    return error(StatusCode::kUnsupported,
+                 "the base has groups in INT4, and without a snapshot only FP8 blocks are followed",
+                 instead);
   }
   if (!publication_format(options.layout).takes_blocks) {
     return error(StatusCode::kUnsupported, "layout ", to_string(options.layout),
@@ -137,8 +142,8 @@ Status Publisher::open_quantized(const WeightSource& own) {
   if (options_.base_checkpoint.empty()) {
     if (settings.scheme == QuantizeScheme::kAuto) return {};
     return error(StatusCode::kInvalidArgument,
-                 "quantize.scheme: fp8_block: the publisher was not "
-                 "given the base checkpoint that has the scales");
+                 "quantize.scheme: the publisher was not given the base checkpoint that has the "
+                 "scales");
   }
   FileSystem& fs = posix_file_system();
   Result<Checkpoint> base = Checkpoint::open(fs, options_.base_checkpoint);
@@ -204,7 +209,7 @@ Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status 
                            const Deadline& deadline) {
   OfferMessage mine = offers_->open(base);
   if (!ready.ok()) mine.status = std::move(ready);
-  if (quantized_) mine.quantize_rule = to_string(quantized_->rule());
+  if (quantized_) mine.quantize_rule = quantized_->as().rule_name();
   mine.shares_blocks = quantized_ && quantized_->shares();
   const Result<std::vector<OfferMessage>> ranks = collect(group_, mine, deadline);
   run_.companions[0] = base.companions_dir();
@@ -241,7 +246,7 @@ Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status 
         store_, SnapshotStore::create(run_.layout, std::move(owned), threads_, device));
   } else {
     if (!options_.quantize_rule.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, road_, told));
+      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, road_, quantized_.get(), told));
     }
     DRIFTLESS_RETURN_IF_ERROR(make_live_store(std::move(owned), live));
   }

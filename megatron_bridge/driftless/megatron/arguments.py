@@ -30,7 +30,7 @@ TRANSPORTS: dict[str, dict[str, str]] = {
 ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
-QUANTIZATIONS = ("auto", "none", "fp8_block")
+QUANTIZATIONS = ("auto", "none", "fp8_block", "int4_group")
 SNAPSHOTS = ("none", "host", "pinned", "device")
 
 # Flags that act on the receiving side: their names in parsed arguments, and the keys for them there.
@@ -173,8 +173,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--update-weight-quantization",
         choices=QUANTIZATIONS,
         help="How bfloat16 weights become those of --update-weight-hf-checkpoint. auto: as that is "
-        "(FP8 blocks, or as they come). none: as they come. fp8_block: it must have FP8 blocks. The "
-        "rule is quantize.rule in --update-weight-config. Default: auto.",
+        "(FP8 blocks, INT4 groups, or as they come). none: as they come. fp8_block, int4_group: it "
+        "must be of this scheme. The rule is quantize.rule in --update-weight-config. Default: auto.",
     )
     add(
         "--update-weight-wait",
