@@ -6,6 +6,7 @@
 
 #include "plugin/device/device_capture.h"
 #include "plugin/device/device_payload.h"
+#include "plugin/device/device_quantizer.h"
 #include "plugin/interchange/layouts.h"
 
 namespace driftless {
@@ -26,7 +27,8 @@ class CudaPublisherDevice final : public PublisherDevice {
 
   [[nodiscard]] const DeviceOptions& options() const override { return work_.options; }
   [[nodiscard]] std::uint64_t device_bytes() const override {
-    return work_.differ.device_bytes() + work_.found.held_bytes() + captured_.device_bytes();
+    return work_.differ.device_bytes() + work_.found.held_bytes() + captured_.device_bytes() +
+           quantizer_.device_bytes();
   }
 
   Result<std::shared_ptr<std::byte>> allocate(std::uint64_t bytes) override {
@@ -48,6 +50,10 @@ class CudaPublisherDevice final : public PublisherDevice {
     const bool full = context.frame.encoding == Encoding::kFull;
     const bool shards = publication_format(context.directory_layout).sharded(full);
     const bool pinned = work_.options.snapshot == SnapshotPlace::kPinned;
+    // What a store without a snapshot has quantized lies in host memory.
+    const bool on_host =
+        context.store->captured() && context.store->memory_kind() == MemoryKind::kHost;
+    if (on_host) return make_rank_payload(context);
     if (shards && !pinned) {
       return error(StatusCode::kUnsupported,
                    "this layout is made from tensors in host memory: set `snapshot` to pinned");
@@ -61,6 +67,11 @@ class CudaPublisherDevice final : public PublisherDevice {
     if (full) return make_device_full_payload(context, work_);
     if (context.store->captured()) return make_rank_payload(context);  // of what was captured
     return make_device_delta_payload(context, work_);
+  }
+
+  Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes, bool coded) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
+    return quantizer_.quantize(rule, boxes, coded, work_.stream);
   }
 
   Status commit() override {
@@ -108,6 +119,7 @@ class CudaPublisherDevice final : public PublisherDevice {
  private:
   DeviceWork work_;
   DeviceCapture captured_;
+  DeviceQuantizer quantizer_;
   DeviceEvent mark_;
 };
 

@@ -15,6 +15,7 @@
 
 #include "core/delta_view.h"
 #include "core/status.h"
+#include "kernels/quantize.h"
 
 namespace driftless {
 
@@ -37,6 +38,14 @@ struct DeviceOptions {
   std::uint64_t slice_bytes = std::uint64_t{256} << 20;
 };
 
+// A box of a matrix of bfloat16 on the GPU, as Quantizer::part takes it.
+struct DeviceMatrix {
+  MatrixPart part;
+  const std::byte* weights = nullptr;
+  std::span<std::uint16_t> largest;  // of each block that it touches; in host memory
+  const std::byte* codes = nullptr;  // on the GPU; quantize() says where
+};
+
 class PublisherDevice {
  public:
   virtual ~PublisherDevice() = default;
@@ -55,6 +64,10 @@ class PublisherDevice {
   // Compares on the device. kUnsupported if the layout needs the snapshot in host memory.
   [[nodiscard]] virtual Result<std::unique_ptr<RankPayload>> make_payload(
       const PayloadContext& context) = 0;
+  // Quantizes boxes where they lie, or measures them only. Done when it returns; codes stay until the
+  // next call.
+  [[nodiscard]] virtual Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes,
+                                        bool coded) = 0;
   // What the last payload found goes into the snapshot: queued on a stream of its own.
   [[nodiscard]] virtual Status commit() = 0;
   // It is dropped.

@@ -84,10 +84,6 @@ Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
                  "another road",
                  instead, ", or leave the fallback out");
   }
-  if (options.device != nullptr) {
-    return error(StatusCode::kUnsupported,
-                 "the weights lie on a GPU, and are quantized in host memory", instead);
-  }
   if (quantized != nullptr && quantized->as().int4_group > 0) {
     return error(StatusCode::kUnsupported,
                  "the base has groups in INT4, and without a snapshot only FP8 blocks are followed",
@@ -152,12 +148,13 @@ Status Publisher::open_quantized(const WeightSource& own) {
   DRIFTLESS_RETURN_IF_ERROR(base.status());
   quantized_base_ = std::make_unique<Checkpoint>(std::move(*base));
   DRIFTLESS_ASSIGN_OR_RETURN(quantized_,
-                             QuantizedWeights::make(fs, *quantized_base_, own, settings, threads_));
+                             QuantizedWeights::make(fs, *quantized_base_, own, settings, threads_,
+                                                    options_.device.get()));
   if (!quantized_) quantized_base_.reset();
-  if (!quantized_ || options_.device == nullptr) return {};
+  if (!quantized_ || quantized_->as().int4_group == 0 || options_.device == nullptr) return {};
   return error(StatusCode::kUnsupported,
-               "weights are quantized in host memory, and this snapshot lies for a GPU: set "
-               "snapshot: host");
+               "the base has groups in INT4, which are made in host memory, and this snapshot lies "
+               "for a GPU: set snapshot: host");
 }
 
 // Without a snapshot of codes and scales: how the weights differ from the base. Collective.
@@ -195,6 +192,7 @@ Status Publisher::make_live_store(std::vector<OwnedTensor> owned, const WeightSo
   parts.numbers = offers_->numbers();
   parts.own_layout = own_layout_.get();
   parts.own_numbers = own_offers_->numbers();
+  parts.device = options_.device.get();
   auto made = std::make_unique<QuantizedStore>(
       run_.layout, *quantized_, std::move(parts),
       QuantizedStore::Options{options, options_.full_above_density});

@@ -102,16 +102,16 @@ std::map<std::uint32_t, Digest> sum_changes(const WeightStore& of, const ChangeS
   return sums;
 }
 
-// All codes of a block, of which the scale changed.
+// All codes of a block, of which the scale changed. `rows`: of the matrix, from the block's first on.
 void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
-               const MatrixBlocks& blocks, const std::byte* weights, std::uint32_t block,
+               const MatrixBlocks& blocks, const std::byte* rows, std::uint32_t block,
                std::vector<CodeChange>& changes) {
   const BoxOfBlock here = box_of_block(matrix.part, block);
   for (std::uint64_t i = here.row; i < here.row + here.rows; ++i) {
     const std::uint64_t first = i * matrix.part.columns + here.column;
     auto change = std::ranges::lower_bound(blocks.changes, first, {}, &WeightChange::at);
     for (std::uint64_t at = first; at < first + here.columns; ++at) {
-      const std::uint16_t now = unit_16(weights, at);
+      const std::uint16_t now = unit_16(rows, at - here.row * matrix.part.columns);
       while (change != blocks.changes.end() && change->at < at) ++change;
       const bool changed = change != blocks.changes.end() && change->at == at;
       const std::uint8_t old_code =
@@ -120,6 +120,28 @@ void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
       if (old_code != code) changes.push_back({at, old_code, code});
     }
   }
+}
+
+// What the changes of a matrix make of its blocks, as far as they say. Those whose largest weight
+// fell, and no other one rose above it, must be looked at.
+std::vector<std::uint32_t> apply_changes(const MatrixPart& part, MatrixBlocks& blocks) {
+  std::vector<std::uint16_t> now = blocks.own;
+  for (const auto& [block, size] : blocks.own_now) now[block] = size;  // measured already
+  std::vector<bool> changed(now.size()), fell(now.size());
+  for (const WeightChange& change : blocks.changes) {
+    const std::uint64_t block = block_of(part, change.at);
+    const std::uint16_t own = blocks.own[block], size = counted_size(change.now);
+    changed[block] = true;
+    if (counted_size(change.before) == own && size < own) fell[block] = true;
+    now[block] = std::max(now[block], size);
+  }
+  std::vector<std::uint32_t> unknown;
+  for (std::uint32_t block = 0; block < now.size(); ++block) {
+    if (!changed[block]) continue;
+    blocks.own_now[block] = now[block];
+    if (fell[block] && now[block] <= blocks.own[block]) unknown.push_back(block);
+  }
+  return unknown;
 }
 
 }  // namespace
@@ -132,8 +154,10 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
       options_(options),
       numbers_(std::move(parts.numbers)),
       own_numbers_(std::move(parts.own_numbers)),
-      live_(*parts.own_layout, std::move(parts.own), nullptr, without_sweep(options.live)),
+      live_(*parts.own_layout, std::move(parts.own), parts.device,
+            without_sweep(options.live)),
       kept_(live_.owned().size(), kNotHere),
+      live_of_(owned().size(), kNotHere),
       made_(owned().size()),
       blocks_(weights.matrices().size()),
       from_base_(blocks_of(*this), options.live.capture_bytes),
@@ -142,6 +166,7 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
     const QuantizedWeights::Place& at = weights_.place(from);
     if (!at.matrix) {
       kept_[own_numbers_[from]] = numbers_[at.kept];
+      live_of_[numbers_[at.kept]] = own_numbers_[from];
       continue;
     }
     const Matrix& matrix = weights_.matrices()[*at.matrix];
@@ -156,17 +181,15 @@ const std::byte* QuantizedStore::weights_of(std::size_t matrix) const {
 
 Status QuantizedStore::open(std::vector<LivePlace> places) {
   DRIFTLESS_RETURN_IF_ERROR(live_.open(std::move(places)));
-  for (std::uint32_t i = 0; i < kept_.size(); ++i) {
+  for (std::uint32_t i = 0; i < kept_.size() && !on_gpu(); ++i) {
     if (kept_[i] != kNotHere) place(kept_[i], live_.data(i));
   }
   DRIFTLESS_ASSIGN_OR_RETURN(own_digests_, live_.digests());
   own_digests_now_ = own_digests_;
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    blocks_[m].own.assign(matrix.known.size(), 0);
-    DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), weights_.rule(), matrix.part,
-                                            weights_of(m), threads(), blocks_[m].own.data(),
-                                            nullptr));
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        blocks_[m].own, weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
     for (const std::uint32_t block : matrix.joint) {
       weights_.measured(m, block, blocks_[m].own[block]);
     }
@@ -178,28 +201,48 @@ Status QuantizedStore::quantize(std::size_t number, Quantized& made) const {
   const Matrix& matrix = weights_.matrices()[number];
   made.codes.resize(matrix.part.rows * matrix.part.columns);
   made.scales.resize(matrix.scale_count() * sizeof(float));
-  return weights_.quantize(matrix, weights_of(number), made.largest, made.codes.data(),
-                           matrix.scales ? made.scales.data() : nullptr);
+  return weights_.quantize(matrix, weights_of(number), live_.memory_kind(), made.largest,
+                           made.codes.data(), matrix.scales ? made.scales.data() : nullptr);
+}
+
+Result<const std::byte*> QuantizedStore::kept_units(std::uint32_t number,
+                                                    std::vector<std::byte>& held) const {
+  const std::uint32_t own = live_of_[number];
+  if (!on_gpu()) return live_.data(own);
+  held.resize(live_.size_bytes(own));
+  DRIFTLESS_RETURN_IF_ERROR(live_.memory()->fetch(held, live_.data(own)));
+  return held.data();
 }
 
 Result<std::vector<Digest>> QuantizedStore::digests() const {
   std::vector<Digest> sums(layout().size());
-  const auto add = [&](std::uint32_t number, const std::byte* units) -> Status {
+  const MemoryKind memory = live_.memory_kind();
+  const auto add = [&](std::uint32_t number, const std::byte* units, MemoryKind kind) -> Status {
     DRIFTLESS_ASSIGN_OR_RETURN(
-        const Digest sum, digest(spec(number), owned(number).place(), units, MemoryKind::kHost));
+        const Digest sum, live_.digest(spec(number), owned(number).place(), units, kind));
     sums[owned(number).tensor()] += sum;
     return {};
   };
-  for (const std::uint32_t number : kept_) {
-    if (number != kNotHere) DRIFTLESS_RETURN_IF_ERROR(add(number, data(number)));
+  for (std::uint32_t i = 0; i < kept_.size(); ++i) {
+    if (kept_[i] != kNotHere) DRIFTLESS_RETURN_IF_ERROR(add(kept_[i], live_.data(i), memory));
   }
   Quantized made;
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    DRIFTLESS_RETURN_IF_ERROR(quantize(m, made));
-    DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data()));
+    if (on_gpu()) {
+      made.largest = matrix.known;
+      DeviceMatrix box{matrix.part, weights_of(m), made.largest, nullptr};
+      DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there({&box, 1}));
+      DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), box.codes, memory));
+      made.scales.resize(matrix.scale_count() * sizeof(float));
+      if (matrix.scales) weights_.make_scales(matrix, made.largest, made.scales.data());
+    } else {
+      DRIFTLESS_RETURN_IF_ERROR(quantize(m, made));
+      DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data(), memory));
+    }
     if (!matrix.scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], made.scales.data()));
+    DRIFTLESS_RETURN_IF_ERROR(
+        add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
   }
   return sums;
 }
@@ -211,7 +254,9 @@ Status QuantizedStore::compare(WeightSource& base) {
     const std::uint32_t number = numbers_[offered.tensor];
     const std::optional<std::size_t> of = made_[number];
     if (!of) {
-      add_diff(*this, number, offered.data, data(number), from_base_);
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const units, kept_units(number, made.codes));
+      held = blocks_.size();
+      add_diff(*this, number, offered.data, units, from_base_);
       return {};
     }
     if (std::exchange(held, *of) != *of) {
@@ -231,13 +276,17 @@ Status QuantizedStore::compare(WeightSource& base) {
   return {};
 }
 
-void QuantizedStore::measure_joint(std::size_t number) {
+Status QuantizedStore::measure_joint(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
-  for (const std::uint32_t block : matrix.joint) {
-    const std::uint16_t size = weights_.size_of(matrix, block, weights_of(number));
-    blocks_[number].own_now[block] = size;
-    weights_.measured(number, block, size);
+  if (matrix.joint.empty()) return {};
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::vector<std::uint16_t> sizes,
+      weights_.sizes_of(matrix, matrix.joint, weights_of(number), live_.memory_kind()));
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    blocks_[number].own_now[matrix.joint[i]] = sizes[i];
+    weights_.measured(number, matrix.joint[i], sizes[i]);
   }
+  return {};
 }
 
 void QuantizedStore::take_changes(std::size_t matrix, std::uint32_t number,
@@ -250,28 +299,37 @@ void QuantizedStore::take_changes(std::size_t matrix, std::uint32_t number,
   }
 }
 
+Status QuantizedStore::measure(bool doubtful) {
+  std::vector<std::vector<std::uint32_t>> fell(blocks_.size());
+  const auto is_known = [&](std::size_t m) {
+    return !full_ && !live_.sent_whole(own_numbers_[weights_.matrices()[m].from]);
+  };
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    if (full_ || sweeps_ || doubtful || !is_known(m)) DRIFTLESS_RETURN_IF_ERROR(measure_joint(m));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks_.size(), threads(), [&](std::size_t m, unsigned) {
+    if (is_known(m)) fell[m] = apply_changes(weights_.matrices()[m].part, blocks_[m]);
+    return Status();
+  }));
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    if (is_known(m)) DRIFTLESS_RETURN_IF_ERROR(measure_changes(m, fell[m]));
+  }
+  return {};
+}
+
 // A block is looked at again only if its largest is smaller now.
-void QuantizedStore::measure_changes(std::size_t number) {
+Status QuantizedStore::measure_changes(std::size_t number, std::span<const std::uint32_t> fell) {
   const Matrix& matrix = weights_.matrices()[number];
   MatrixBlocks& blocks = blocks_[number];
-  std::set<std::uint32_t> fell;
-  for (const WeightChange& change : blocks.changes) {
-    const auto block = static_cast<std::uint32_t>(block_of(matrix.part, change.at));
-    const std::uint16_t own = blocks.own[block];
-    std::uint16_t& now = blocks.own_now.try_emplace(block, own).first->second;
-    const std::uint16_t before_size = counted_size(change.before);
-    const std::uint16_t size = counted_size(change.now);
-    if (before_size == own && size < own) fell.insert(block);
-    now = std::max(now, size);
-  }
-  for (const std::uint32_t block : fell) {
-    if (blocks.own_now[block] > blocks.own[block]) continue;  // another one is larger
-    blocks.own_now[block] = weights_.size_of(matrix, block, weights_of(number));
-  }
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::vector<std::uint16_t> sizes,
+      weights_.sizes_of(matrix, fell, weights_of(number), live_.memory_kind()));
+  for (std::size_t i = 0; i < sizes.size(); ++i) blocks.own_now[fell[i]] = sizes[i];
   for (const std::uint32_t block : matrix.joint) {
     const auto now = blocks.own_now.find(block);
     weights_.measured(number, block, now != blocks.own_now.end() ? now->second : blocks.own[block]);
   }
+  return {};
 }
 
 Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<std::string>& notes) {
@@ -315,14 +373,7 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
     DRIFTLESS_RETURN_IF_ERROR(live_.each_change(live_.offer(), ~std::uint64_t{0}, found, take));
     for (const auto& [tensor, change] : found.digests) own_digests_now_[tensor] += change;
   }
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    const bool whole = live_.sent_whole(own_numbers_[weights_.matrices()[m].from]);
-    if (full_ || sweeps_ || doubtful || whole) {
-      measure_joint(m);
-    }
-    if (!full_ && !whole) measure_changes(m);
-  }
-  return {};
+  return measure(doubtful);
 }
 
 void QuantizedStore::mark_whole(std::uint32_t tensor) {
@@ -376,9 +427,7 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
     return {};
   }
   choose_whole(notes);
-  for (std::size_t m = 0; m < blocks_.size(); ++m) {
-    if (!is_whole(m)) translate(m);
-  }
+  DRIFTLESS_RETURN_IF_ERROR(translate());
   // Tensors that are in part kept_ whole.
   for (std::uint32_t i = 0; i < owned().size(); ++i) {
     if (sent_.whole(i)) mark_whole(owned(i).tensor());
@@ -391,16 +440,58 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
   return {};
 }
 
-void QuantizedStore::translate(std::size_t number) {
+std::set<std::uint32_t> QuantizedStore::blocks_anew(std::size_t number) const {
+  const MatrixBlocks& blocks = blocks_[number];
+  std::set<std::uint32_t> anew;
+  const auto look = [&](std::uint32_t block) {
+    if (!same_fp8_rule(weights_.rule(), blocks.largest[block], blocks.largest_now[block])) {
+      anew.insert(block);
+    }
+  };
+  for (const auto& [block, size] : blocks.own_now) look(block);
+  for (const std::uint32_t block : weights_.matrices()[number].joint) look(block);
+  return anew;
+}
+
+// All rows that the blocks touch, so that each is one copy from a GPU. In host memory nothing.
+Result<QuantizedStore::Rows> QuantizedStore::rows_of(std::size_t number,
+                                                     const std::set<std::uint32_t>& blocks) const {
+  Rows rows;
+  if (!on_gpu()) return rows;
+  const MatrixPart& part = weights_.matrices()[number].part;
+  const std::uint64_t row_bytes = part.columns * sizeof(std::uint16_t);
+  for (const std::uint32_t block : blocks) {
+    const BoxOfBlock here = box_of_block(part, block);
+    std::vector<std::byte>& held = rows[here.row];
+    if (!held.empty()) continue;
+    held.resize(here.rows * row_bytes);
+    DRIFTLESS_RETURN_IF_ERROR(
+        live_.memory()->fetch(held, weights_of(number) + here.row * row_bytes));
+  }
+  return rows;
+}
+
+// Changes of codes and scales, of all matrices that do not go out whole.
+Status QuantizedStore::translate() {
+  std::vector<std::set<std::uint32_t>> anew(blocks_.size());
+  std::vector<Rows> rows(blocks_.size());
+  for (std::size_t m = 0; m < blocks_.size(); ++m) {
+    if (is_whole(m)) continue;
+    anew[m] = blocks_anew(m);
+    coded_anew_ = coded_anew_ || !anew[m].empty();
+    DRIFTLESS_ASSIGN_OR_RETURN(rows[m], rows_of(m, anew[m]));
+  }
+  return parallel_for(blocks_.size(), threads(), [&](std::size_t m, unsigned) {
+    if (!is_whole(m)) translate(m, anew[m], rows[m]);
+    return Status();
+  });
+}
+
+void QuantizedStore::translate(std::size_t number, const std::set<std::uint32_t>& anew,
+                               const Rows& rows) {
   const Matrix& matrix = weights_.matrices()[number];
   const MatrixBlocks& blocks = blocks_[number];
   const QuantizeRule rule = weights_.rule();
-  std::set<std::uint32_t> anew;
-  const auto look = [&](std::uint32_t block) {
-    if (!same_fp8_rule(rule, blocks.largest[block], blocks.largest_now[block])) anew.insert(block);
-  };
-  for (const auto& [block, size] : blocks.own_now) look(block);
-  for (const std::uint32_t block : matrix.joint) look(block);
   std::vector<CodeChange> changes;
   for (const auto& [at, before, now] : blocks.changes) {
     const auto block = static_cast<std::uint32_t>(block_of(matrix.part, at));
@@ -409,10 +500,14 @@ void QuantizedStore::translate(std::size_t number) {
     const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
     if (old_code != code) changes.push_back({at, old_code, code});
   }
-  for (const std::uint32_t block : anew)
-    code_anew(rule, matrix, blocks, weights_of(number), block, changes);
+  for (const std::uint32_t block : anew) {
+    const std::uint64_t row = box_of_block(matrix.part, block).row;
+    const std::byte* const first =
+        on_gpu() ? rows.at(row).data()
+                 : weights_of(number) + row * matrix.part.columns * sizeof(std::uint16_t);
+    code_anew(rule, matrix, blocks, first, block, changes);
+  }
   if (!anew.empty()) std::ranges::sort(changes, {}, &CodeChange::at);
-  coded_anew_ = coded_anew_ || !anew.empty();
   add_codes(codes_of(matrix), changes, sent_);
   if (matrix.scales && !anew.empty()) add_scales(number);
 }
@@ -480,10 +575,8 @@ Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::s
 Status QuantizedStore::scan(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
   MatrixBlocks& blocks = blocks_[number];
-  blocks.own_after.assign(matrix.known.size(), 0);
-  DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), weights_.rule(), matrix.part,
-                                          weights_of(number), threads(), blocks.own_after.data(),
-                                          nullptr));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      blocks.own_after, weights_.sizes_of_all(matrix, weights_of(number), live_.memory_kind()));
   blocks.largest_now = blocks.own_after;
   for (const std::uint32_t block : matrix.joint) {
     blocks.largest_now[block] = std::max(matrix.known[block], blocks.own_after[block]);
@@ -543,7 +636,12 @@ Status QuantizedStore::each_batch(const std::function<Status(std::span<const Pai
     return used;
   };
   for (const std::uint32_t number : kept_) {
-    if (number != kNotHere) batch.push_back({number, data(number)});
+    if (number == kNotHere) continue;
+    Quantized& held = batches_[0].emplace_back();
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const units, kept_units(number, held.codes));
+    place(number, const_cast<std::byte*>(units));  // never written
+    batch.push_back({number, units});
+    bytes += held.codes.size();
   }
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
@@ -567,8 +665,10 @@ Status QuantizedStore::each_unit(std::uint32_t number, const UseChange& use) con
   const std::uint64_t units = owned(number).place().units;
   const std::span<const std::uint32_t> offsets = all_offsets();
   Quantized made;
-  const std::byte* values = data(number);
-  if (made_[number]) {
+  const std::byte* values = nullptr;
+  if (!made_[number]) {
+    DRIFTLESS_ASSIGN_OR_RETURN(values, kept_units(number, made.codes));
+  } else {
     DRIFTLESS_RETURN_IF_ERROR(quantize(*made_[number], made));
     const bool codes = number == codes_of(weights_.matrices()[*made_[number]]);
     values = codes ? made.codes.data() : made.scales.data();

@@ -8,6 +8,9 @@
 //   the weight was the largest and is smaller now
 //   a block whose scale changed is coded anew, all of it
 //
+// Weights on a GPU are measured and quantized there; codes and scales that a version carries lie in
+// host memory.
+//
 // Memory: 4 bytes for each block that this rank has a part of, and what LiveStore and the changes
 // of codes take.
 #pragma once
@@ -30,7 +33,7 @@ struct MatrixBlocks {
   std::vector<std::uint16_t> own;      // the largest of each block here, at the last version
   std::vector<std::uint16_t> largest;  // the same, of all boxes: it decides the scale
   std::vector<WeightChange> changes;   // since then, ascending
-  std::map<std::uint32_t, std::uint16_t> own_now;  // of blocks with changes
+  std::map<std::uint32_t, std::uint16_t> own_now;  // of blocks with changes, and of joint ones
   std::vector<std::uint16_t> largest_now;          // after settle()
   std::vector<std::uint16_t> own_after;            // likewise; empty: own, with own_now
 };
@@ -52,6 +55,7 @@ class QuantizedStore final : public WeightStore {
     const WeightLayout* own_layout = nullptr;
     std::vector<OwnedTensor> own;
     std::vector<std::uint32_t> own_numbers;
+    PublisherDevice* device = nullptr;  // null: the weights lie in host memory
   };
   QuantizedStore(const WeightLayout& layout, QuantizedWeights& weights, Parts parts,
                  const Options& options);
@@ -91,17 +95,29 @@ class QuantizedStore final : public WeightStore {
     std::vector<std::uint16_t> largest;
   };
 
+  // Rows of weights, by the first one of them; in host memory.
+  using Rows = std::map<std::uint64_t, std::vector<std::byte>>;
+
   [[nodiscard]] const std::byte* weights_of(std::size_t matrix) const;
+  [[nodiscard]] bool on_gpu() const { return live_.memory_kind() == MemoryKind::kDevice; }
   [[nodiscard]] std::uint32_t codes_of(const Matrix& matrix) const {
     return numbers_[matrix.codes];
   }
   [[nodiscard]] Status quantize(std::size_t matrix, Quantized& made) const;
-  void measure_joint(std::size_t matrix);
+  // What is not quantized, in host memory: as it lies there, or in `held`.
+  [[nodiscard]] Result<const std::byte*> kept_units(std::uint32_t number,
+                                                    std::vector<std::byte>& held) const;
+  [[nodiscard]] Status measure_joint(std::size_t matrix);
   void take_changes(std::size_t matrix, std::uint32_t number, const DiffPiece& piece);
-  void measure_changes(std::size_t matrix);
+  // All matrices; measure_changes() is done for those whose changes are known.
+  [[nodiscard]] Status measure(bool doubtful);
+  [[nodiscard]] Status measure_changes(std::size_t matrix, std::span<const std::uint32_t> fell);
   void choose_whole(std::vector<std::string>& notes);
   [[nodiscard]] bool is_whole(std::size_t matrix) const;
-  void translate(std::size_t matrix);
+  [[nodiscard]] std::set<std::uint32_t> blocks_anew(std::size_t matrix) const;
+  [[nodiscard]] Result<Rows> rows_of(std::size_t matrix, const std::set<std::uint32_t>& blocks) const;
+  [[nodiscard]] Status translate();
+  void translate(std::size_t matrix, const std::set<std::uint32_t>& anew, const Rows& rows);
   void add_scales(std::size_t matrix);
   [[nodiscard]] Status scan(std::size_t matrix);
   [[nodiscard]] Status sum_whole(std::span<const Digest> tracked);
@@ -115,6 +131,7 @@ class QuantizedStore final : public WeightStore {
   std::vector<std::uint32_t> own_numbers_;  // in live_, of each of the trainer's
   LiveStore live_;
   std::vector<std::uint32_t> kept_;               // of each number in live_: here; or kNotHere
+  std::vector<std::uint32_t> live_of_;            // the other way round
   std::vector<std::optional<std::size_t>> made_;  // of each number here: its matrix
   std::vector<MatrixBlocks> blocks_;              // of each matrix
   ChangeStore from_base_, sent_;

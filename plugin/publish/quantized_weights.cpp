@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <set>
 
 namespace driftless {
@@ -31,12 +32,6 @@ Result<std::vector<TensorBox>> offered_boxes(const WeightSource& own) {
   return boxes;
 }
 
-Status check_on_host(const OfferedTensor& offered, const std::string& name) {
-  if (offered.memory == MemoryKind::kHost) return {};
-  return error(StatusCode::kUnsupported, "tensor '", name,
-               "' lies on a GPU, and weights are quantized in host memory: set snapshot: host");
-}
-
 TensorBox box_of(std::uint64_t row, std::uint64_t column, std::uint64_t rows,
                  std::uint64_t columns) {
   return {{row, column}, {rows, columns}};
@@ -59,12 +54,13 @@ Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(FileSystem& fs,
                                                                  const Checkpoint& base,
                                                                  const WeightSource& own,
                                                                  const QuantizeSettings& settings,
-                                                                 unsigned threads) {
+                                                                 unsigned threads,
+                                                                 PublisherDevice* device) {
   DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, layout_of(own));
   DRIFTLESS_ASSIGN_OR_RETURN(const QuantizedAs as, needs_quantization(fs, base, layout, settings));
   std::unique_ptr<QuantizedWeights> made;
   if (!as.quantized) return made;
-  made.reset(new QuantizedWeights(base, as, threads));
+  made.reset(new QuantizedWeights(base, as, threads, device));
   DRIFTLESS_ASSIGN_OR_RETURN(made->own_boxes_, offered_boxes(own));
   made->own_tensors_.assign(own.tensors().begin(), own.tensors().end());
   for (std::size_t i = 0; i < made->own_tensors_.size(); ++i) {
@@ -252,26 +248,64 @@ Status QuantizedWeights::measure(WeightSource& weights) {
       const std::optional<std::size_t> number = places_[offered.tensor].matrix;
       if (!number || matrices_[*number].joint.empty()) continue;
       const Matrix& matrix = matrices_[*number];
-      DRIFTLESS_RETURN_IF_ERROR(check_on_host(offered, tensors_[matrix.codes].name));
-      for (const std::uint32_t block : matrix.joint) {
-        measured(*number, block, size_of(matrix, block, offered.data));
-      }
+      DRIFTLESS_RETURN_IF_ERROR(check_memory(matrix, offered.memory));
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint16_t> sizes,
+                                 sizes_of(matrix, matrix.joint, offered.data, offered.memory));
+      for (std::size_t i = 0; i < sizes.size(); ++i) measured(*number, matrix.joint[i], sizes[i]);
     }
     return {};
   });
 }
 
-std::uint16_t QuantizedWeights::size_of(const Matrix& matrix, std::size_t block,
-                                        const std::byte* weights) const {
+Status QuantizedWeights::check_memory(const Matrix& matrix, MemoryKind memory) const {
+  if (memory == MemoryKind::kHost) return {};
+  if (matrix.group > 0) {
+    return error(StatusCode::kUnsupported, "tensor '", tensors_[matrix.codes].name,
+                 "' is made from weights on a GPU, and groups in INT4 are made in host memory: set "
+                 "snapshot: host");
+  }
+  if (device_ != nullptr) return {};
+  return error(StatusCode::kUnsupported, "tensor '", tensors_[matrix.codes].name,
+               "' lies on a GPU, and this publisher quantizes in host memory: set snapshot to "
+               "pinned, device or none");
+}
+
+Result<std::vector<std::uint16_t>> QuantizedWeights::sizes_of(const Matrix& matrix,
+                                                              std::span<const std::uint32_t> blocks,
+                                                              const std::byte* weights,
+                                                              MemoryKind memory) const {
   const MatrixPart& part = matrix.part;
-  const BoxOfBlock here = box_of_block(part, block);
-  const std::uint64_t row = (part.row + here.row) % kQuantizeBlock;
-  const std::uint64_t column = (part.column + here.column) % kQuantizeBlock;
-  std::uint16_t size = 0;
-  quantizer().part(as_.rule, {here.rows, here.columns, part.stride, row, column},
-                   weights + (here.row * part.stride + here.column) * sizeof(std::uint16_t), &size,
-                   nullptr);
-  return size;
+  std::vector<std::uint16_t> sizes(blocks.size());
+  std::vector<DeviceMatrix> boxes;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const BoxOfBlock here = box_of_block(part, blocks[i]);
+    const MatrixPart own{here.rows, here.columns, part.stride,
+                         (part.row + here.row) % kQuantizeBlock,
+                         (part.column + here.column) % kQuantizeBlock};
+    const std::byte* const at =
+        weights + (here.row * part.stride + here.column) * sizeof(std::uint16_t);
+    if (memory == MemoryKind::kHost) {
+      quantizer().part(as_.rule, own, at, &sizes[i], nullptr);
+    } else {
+      boxes.push_back({own, at, {&sizes[i], 1}, nullptr});
+    }
+  }
+  if (!boxes.empty()) DRIFTLESS_RETURN_IF_ERROR(device_->quantize(as_.rule, boxes, false));
+  return sizes;
+}
+
+Result<std::vector<std::uint16_t>> QuantizedWeights::sizes_of_all(const Matrix& matrix,
+                                                                  const std::byte* weights,
+                                                                  MemoryKind memory) const {
+  std::vector<std::uint16_t> sizes(matrix.known.size());
+  if (memory == MemoryKind::kHost) {
+    DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_,
+                                            sizes.data(), nullptr));
+    return sizes;
+  }
+  DeviceMatrix box{matrix.part, weights, sizes, nullptr};
+  DRIFTLESS_RETURN_IF_ERROR(device_->quantize(as_.rule, {&box, 1}, false));
+  return sizes;
 }
 
 MaximaMessage QuantizedWeights::to_tell() const {
@@ -306,16 +340,28 @@ void QuantizedWeights::agree_alone() {
 }
 
 Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights,
-                                  std::vector<std::uint16_t>& largest, std::byte* codes,
-                                  std::byte* scales) const {
+                                  MemoryKind memory, std::vector<std::uint16_t>& largest,
+                                  std::byte* codes, std::byte* scales) const {
   largest = matrix.known;
   if (matrix.group > 0) {
     return quantize_int4(quantizer(), matrix.group, weights, matrix.part.rows, matrix.part.columns,
                          threads_, codes, scales);
   }
-  DRIFTLESS_RETURN_IF_ERROR(
-      quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_, largest.data(), codes));
-  if (scales == nullptr) return {};
+  if (memory == MemoryKind::kHost) {
+    DRIFTLESS_RETURN_IF_ERROR(
+        quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_, largest.data(), codes));
+  } else if (!largest.empty()) {
+    DeviceMatrix box{matrix.part, weights, largest, nullptr};
+    DRIFTLESS_RETURN_IF_ERROR(quantize_there({&box, 1}));
+    DRIFTLESS_RETURN_IF_ERROR(
+        device_->copy(codes, box.codes, matrix.part.rows * matrix.part.columns));
+  }
+  if (scales != nullptr) make_scales(matrix, largest, scales);
+  return {};
+}
+
+void QuantizedWeights::make_scales(const Matrix& matrix, std::span<const std::uint16_t> largest,
+                                   std::byte* scales) const {
   for (std::uint64_t i = 0; i < matrix.scale_rows; ++i) {
     for (std::uint64_t j = 0; j < matrix.scale_columns; ++j, scales += sizeof(float)) {
       const std::uint64_t block =
@@ -324,7 +370,6 @@ Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights
       std::memcpy(scales, &scale, sizeof(scale));
     }
   }
-  return {};
 }
 
 Status QuantizedBase::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
@@ -356,45 +401,93 @@ Status QuantizedBase::visit(const std::function<Status(std::span<const OfferedTe
   return batch.empty() ? Status() : use(batch);
 }
 
+// What is passed on at a time. Codes on the host are made at once, those on a GPU together.
+class QuantizingSource::Batch {
+ public:
+  using Use = std::function<Status(std::span<const OfferedTensor>)>;
+  Batch(const QuantizedWeights& weights, const Use& use) : weights_(weights), use_(use) {}
+
+  void keep(const OfferedTensor& as) { offered_.push_back(as); }
+
+  Status add(std::size_t number, const OfferedTensor& own) {
+    const QuantizedWeights::Matrix& matrix = weights_.matrices()[number];
+    DRIFTLESS_RETURN_IF_ERROR(weights_.check_memory(matrix, own.memory));
+    const bool host = own.memory == MemoryKind::kHost;
+    const std::uint64_t codes = matrix.code_bytes(), scales = matrix.scale_bytes();
+    const std::uint64_t most_there = kDeviceBytes, most = kBatchBytes;
+    const bool full = host ? bytes_ + codes + scales > most : bytes_there_ + codes > most_there;
+    if (full) DRIFTLESS_RETURN_IF_ERROR(pass_on());
+    if (!host) {
+      bytes_there_ += codes;
+      numbers_.push_back(number);
+      largest_.push_back(matrix.known);
+      boxes_.push_back({matrix.part, own.data, largest_.back(), nullptr});
+      return {};
+    }
+    bytes_ += codes + scales;
+    std::byte* const codes_at = made_.emplace_back(codes).data();
+    std::byte* const scales_at = made_.emplace_back(scales).data();
+    std::vector<std::uint16_t> largest;
+    DRIFTLESS_RETURN_IF_ERROR(weights_.quantize(matrix, own.data, own.memory, largest, codes_at,
+                                                matrix.scales ? scales_at : nullptr));
+    offer(matrix, codes_at, MemoryKind::kHost, scales_at);
+    return {};
+  }
+
+  Status pass_on() {
+    if (!boxes_.empty()) DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there(boxes_));
+    for (std::size_t i = 0; i < boxes_.size(); ++i) {
+      const QuantizedWeights::Matrix& matrix = weights_.matrices()[numbers_[i]];
+      std::byte* const scales_at =
+          made_.emplace_back(matrix.scale_count() * sizeof(float)).data();
+      if (matrix.scales) weights_.make_scales(matrix, boxes_[i].largest, scales_at);
+      offer(matrix, boxes_[i].codes, MemoryKind::kDevice, scales_at);
+    }
+    if (!offered_.empty()) DRIFTLESS_RETURN_IF_ERROR(use_(offered_));
+    offered_.clear();
+    made_.clear();
+    boxes_.clear();
+    numbers_.clear();
+    largest_.clear();
+    bytes_ = bytes_there_ = 0;
+    return {};
+  }
+
+ private:
+  void offer(const QuantizedWeights::Matrix& matrix, const std::byte* codes, MemoryKind memory,
+             const std::byte* scales) {
+    offered_.push_back({matrix.codes, codes, memory});
+    if (matrix.scales) offered_.push_back({*matrix.scales, scales});
+    if (matrix.shape) offered_.push_back({*matrix.shape, matrix.shape_bytes.data()});
+  }
+
+  const QuantizedWeights& weights_;
+  const Use& use_;
+  std::vector<OfferedTensor> offered_;
+  std::vector<std::vector<std::byte>> made_;  // in host memory
+  std::uint64_t bytes_ = 0, bytes_there_ = 0;
+  std::vector<DeviceMatrix> boxes_;
+  std::vector<std::size_t> numbers_;             // of each, its matrix
+  std::deque<std::vector<std::uint16_t>> largest_;  // likewise
+};
+
 Status QuantizingSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
   DRIFTLESS_RETURN_IF_ERROR(weights_->check(*own_));
-  std::vector<std::uint16_t> largest;
   return own_->visit([&](std::span<const OfferedTensor> offered) -> Status {
-    std::vector<std::vector<std::byte>> made;
-    std::vector<OfferedTensor> batch;
-    std::uint64_t bytes = 0;
-    const auto pass_on = [&]() -> Status {
-      if (batch.empty()) return {};
-      DRIFTLESS_RETURN_IF_ERROR(use(batch));
-      made.clear();
-      batch.clear();
-      bytes = 0;
-      return {};
-    };
+    Batch batch(*weights_, use);
     for (const OfferedTensor& each : offered) {
       if (each.tensor >= weights_->offered()) {
         return error(StatusCode::kInvalidArgument, "the source offered tensor number ", each.tensor,
                      " of ", weights_->offered());
       }
       const QuantizedWeights::Place& place = weights_->place(each.tensor);
-      if (!place.matrix) {
-        batch.push_back({place.kept, each.data, each.memory});
-        continue;
+      if (place.matrix) {
+        DRIFTLESS_RETURN_IF_ERROR(batch.add(*place.matrix, each));
+      } else {
+        batch.keep({place.kept, each.data, each.memory});
       }
-      const QuantizedWeights::Matrix& matrix = weights_->matrices()[*place.matrix];
-      DRIFTLESS_RETURN_IF_ERROR(check_on_host(each, tensors()[matrix.codes].name));
-      const std::uint64_t codes = matrix.code_bytes(), scales = matrix.scale_bytes();
-      if (bytes + codes + scales > kBatchBytes) DRIFTLESS_RETURN_IF_ERROR(pass_on());
-      bytes += codes + scales;
-      std::byte* const codes_at = made.emplace_back(codes).data();
-      std::byte* const scales_at = made.emplace_back(scales).data();
-      DRIFTLESS_RETURN_IF_ERROR(weights_->quantize(matrix, each.data, largest, codes_at,
-                                                   matrix.scales ? scales_at : nullptr));
-      batch.push_back({matrix.codes, codes_at});
-      if (matrix.scales) batch.push_back({*matrix.scales, scales_at});
-      if (matrix.shape) batch.push_back({*matrix.shape, matrix.shape_bytes.data()});
     }
-    return pass_on();
+    return batch.pass_on();
   });
 }
 

@@ -16,6 +16,7 @@
 #include "kernels/quantize.h"
 #include "plugin/checkpoint/quantization.h"
 #include "plugin/publish/block_maxima.h"
+#include "plugin/publish/publisher_device.h"
 #include "plugin/publish/weight_source.h"
 
 namespace driftless {
@@ -59,11 +60,12 @@ class QuantizedWeights {
     }
   };
 
-  // `own`: the trainer's; it and the base outlive this. Null if nothing is to be quantized
-  // (needs_quantization()). kWrongLayout, by name, if a tensor does not fit the base.
+  // `own`: the trainer's; it, the base and the device outlive this. Weights on a GPU need the device,
+  // which is null without one. Null if nothing is to be quantized (needs_quantization()).
+  // kWrongLayout, by name, if a tensor does not fit the base.
   [[nodiscard]] static Result<std::unique_ptr<QuantizedWeights>> make(
       FileSystem& fs, const Checkpoint& base, const WeightSource& own,
-      const QuantizeSettings& settings, unsigned threads);
+      const QuantizeSettings& settings, unsigned threads, PublisherDevice* device = nullptr);
 
   [[nodiscard]] const Checkpoint& base() const { return *base_; }
   [[nodiscard]] QuantizeRule rule() const { return as_.rule; }  // of FP8 blocks
@@ -90,9 +92,14 @@ class QuantizedWeights {
   [[nodiscard]] Status measure(WeightSource& weights);
   // The same of one block, whose size() is known. Only of Matrix::joint.
   void measured(std::size_t matrix, std::size_t block, std::uint16_t size);
-  // The largest magnitude in a block, as far as it is in the matrix.
-  [[nodiscard]] std::uint16_t size_of(const Matrix& matrix, std::size_t block,
-                                      const std::byte* weights) const;
+  // The largest magnitudes in these blocks, or in all, as far as they are in the matrix.
+  [[nodiscard]] Result<std::vector<std::uint16_t>> sizes_of(const Matrix& matrix,
+                                                            std::span<const std::uint32_t> blocks,
+                                                            const std::byte* weights,
+                                                            MemoryKind memory) const;
+  [[nodiscard]] Result<std::vector<std::uint16_t>> sizes_of_all(const Matrix& matrix,
+                                                                const std::byte* weights,
+                                                                MemoryKind memory) const;
   // What other ranks must hear since the last time that heard() was called; all after forget().
   [[nodiscard]] MaximaMessage to_tell() const;
   void heard(const MaximaMessage& merged);
@@ -100,10 +107,20 @@ class QuantizedWeights {
   // Without other ranks.
   void agree_alone();
 
-  // Of a matrix, by what is known; `largest` are those of its blocks then, `scales` may be null.
-  [[nodiscard]] Status quantize(const Matrix& matrix, const std::byte* weights,
+  // Of a matrix, by what is known; `largest` are those of its blocks then. Codes and scales lie in
+  // host memory; `scales` may be null.
+  [[nodiscard]] Status quantize(const Matrix& matrix, const std::byte* weights, MemoryKind memory,
                                 std::vector<std::uint16_t>& largest, std::byte* codes,
                                 std::byte* scales) const;
+  // The same, all on a GPU (PublisherDevice::quantize()), of some matrices.
+  [[nodiscard]] Status quantize_there(std::span<DeviceMatrix> boxes) const {
+    return device_->quantize(as_.rule, boxes, true);
+  }
+  // Of blocks with these largest magnitudes.
+  void make_scales(const Matrix& matrix, std::span<const std::uint16_t> largest,
+                   std::byte* scales) const;
+  // Ok if weights are quantized where these lie.
+  [[nodiscard]] Status check_memory(const Matrix& matrix, MemoryKind memory) const;
 
  private:
   struct Joint {
@@ -113,8 +130,9 @@ class QuantizedWeights {
     std::uint16_t told = 0;
     std::vector<std::uint16_t> sizes;  // of each place
   };
-  QuantizedWeights(const Checkpoint& base, const QuantizedAs& as, unsigned threads)
-      : base_(&base), as_(as), threads_(threads) {}
+  QuantizedWeights(const Checkpoint& base, const QuantizedAs& as, unsigned threads,
+                   PublisherDevice* device)
+      : base_(&base), as_(as), threads_(threads), device_(device) {}
   [[nodiscard]] Status add(const TensorSpec& own, const TensorBox& box, std::size_t from);
   [[nodiscard]] Status add_matrix(std::uint32_t tensor, std::uint32_t scales, const TensorBox& box,
                                   std::size_t from);
@@ -127,6 +145,7 @@ class QuantizedWeights {
   const Checkpoint* base_;
   QuantizedAs as_;
   unsigned threads_;
+  PublisherDevice* device_;
   std::vector<TensorSpec> own_tensors_;  // the trainer's
   std::vector<TensorBox> own_boxes_;     // likewise
   std::vector<TensorSpec> tensors_;
@@ -155,8 +174,9 @@ class QuantizedBase final : public WeightSource {
   std::vector<std::string> left_;
 };
 
-// The trainer's weights, quantized on the way. Holds kBatchBytes of codes and scales, or those of
-// one box if it has more.
+// The trainer's weights, quantized on the way, where they lie; scales are offered in host memory.
+// Holds kBatchBytes of codes and scales, of codes on a GPU kDeviceBytes, or those of one box if it
+// has more.
 class QuantizingSource final : public WeightSource {
  public:
   QuantizingSource(const QuantizedWeights& weights, WeightSource& own)
@@ -169,8 +189,11 @@ class QuantizingSource final : public WeightSource {
       const std::function<Status(std::span<const OfferedTensor>)>& use) override;
 
   static constexpr std::uint64_t kBatchBytes = std::uint64_t{64} << 20;
+  static constexpr std::uint64_t kDeviceBytes = std::uint64_t{256} << 20;
 
  private:
+  class Batch;
+
   const QuantizedWeights* weights_;
   WeightSource* own_;
 };

@@ -216,6 +216,10 @@ class Rollout {
     }
     return true;
   }
+  // Of a rollout with a base.
+  [[nodiscard]] std::span<const std::byte> held(const std::string& name) const {
+    return held_.at(name).bytes;
+  }
   [[nodiscard]] TargetState state() const { return target_->state(); }
   [[nodiscard]] const Receiver& receiver() const { return *receiver_; }
   [[nodiscard]] const UpdateReport& last() const { return last_; }

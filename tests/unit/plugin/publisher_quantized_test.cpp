@@ -57,32 +57,6 @@ std::vector<TensorBox> boxes_of(Cut cut, const TensorBox& all, unsigned rank, un
   return {};
 }
 
-// As training changes weights; in some blocks the largest grows, falls, or becomes odd.
-Weights stepped(Weights weights, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  for (auto& [name, tensor] : weights) {
-    if (tensor.bytes.empty()) continue;
-    if (!has_fp8_blocks(tensor)) {
-      tensor.bytes[random() % tensor.bytes.size()] ^= std::byte{1};
-      continue;
-    }
-    const std::size_t count = tensor.bytes.size() / 2;
-    for (std::size_t i = 0; i < count; ++i) {
-      if (random() % 50 != 0) continue;
-      bf16_weight(tensor, i) ^= static_cast<std::uint16_t>(1 + random() % 3);
-    }
-    bf16_weight(tensor, random() % count) = bf16_of_f32(std::bit_cast<std::uint32_t>(0.2F));
-    const std::uint16_t odd[] = {0x7f80, 0x7fc0, 0x0001, 0x8000, 0x3f80};
-    if (seed % 3 == 0) bf16_weight(tensor, random() % count) = odd[random() % std::size(odd)];
-    if (seed % 3 != 1) continue;
-    for (std::size_t i = 0; i < count; ++i) {  // they fall
-      std::uint16_t& weight = bf16_weight(tensor, i);
-      if ((weight & 0x7fffU) > 0x3d80U && random() % 3 == 0) weight = 0x3c00;
-    }
-  }
-  return weights;
-}
-
 class QuantizedPublisher : public ::testing::TestWithParam<QuantizedWay> {
  protected:
   QuantizedPublisher() {

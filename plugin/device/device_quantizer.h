@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// DeviceQuantizer: FP8 codes of bfloat16 weights on a GPU (PublisherDevice::quantize()). Private to
+// plugin/device.
+//
+// Memory of the device: a byte for each weight that is coded at a time, 6 bytes for each of their
+// blocks and 96 for each box; pinned: as much for blocks and boxes. It is kept.
+#pragma once
+
+#include "plugin/device/device_memory.h"
+#include "plugin/publish/publisher_device.h"
+
+namespace driftless {
+
+// One thread at a time.
+class DeviceQuantizer {
+ public:
+  // As PublisherDevice::quantize(), on this stream.
+  [[nodiscard]] Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes, bool coded,
+                                const DeviceStream& stream);
+  [[nodiscard]] std::uint64_t device_bytes() const {
+    return work_.dev.size() + codes_.size() + largest_dev_.size();
+  }
+
+ private:
+  DeviceWorkspace work_;
+  DeviceBuffer codes_, largest_dev_, largest_;  // the last one: pinned
+};
+
+}  // namespace driftless
