@@ -91,12 +91,13 @@ struct Implementation {
 #define DRIFTLESS_CPU(target)                                                                  \
   Implementation {                                                                             \
     DRIFTLESS_CPU_KERNELS(target), {                                                           \
-      "cpu/" #target, cpu_quantize_part<cpu::target::largest_bf16, cpu::target::codes_of_bf16> \
+      "cpu/" #target, cpu_quantize_part<cpu::target::largest_bf16, cpu::target::codes_of_bf16>, \
+          cpu::quantize_groups                                                                 \
     }                                                                                          \
   }
 
 std::vector<Implementation> implementations() {
-  std::vector<Implementation> list{{kReference, {"reference", reference::quantize_part}},
+  std::vector<Implementation> list{{kReference, {"reference", reference::quantize_part, reference::quantize_groups}},
                                    DRIFTLESS_CPU(portable)};
 #if defined(__aarch64__)
   list.push_back(DRIFTLESS_CPU(neon));

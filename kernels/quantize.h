@@ -40,6 +40,13 @@ struct Quantizer {
   using Part = void(QuantizeRule rule, const MatrixPart& part, const void* weights,
                     std::uint16_t* largest, void* codes);
   Part* part;
+
+  // By the rule int4_group: rows of `columns` weights, `stride` apart. Each group of `group`
+  // (is_int4_group()) weights of a row has a scale; `group` divides `columns`. `packed`: half a byte
+  // for each weight, row after row; `scales`: bfloat16. All three may lie at any address.
+  using Groups = void(unsigned group, std::uint64_t rows, std::uint64_t columns,
+                      std::uint64_t stride, const void* weights, void* packed, void* scales);
+  Groups* groups;
 };
 
 // All that this processor can run, as all_host_kernels(), and the fastest.
@@ -66,5 +73,10 @@ struct Quantizer {
                                   const std::byte* weights, std::uint64_t rows,
                                   std::uint64_t columns, unsigned threads, std::byte* codes,
                                   std::byte* scales);
+
+// Quantizer::groups of a contiguous matrix, spread over threads.
+[[nodiscard]] Status quantize_int4(const Quantizer& with, unsigned group, const std::byte* weights,
+                                   std::uint64_t rows, std::uint64_t columns, unsigned threads,
+                                   std::byte* packed, std::byte* scales);
 
 }  // namespace driftless

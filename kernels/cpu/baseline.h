@@ -48,5 +48,6 @@ bool compact_decode(HazardSums hazard_sums, const CompactTable& table, const voi
 void quantize_part(LargestBF16 largest_bf16, CodesOfBF16 codes_of_bf16, QuantizeRule rule,
                    const MatrixPart& part, const void* weights, std::uint16_t* largest,
                    void* codes);
+Quantizer::Groups quantize_groups;
 
 }  // namespace driftless::cpu

@@ -21,5 +21,6 @@ HostKernels::DigestStrided digest_strided;
 HostKernels::CompactEncode compact_encode;
 HostKernels::CompactDecode compact_decode;
 Quantizer::Part quantize_part;
+Quantizer::Groups quantize_groups;
 
 }  // namespace driftless::reference

@@ -16,6 +16,8 @@ from .errors import InvalidArgumentError
 BUCKET_BYTES = 64 << 20  # visit() holds at most this much at a time
 
 _SCALES = "_scale_inv"  # suffix of the name of a quantized tensor's scales
+_PACKED = "_packed"  # suffix of the codes of an INT4 tensor, which has scales and a shape beside them
+_OF_PACKED = (_PACKED, "_scale", "_shape")
 
 Boxes = list[tuple[list[int], list[int]] | None]
 
@@ -145,15 +147,15 @@ def is_quantized(directory: str | os.PathLike[str]) -> bool:
 
 
 def trained_types(base: CheckpointSource) -> dict[str, str]:
-    """The dtypes that a trainer must offer for a checkpoint with FP8 blocks, by name: bfloat16 for
-    tensors that have scales in the checkpoint. The scales themselves are left out."""
+    """The dtypes that a trainer must offer for a quantized checkpoint, by name: bfloat16 for tensors
+    that have scales in the checkpoint. The scales themselves are left out."""
     there = {spec.name: spec.dtype for spec in base.tensors()}
     scaled = {name for name in there if name + _SCALES in there}
-    return {
-        name: "BF16" if name in scaled else dtype
-        for name, dtype in there.items()
-        if name.removesuffix(_SCALES) not in scaled or not name.endswith(_SCALES)
-    }
+    packed = {name.removesuffix(_PACKED) for name in there if name.endswith(_PACKED)}
+    made = {name + _SCALES for name in scaled}
+    made |= {name + suffix for name in packed for suffix in _OF_PACKED}
+    offered = {name: dtype for name, dtype in there.items() if name not in made}
+    return offered | dict.fromkeys(scaled | packed, "BF16")
 
 
 def _of_base(base: CheckpointSource, spec: TensorSpec, box: Any) -> Shard:

@@ -37,6 +37,34 @@ Result<TensorSpec> codes_of(const TensorSpec& tensor) {
   return TensorSpec::make(tensor.name, DType::kF8E4M3, tensor.shape);
 }
 
+// What engines read of the scheme, in config.json.
+nlohmann::ordered_json fp8_config(QuantizeRule rule) {
+  nlohmann::ordered_json config = {{"quant_method", "fp8"},
+                                   {"fmt", "e4m3"},
+                                   {"activation_scheme", "dynamic"},
+                                   {"weight_block_size", {kQuantizeBlock, kQuantizeBlock}}};
+  if (rule == QuantizeRule::kUe8m0) config["scale_fmt"] = "ue8m0";
+  return config;
+}
+nlohmann::ordered_json int4_config(unsigned group) {
+  nlohmann::ordered_json weights = {{"num_bits", 4},          {"type", "int"},
+                                    {"symmetric", true},      {"strategy", "group"},
+                                    {"group_size", group},    {"dynamic", false},
+                                    {"observer", "minmax"},   {"actorder", nullptr},
+                                    {"block_structure", nullptr}};
+  nlohmann::ordered_json only = {{"targets", {"Linear"}},
+                                 {"weights", std::move(weights)},
+                                 {"input_activations", nullptr},
+                                 {"output_activations", nullptr}};
+  nlohmann::ordered_json groups;
+  groups["group_0"] = std::move(only);
+  nlohmann::ordered_json config = {{"quant_method", "compressed-tensors"},
+                                   {"format", "pack-quantized"},
+                                   {"quantization_status", "compressed"}};
+  config["config_groups"] = std::move(groups);
+  return config;
+}
+
 class CheckpointQuantizer {
  public:
   CheckpointQuantizer(FileSystem& fs, const QuantizeOptions& options, Checkpoint checkpoint,
@@ -81,6 +109,14 @@ class CheckpointQuantizer {
         tensors.push_back(tensor);
         continue;
       }
+      if (options_.int4_group > 0) {
+        DRIFTLESS_ASSIGN_OR_RETURN(Int4Tensors made, int4_tensors_of(tensor, options_.int4_group));
+        tensors.push_back(std::move(made.packed));
+        tensors.push_back(std::move(made.scales));
+        tensors.push_back(std::move(made.shape));
+        ++report.quantized;
+        continue;
+      }
       DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec scales, scales_of(tensor));
       if (layout.find(scales.name)) {
         return error(StatusCode::kUnsupported, checkpoint_.path(), ": tensor '", scales.name,
@@ -113,14 +149,22 @@ class CheckpointQuantizer {
                    info(tensor.dtype).name, ": this checkpoint is quantized already");
     }
     if (named(options_.skip)) return false;
-    if (options_.only.empty()) {
-      return can_be_quantized(tensor) && quantized_by_default(tensor.name);
-    }
+    const bool can_be = can_be_quantized(tensor) && has_whole_groups(tensor);
+    if (options_.only.empty()) return can_be && quantized_by_default(tensor.name);
     if (!named(options_.only)) return false;
-    if (can_be_quantized(tensor)) return true;
+    if (can_be) return true;
+    if (can_be_quantized(tensor)) {
+      return error(StatusCode::kInvalidArgument, "--only names tensor '", tensor.name, "' ",
+                   tensor.shape_string(), ", whose rows are not groups of ", options_.int4_group,
+                   " weights: leave it out, or choose another --group");
+    }
     return error(StatusCode::kInvalidArgument, "--only names tensor '", tensor.name, "', which is ",
                  info(tensor.dtype).name, " ", tensor.shape_string(),
                  ": only matrices of BF16 whose names end in .weight are quantized");
+  }
+
+  [[nodiscard]] bool has_whole_groups(const TensorSpec& matrix) const {
+    return options_.int4_group == 0 || matrix.shape[1] % options_.int4_group == 0;
   }
 
   [[nodiscard]] Status write(const std::string& directory) {
@@ -158,19 +202,27 @@ class CheckpointQuantizer {
     const std::uint64_t fitting =
         kPieceBytes / std::max<std::uint64_t>(row_bytes * kQuantizeBlock, 1);
     const std::uint64_t step = std::max<std::uint64_t>(fitting, 1) * kQuantizeBlock;
-    scales_.resize(quantize_blocks(rows) * of_blocks * sizeof(float));
+    const unsigned group = options_.int4_group;
+    scales_.resize(group > 0 ? rows * columns / group * sizeof(std::uint16_t)
+                             : quantize_blocks(rows) * of_blocks * sizeof(float));
     for (std::uint64_t row = 0;; row += step) {
       const std::uint64_t count = std::min(step, rows - row);
-      codes_.resize(count * columns);
+      const std::byte* const from = weights.data + row * row_bytes;
+      codes_.resize(group > 0 ? count * columns / 2 : count * columns);
       DRIFTLESS_RETURN_IF_ERROR(
-          quantize_fp8(quantizer(), options_.rule, weights.data + row * row_bytes, count, columns,
-                       options_.threads, codes_.data(),
-                       scales_.data() + row / kQuantizeBlock * of_blocks * sizeof(float)));
+          group > 0
+              ? quantize_int4(quantizer(), group, from, count, columns, options_.threads,
+                              codes_.data(),
+                              scales_.data() + row * columns / group * sizeof(std::uint16_t))
+              : quantize_fp8(quantizer(), options_.rule, from, count, columns, options_.threads,
+                             codes_.data(),
+                             scales_.data() + row / kQuantizeBlock * of_blocks * sizeof(float)));
       DRIFTLESS_RETURN_IF_ERROR(writer.append(codes_));
       done(tensor, row * row_bytes, count * row_bytes);
       if (rows - row <= step) break;
     }
-    return writer.append(scales_);
+    DRIFTLESS_RETURN_IF_ERROR(writer.append(scales_));
+    return group > 0 ? writer.append(int4_shape_bytes(*weights.spec, DType::kI32)) : Status();
   }
 
   // `size` bytes of the tensor were read for the last time.
@@ -196,17 +248,14 @@ class CheckpointQuantizer {
       }
       config = nlohmann::ordered_json::parse(text, nullptr, false);  // keeps the order of the keys
     }
-    nlohmann::ordered_json quantization = {{"quant_method", "fp8"},
-                                           {"fmt", "e4m3"},
-                                           {"activation_scheme", "dynamic"},
-                                           {"weight_block_size", {kQuantizeBlock, kQuantizeBlock}}};
-    if (options_.rule == QuantizeRule::kUe8m0) quantization["scale_fmt"] = "ue8m0";
-    quantization["modules_to_not_convert"] = nlohmann::ordered_json::array();
+    const char* const kept = options_.int4_group > 0 ? "ignore" : "modules_to_not_convert";
+    nlohmann::ordered_json quantization =
+        options_.int4_group > 0 ? int4_config(options_.int4_group) : fp8_config(options_.rule);
+    quantization[kept] = nlohmann::ordered_json::array();
     for (std::size_t tensor = 0; tensor < chosen_.size(); ++tensor) {
       const std::string& name = checkpoint_.layout()[tensor].name;
       if (chosen_[tensor] || !name.ends_with(kWeight)) continue;
-      quantization["modules_to_not_convert"].push_back(
-          name.substr(0, name.size() - kWeight.size()));
+      quantization[kept].push_back(name.substr(0, name.size() - kWeight.size()));
     }
     config["quantization_config"] = std::move(quantization);
     return write_text(fs_, join_path(directory, kModelConfigName), config.dump(2) + "\n");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bfloat16 checkpoint becomes one with FP8 blocks (docs/operate/quantized.md).
+// A bfloat16 checkpoint becomes one with FP8 blocks, or with groups in INT4
+// (docs/operate/quantized.md).
 #pragma once
 
 #include "core/quantize_rule.h"
@@ -10,7 +11,8 @@ namespace driftless {
 struct QuantizeOptions {
   std::string checkpoint;  // a directory
   std::string out;         // is not there yet
-  QuantizeRule rule = QuantizeRule::kLinear;
+  QuantizeRule rule = QuantizeRule::kLinear;  // of FP8 blocks
+  unsigned int4_group = 0;                    // weights of a group in INT4; 0: FP8 blocks
   // Patterns of the shell, of tensors' names. `only`: these, instead of the default choice. `skip`:
   // none of these.
   std::vector<std::string> only, skip;

@@ -2,6 +2,7 @@
 #include "plugin/checkpoint/quantization.h"
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 namespace driftless {
@@ -43,7 +44,28 @@ bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// The scheme's name for people; empty: FP8 blocks as they are made here.
+// Of INT4 as it is made here: the weights of a group; 0: it is something else.
+unsigned int4_group_of(const Json& config) {
+  const Json groups = config.value("config_groups", Json());
+  const std::string format = text_of(config, "format");
+  if (text_of(config, "quant_method") != "compressed-tensors" || !groups.is_object() ||
+      groups.size() != 1 || (!format.empty() && format != "pack-quantized")) {
+    return 0;
+  }
+  const Json& only = groups.front();
+  const Json weights = only.is_object() ? only.value("weights", Json()) : Json();
+  if (!weights.is_object() || !only.value("input_activations", Json()).is_null()) return 0;
+  const Json size = weights.value("group_size", Json());
+  const bool made_here = weights.value("num_bits", Json()) == 4 &&
+                         text_of(weights, "type") == "int" &&
+                         text_of(weights, "strategy") == "group" &&
+                         weights.value("symmetric", Json(true)) == true &&
+                         weights.value("actorder", Json()).is_null() &&
+                         size.is_number_unsigned() && is_int4_group(size.get<std::uint64_t>());
+  return made_here ? size.get<unsigned>() : 0;
+}
+
+// The scheme's name for people; empty: as it is made here.
 std::string other_scheme(const Json& config) {
   const std::string method = text_of(config, "quant_method");
   const std::string all = config.dump(-1, ' ', true, Json::error_handler_t::replace);
@@ -54,6 +76,7 @@ std::string other_scheme(const Json& config) {
   if (has(all, "mxfp4") || has(all, "MXFP4")) return "MXFP4";
   if (has(all, "nvfp4") || has(all, "NVFP4") || has(method, "fp4")) return "NVFP4";
   if (method == "compressed-tensors") {
+    if (int4_group_of(config) > 0) return {};
     if (has(all, "\"num_bits\":4")) return "INT4 (compressed-tensors)";
     return "compressed-tensors";
   }
@@ -74,6 +97,17 @@ Status check_scheme(const Checkpoint& base, const Json& config, const QuantizeSe
                  shown(other),
                  ", which is not made here: use a base that driftless quantize "
                  "makes, or one in bfloat16 and an engine that quantizes as it loads");
+  }
+  const bool int4 = int4_group_of(config) > 0;
+  if (settings.scheme == (int4 ? QuantizeScheme::kFp8Block : QuantizeScheme::kInt4Group)) {
+    return error(StatusCode::kInvalidArgument, "quantize.scheme is ",
+                 int4 ? "fp8_block" : "int4_group", ", but the base ", base.path(), " has ",
+                 int4 ? "groups in INT4" : "FP8 blocks", ": set quantize.scheme: auto");
+  }
+  if (int4 && settings.rule != QuantizeRule::kLinear) {
+    return error(StatusCode::kInvalidArgument, "quantize.rule is ", to_string(settings.rule),
+                 ", but the base ", base.path(),
+                 " has groups in INT4, for which there is one rule: leave quantize.rule out");
   }
   if (text_of(config, "scale_fmt") == "ue8m0" && settings.rule != QuantizeRule::kUe8m0) {
     return error(StatusCode::kInvalidArgument, "quantize.rule is ", to_string(settings.rule),
@@ -114,6 +148,40 @@ Result<std::size_t> check_scales(const Checkpoint& base) {
   return found;
 }
 
+// How many tensors are in groups of this size.
+Result<std::size_t> check_groups(const Checkpoint& base, unsigned group) {
+  std::size_t found = 0;
+  const WeightLayout& layout = base.layout();
+  for (const TensorSpec& packed : layout.tensors()) {
+    if (!packed.name.ends_with(kPackedSuffix)) continue;
+    const std::string name = packed.name.substr(0, packed.name.size() - kPackedSuffix.size());
+    if (packed.dtype != DType::kI32 || packed.shape.size() != 2 ||
+        packed.shape[1] * kInt4InWord % group != 0) {
+      return error(StatusCode::kUnsupported, base.path(), ": '", packed.name, "' is ",
+                   info(packed.dtype).name, " ", packed.shape_string(),
+                   ", expected a matrix of I32 whose rows are groups of ", group,
+                   ": use a base that driftless quantize --scheme int4_group makes");
+    }
+    DRIFTLESS_ASSIGN_OR_RETURN(
+        const TensorSpec matrix,
+        TensorSpec::make(name, DType::kBF16, {packed.shape[0], packed.shape[1] * kInt4InWord}));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Int4Tensors expected, int4_tensors_of(matrix, group));
+    const auto scales = layout.find(expected.scales.name), shape = layout.find(expected.shape.name);
+    const bool whole = scales && layout[*scales] == expected.scales && shape &&
+                       layout[*shape].shape == expected.shape.shape &&
+                       (layout[*shape].dtype == DType::kI32 || layout[*shape].dtype == DType::kI64);
+    if (!whole) {
+      return error(StatusCode::kWrongLayout, base.path(), ": '", packed.name, "' ",
+                   packed.shape_string(), " needs '", expected.scales.name, "' as BF16 ",
+                   expected.scales.shape_string(), " and '", expected.shape.name,
+                   "' as I32 [2] beside it: use a base that driftless quantize --scheme int4_group "
+                   "makes");
+    }
+    ++found;
+  }
+  return found;
+}
+
 bool has_all_of(const WeightLayout& base, const WeightLayout& weights) {
   return std::ranges::all_of(weights.tensors(), [&](const TensorSpec& tensor) {
     const std::optional<std::uint32_t> at = base.find(tensor.name);
@@ -128,23 +196,53 @@ Result<TensorSpec> scales_of(const TensorSpec& matrix) {
                           {quantize_blocks(matrix.shape[0]), quantize_blocks(matrix.shape[1])});
 }
 
-Result<bool> needs_quantization(FileSystem& fs, const Checkpoint& base, const WeightLayout& weights,
-                                const QuantizeSettings& settings) {
-  const bool asked = settings.scheme == QuantizeScheme::kFp8Block;
-  if (settings.scheme == QuantizeScheme::kNone) return false;
+Result<Int4Tensors> int4_tensors_of(const TensorSpec& matrix, unsigned group) {
+  const std::uint64_t rows = matrix.shape[0], columns = matrix.shape[1];
+  Int4Tensors made;
+  DRIFTLESS_ASSIGN_OR_RETURN(made.packed, TensorSpec::make(concat(matrix.name, kPackedSuffix),
+                                                           DType::kI32,
+                                                           {rows, columns / kInt4InWord}));
+  DRIFTLESS_ASSIGN_OR_RETURN(made.scales, TensorSpec::make(concat(matrix.name, kGroupScaleSuffix),
+                                                           DType::kBF16, {rows, columns / group}));
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      made.shape, TensorSpec::make(concat(matrix.name, kShapeSuffix), DType::kI32, {2}));
+  return made;
+}
+
+std::vector<std::byte> int4_shape_bytes(const TensorSpec& matrix, DType dtype) {
+  const std::size_t width = unit_bytes(dtype);
+  std::vector<std::byte> bytes(2 * width);
+  for (std::size_t i = 0; i < 2; ++i) {
+    std::memcpy(bytes.data() + i * width, &matrix.shape[i], width);  // little-endian
+  }
+  return bytes;
+}
+
+Result<QuantizedAs> needs_quantization(FileSystem& fs, const Checkpoint& base,
+                                       const WeightLayout& weights,
+                                       const QuantizeSettings& settings) {
+  const bool asked = settings.scheme != QuantizeScheme::kAuto;
+  QuantizedAs as;
+  as.rule = settings.rule;
+  if (settings.scheme == QuantizeScheme::kNone) return as;
   if (has_all_of(base.layout(), weights)) {
-    if (!asked) return false;
-    return error(StatusCode::kInvalidArgument, "quantize.scheme is fp8_block, but the weights are ",
-                 "of the types of the base ", base.path(), " already: set quantize.scheme: auto");
+    if (!asked) return as;
+    return error(StatusCode::kInvalidArgument, "quantize.scheme is ",
+                 settings.scheme == QuantizeScheme::kFp8Block ? "fp8_block" : "int4_group",
+                 ", but the weights are of the types of the base ", base.path(),
+                 " already: set quantize.scheme: auto");
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const Json config, quantization_of(fs, base));
   if (!config.is_null()) DRIFTLESS_RETURN_IF_ERROR(check_scheme(base, config, settings));
-  DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t scales, check_scales(base));
-  if (!config.is_null() && scales > 0) return true;
-  if (config.is_null() && scales == 0 && !asked) return false;
+  as.int4_group = config.is_null() ? 0 : int4_group_of(config);
+  DRIFTLESS_ASSIGN_OR_RETURN(
+      const std::size_t scales,
+      as.int4_group > 0 ? check_groups(base, as.int4_group) : check_scales(base));
+  as.quantized = !config.is_null() && scales > 0;
+  if (as.quantized || (config.is_null() && scales == 0 && !asked)) return as;
   return error(StatusCode::kInvalidArgument, "the base ", base.path(), " has scales of ", scales,
                " tensors and ", config.is_null() ? "no" : "a",
-               " quantization_config in config.json: one with FP8 blocks has both; driftless "
+               " quantization_config in config.json: one that is quantized has both; driftless "
                "quantize makes one");
 }
 

@@ -38,7 +38,8 @@ constexpr Choice<EngineAction> kActions[] = {
 
 constexpr Choice<QuantizeScheme> kSchemes[] = {{"auto", QuantizeScheme::kAuto},
                                                {"none", QuantizeScheme::kNone},
-                                               {"fp8_block", QuantizeScheme::kFp8Block}};
+                                               {"fp8_block", QuantizeScheme::kFp8Block},
+                                               {"int4_group", QuantizeScheme::kInt4Group}};
 
 constexpr std::string_view kLayouts = "auto, flush, hf_delta, hdf5, frames or trl";
 constexpr std::string_view kChecksums = "xxh3-128, blake3 or adler32";
@@ -149,9 +150,9 @@ constexpr std::array kKeys = {
     Job::key<Named<parse_checksum_kind, kChecksums>, DRIFTLESS_FIELD(publisher.checksum)>(
         "checksum", "Checksum of every changed tensor, in the layouts that carry them"),
     Job::key<OneOf<kSchemes>, DRIFTLESS_FIELD(quantize.scheme)>(
-        "quantize.scheme", "auto, none or fp8_block",
+        "quantize.scheme", "auto, none, fp8_block or int4_group",
         "How bfloat16 weights become those of the base checkpoint. auto: as its "
-        "quantization_config and its scales say; fp8_block: it must have FP8 blocks"),
+        "quantization_config and its scales say; fp8_block, int4_group: it must be of this scheme"),
     Job::key<Named<parse_quantize_rule, kRules>, DRIFTLESS_FIELD(quantize.rule)>(
         "quantize.rule", "By which rule (docs/operate/quantized.md)"),
     Job::key<Size<64 * kKiB, 16 * kGiB>, DRIFTLESS_FIELD(publisher.buffer_bytes)>(

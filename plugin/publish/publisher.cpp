@@ -333,7 +333,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
     DRIFTLESS_RETURN_IF_ERROR(measured_);
     DRIFTLESS_RETURN_IF_ERROR(ready);
     const auto compare = [&](std::span<const PairedTensor> batch) {
-      if (quantized_ && !plan.full) add_scale_changes(*store_, batch, jumps);
+      if (quantized_ && !plan.full && !options_.device) add_scale_changes(*store_, batch, jumps);
       return add(batch);
     };
     if (live_ == nullptr) {

@@ -85,13 +85,18 @@ std::uint64_t full_version_bytes(const WeightStore& store) {
 
 // What only a snapshot can do.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
-                            const AssemblyMessage& told) {
+                            const QuantizedWeights* quantized, const AssemblyMessage& told) {
   const char* const instead = ": set snapshot: host";
   if (road.fallback() != nullptr) {
     return error(StatusCode::kUnsupported,
                  "road.peer.fallback: without a snapshot a quantized version is not made again for "
                  "another road",
                  instead, ", or leave the fallback out");
+  }
+  if (quantized != nullptr && quantized->as().int4_group > 0) {
+    return error(StatusCode::kUnsupported,
+                 "the base has groups in INT4, and without a snapshot only FP8 blocks are followed",
+                 instead);
   }
   if (!publication_format(options.layout).takes_blocks) {
     return error(StatusCode::kUnsupported, "layout ", to_string(options.layout),
@@ -148,8 +153,8 @@ Status Publisher::open_quantized(const WeightSource& own) {
   if (options_.base_checkpoint.empty()) {
     if (settings.scheme == QuantizeScheme::kAuto) return {};
     return error(StatusCode::kInvalidArgument,
-                 "quantize.scheme: fp8_block: the publisher was not "
-                 "given the base checkpoint that has the scales");
+                 "quantize.scheme: the publisher was not given the base checkpoint that has the "
+                 "scales");
   }
   FileSystem& fs = posix_file_system();
   Result<Checkpoint> base = Checkpoint::open(fs, options_.base_checkpoint);
@@ -160,7 +165,10 @@ Status Publisher::open_quantized(const WeightSource& own) {
   DRIFTLESS_ASSIGN_OR_RETURN(quantized_, QuantizedWeights::make(fs, *quantized_base_, own, settings,
                                                                 threads_, options_.device.get()));
   if (!quantized_) quantized_base_.reset();
-  return {};
+  if (!quantized_ || quantized_->as().int4_group == 0 || options_.device == nullptr) return {};
+  return error(StatusCode::kUnsupported,
+               "the base has groups in INT4, which are made in host memory, and this snapshot lies "
+               "for a GPU: set snapshot: host");
 }
 
 // Without a snapshot of codes and scales: how the weights differ from the base. Collective.
@@ -213,7 +221,7 @@ Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status 
                            const Deadline& deadline) {
   OfferMessage mine = offers_->open(base);
   if (!ready.ok()) mine.status = std::move(ready);
-  if (quantized_) mine.quantize_rule = to_string(quantized_->rule());
+  if (quantized_) mine.quantize_rule = quantized_->as().rule_name();
   mine.shares_blocks = quantized_ && quantized_->shares();
   const Result<std::vector<OfferMessage>> ranks = collect(group_, mine, deadline);
   run_.companions[0] = base.companions_dir();
@@ -250,7 +258,7 @@ Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status 
         store_, SnapshotStore::create(run_.layout, std::move(owned), threads_, device));
   } else {
     if (!options_.quantize_rule.empty()) {
-      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, road_, told));
+      DRIFTLESS_RETURN_IF_ERROR(check_quantized_live(options_, road_, quantized_.get(), told));
     }
     DRIFTLESS_RETURN_IF_ERROR(make_live_store(std::move(owned), live));
   }

@@ -10,11 +10,11 @@
 namespace driftless {
 
 Result<QuantizedSource> QuantizedSource::make(const Checkpoint& weights, const WeightLayout& base,
-                                              std::string companions_dir, QuantizeRule rule,
+                                              std::string companions_dir, const QuantizedAs& as,
                                               unsigned threads, unsigned stage, unsigned stages) {
   QuantizedSource source(weights);
   source.companions_dir_ = std::move(companions_dir);
-  source.rule_ = rule;
+  source.as_ = as;
   source.threads_ = threads;
   source.own_ = stage_of(base, stage, stages);
   for (std::size_t i = 0; i < source.own_.count; ++i) {
@@ -24,12 +24,19 @@ Result<QuantizedSource> QuantizedSource::make(const Checkpoint& weights, const W
   for (std::size_t from = 0; from < weights.layout().size(); ++from) {
     const TensorSpec& tensor = weights.layout()[from];
     DRIFTLESS_RETURN_IF_ERROR(source.add(base, tensor, from));
-    made += base.find(concat(tensor.name, kScaleSuffix)) ? 2 : 1;
+    const bool packed = as.int4_group > 0 && base.find(concat(tensor.name, kPackedSuffix));
+    made += packed ? 3 : base.find(concat(tensor.name, kScaleSuffix)) ? 2 : 1;
   }
   if (made == base.size()) return source;
   for (const TensorSpec& tensor : base.tensors()) {
-    const bool scales = tensor.name.ends_with(kScaleSuffix);
-    if (scales || weights.layout().find(tensor.name)) continue;
+    const auto made_of = [&](std::string_view suffix) {
+      return tensor.name.ends_with(suffix) &&
+             weights.layout().find(tensor.name.substr(0, tensor.name.size() - suffix.size()));
+    };
+    if (made_of(kScaleSuffix) || made_of(kPackedSuffix) || made_of(kGroupScaleSuffix) ||
+        made_of(kShapeSuffix) || weights.layout().find(tensor.name)) {
+      continue;
+    }
     return error(StatusCode::kWrongLayout, weights.path(), ": tensor '", tensor.name,
                  "' of the base is missing");
   }
@@ -37,6 +44,8 @@ Result<QuantizedSource> QuantizedSource::make(const Checkpoint& weights, const W
 }
 
 Status QuantizedSource::add(const WeightLayout& base, const TensorSpec& own, std::size_t from) {
+  const std::optional<std::uint32_t> packed = base.find(concat(own.name, kPackedSuffix));
+  if (as_.int4_group > 0 && packed) return add_groups(base, own, *packed, from);
   const std::optional<std::uint32_t> at = base.find(own.name);
   if (!at) {
     return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", own.name,
@@ -53,15 +62,34 @@ Status QuantizedSource::add(const WeightLayout& base, const TensorSpec& own, std
                  info(there.dtype).name, " ", there.shape_string(),
                  quantized ? " with scales, which is made of BF16" : " without scales");
   }
-  const auto number = [&](std::size_t tensor) -> std::optional<std::size_t> {
-    if (tensor < own_.first || tensor - own_.first >= own_.count) return std::nullopt;
-    return tensor - own_.first;
-  };
-  Part part{from, {}, {}, {}};
+  Part part{from, {}, {}, {}, {}};
   (quantized ? part.codes : part.same) = number(*at);
   if (quantized) part.scales = number(*scales);
   if (part.same || part.codes || part.scales) parts_.push_back(part);
   return {};
+}
+
+Status QuantizedSource::add_groups(const WeightLayout& base, const TensorSpec& own,
+                                   std::uint32_t packed, std::size_t from) {
+  const std::uint64_t rows = base[packed].shape[0], columns = base[packed].shape[1] * kInt4InWord;
+  if (own.dtype != DType::kBF16 || own.shape != std::vector<std::uint64_t>{rows, columns}) {
+    return error(StatusCode::kWrongLayout, weights_->path(), ": tensor '", own.name, "' is ",
+                 info(own.dtype).name, " ", own.shape_string(),
+                 "; the base has codes of a matrix of ", rows, " rows and ", columns,
+                 " columns, which is made of BF16");
+  }
+  const Part part{from,
+                  {},
+                  number(packed),
+                  number(*base.find(concat(own.name, kGroupScaleSuffix))),
+                  number(*base.find(concat(own.name, kShapeSuffix)))};
+  if (part.codes || part.scales || part.shape) parts_.push_back(part);
+  return {};
+}
+
+std::optional<std::size_t> QuantizedSource::number(std::size_t tensor) const {
+  if (tensor < own_.first || tensor - own_.first >= own_.count) return std::nullopt;
+  return tensor - own_.first;
 }
 
 Status QuantizedSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
@@ -83,17 +111,26 @@ Status QuantizedSource::visit(const std::function<Status(std::span<const Offered
       continue;
     }
     const std::uint64_t rows = weights.spec->shape[0], columns = weights.spec->shape[1];
+    const unsigned group = as_.int4_group;
+    const std::uint64_t code_bytes = group > 0 ? rows * columns / 2 : rows * columns;
     const std::uint64_t scale_bytes =
-        quantize_blocks(rows) * quantize_blocks(columns) * sizeof(float);
-    if (bytes + rows * columns + scale_bytes > kBatchBytes) DRIFTLESS_RETURN_IF_ERROR(pass_on());
-    bytes += rows * columns + scale_bytes;
-    std::vector<std::byte>& codes = made.emplace_back(rows * columns);
-    std::byte* const codes_at = codes.data();
-    std::vector<std::byte>& scales = made.emplace_back(scale_bytes);
-    DRIFTLESS_RETURN_IF_ERROR(quantize_fp8(quantizer(), rule_, weights.data, rows, columns,
-                                           threads_, codes_at, scales.data()));
-    if (part.codes) batch.push_back({*part.codes, codes_at});
-    if (part.scales) batch.push_back({*part.scales, scales.data()});
+        group > 0 ? rows * columns / group * sizeof(std::uint16_t)
+                  : quantize_blocks(rows) * quantize_blocks(columns) * sizeof(float);
+    if (bytes + code_bytes + scale_bytes > kBatchBytes) DRIFTLESS_RETURN_IF_ERROR(pass_on());
+    bytes += code_bytes + scale_bytes;
+    std::byte* const codes = made.emplace_back(code_bytes).data();
+    std::byte* const scales = made.emplace_back(scale_bytes).data();
+    DRIFTLESS_RETURN_IF_ERROR(group > 0
+                                  ? quantize_int4(quantizer(), group, weights.data, rows, columns,
+                                                  threads_, codes, scales)
+                                  : quantize_fp8(quantizer(), as_.rule, weights.data, rows, columns,
+                                                 threads_, codes, scales));
+    if (part.codes) batch.push_back({*part.codes, codes});
+    if (part.scales) batch.push_back({*part.scales, scales});
+    if (!part.shape) continue;
+    const DType of_shape = tensors_[*part.shape].dtype;
+    batch.push_back(
+        {*part.shape, made.emplace_back(int4_shape_bytes(*weights.spec, of_shape)).data()});
   }
   return pass_on();
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// QuantizedSource: a bfloat16 checkpoint offered as the tensors of a base with FP8 blocks.
+// QuantizedSource: a bfloat16 checkpoint offered as the tensors of a base with FP8 blocks or INT4.
 #pragma once
 
-#include "core/quantize_rule.h"
+#include "plugin/checkpoint/quantization.h"
 #include "plugin/publish/weight_source.h"
 
 namespace driftless {
@@ -16,7 +16,7 @@ class QuantizedSource final : public WeightSource {
   // exactly the tensors of `base`, those with scales in bfloat16 and without the scales.
   [[nodiscard]] static Result<QuantizedSource> make(const Checkpoint& weights,
                                                     const WeightLayout& base,
-                                                    std::string companions_dir, QuantizeRule rule,
+                                                    std::string companions_dir, const QuantizedAs& as,
                                                     unsigned threads, unsigned stage = 0,
                                                     unsigned stages = 1);
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
@@ -31,15 +31,19 @@ class QuantizedSource final : public WeightSource {
   // A tensor of the checkpoint, and what becomes of it here.
   struct Part {
     std::size_t from = 0;
-    std::optional<std::size_t> same, codes, scales;  // indices in tensors()
+    std::optional<std::size_t> same, codes, scales, shape;  // indices in tensors()
   };
 
   explicit QuantizedSource(const Checkpoint& weights) : weights_(&weights) {}
   [[nodiscard]] Status add(const WeightLayout& base, const TensorSpec& own, std::size_t from);
+  [[nodiscard]] Status add_groups(const WeightLayout& base, const TensorSpec& own,
+                                  std::uint32_t packed, std::size_t from);
+  // In tensors(), if it is of this stage.
+  [[nodiscard]] std::optional<std::size_t> number(std::size_t tensor) const;
 
   const Checkpoint* weights_;
   std::string companions_dir_;
-  QuantizeRule rule_ = QuantizeRule::kLinear;
+  QuantizedAs as_;
   unsigned threads_ = 1;
   LayoutStage own_;
   std::vector<TensorSpec> tensors_;

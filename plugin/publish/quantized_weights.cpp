@@ -6,8 +6,6 @@
 #include <deque>
 #include <set>
 
-#include "plugin/checkpoint/quantization.h"
-
 namespace driftless {
 namespace {
 
@@ -56,10 +54,10 @@ Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(
     FileSystem& fs, const Checkpoint& base, const WeightSource& own,
     const QuantizeSettings& settings, unsigned threads, PublisherDevice* device) {
   DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, layout_of(own));
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool quantizes, needs_quantization(fs, base, layout, settings));
+  DRIFTLESS_ASSIGN_OR_RETURN(const QuantizedAs as, needs_quantization(fs, base, layout, settings));
   std::unique_ptr<QuantizedWeights> made;
-  if (!quantizes) return made;
-  made.reset(new QuantizedWeights(base, settings.rule, threads, device));
+  if (!as.quantized) return made;
+  made.reset(new QuantizedWeights(base, as, threads, device));
   DRIFTLESS_ASSIGN_OR_RETURN(made->own_boxes_, offered_boxes(own));
   made->own_tensors_.assign(own.tensors().begin(), own.tensors().end());
   for (std::size_t i = 0; i < made->own_tensors_.size(); ++i) {
@@ -79,6 +77,10 @@ Status QuantizedWeights::check(const WeightSource& own) const {
 
 Status QuantizedWeights::add(const TensorSpec& own, const TensorBox& box, std::size_t from) {
   const WeightLayout& base = base_->layout();
+  if (as_.int4_group > 0) {
+    const std::optional<std::uint32_t> packed = base.find(concat(own.name, kPackedSuffix));
+    if (packed) return add_groups(own, *packed, box, from);
+  }
   const std::optional<std::uint32_t> at = base.find(own.name);
   if (!at) {
     return error(StatusCode::kWrongLayout, base_->path(), ": has no tensor '", own.name,
@@ -136,6 +138,58 @@ Status QuantizedWeights::add_matrix(std::uint32_t tensor, std::uint32_t scales,
                                           matrix.scale_rows, matrix.scale_columns));
   }
   matrix.known.resize(matrix.part.blocks_high() * matrix.part.blocks_wide());
+  places_.push_back({matrices_.size(), 0});
+  matrices_.push_back(std::move(matrix));
+  return {};
+}
+
+Status QuantizedWeights::add_groups(const TensorSpec& own, std::uint32_t packed,
+                                    const TensorBox& box, std::size_t from) {
+  const WeightLayout& base = base_->layout();
+  const unsigned group = as_.int4_group;
+  const std::vector<std::uint64_t> there = {base[packed].shape[0],
+                                            base[packed].shape[1] * kInt4InWord};
+  if (own.dtype != DType::kBF16 || own.shape != there) {
+    return error(StatusCode::kWrongLayout, "tensor '", own.name, "' of the trainer is ",
+                 info(own.dtype).name, " ", own.shape_string(), "; ", base_->path(),
+                 " has codes of a matrix of ", there[0], " rows and ", there[1],
+                 " columns, which is made of BF16");
+  }
+  Matrix matrix;
+  matrix.group = group;
+  matrix.from = from;
+  matrix.tensor = packed;
+  matrix.matrix_rows = there[0];
+  matrix.matrix_columns = there[1];
+  const std::uint64_t row = box.whole() ? 0 : box.offsets[0];
+  const std::uint64_t column = box.whole() ? 0 : box.offsets[1];
+  matrix.part.rows = box.whole() ? there[0] : box.sizes[0];
+  matrix.part.columns = matrix.part.stride = box.whole() ? there[1] : box.sizes[1];
+  if (column % group != 0 || matrix.part.columns % group != 0) {
+    return error(StatusCode::kUnsupported, "tensor '", own.name, "': the box ", box.to_string(),
+                 " of a rank cuts groups of ", group,
+                 " weights of a row, which have one scale in INT4: offer whole groups (whole rows, "
+                 "or columns in multiples of ",
+                 group, "), or use a base with FP8 blocks");
+  }
+  matrix.scale_rows = matrix.part.rows;
+  matrix.scale_columns = matrix.part.columns / group;
+  const auto add = [&](std::uint32_t tensor, const TensorBox& part) {
+    tensors_.push_back(base[tensor]);
+    boxes_.push_back(part);
+    return tensors_.size() - 1;
+  };
+  const auto box_in = [&](std::uint64_t weights) {  // of one element
+    if (box.whole()) return TensorBox();
+    return box_of(row, column / weights, matrix.part.rows, matrix.part.columns / weights);
+  };
+  matrix.codes = add(packed, box_in(kInt4InWord));
+  matrix.scales = add(*base.find(concat(own.name, kGroupScaleSuffix)), box_in(group));
+  if (row == 0 && column == 0) {
+    const std::uint32_t shape = *base.find(concat(own.name, kShapeSuffix));
+    matrix.shape = add(shape, {});
+    matrix.shape_bytes = int4_shape_bytes(own, base[shape].dtype);
+  }
   places_.push_back({matrices_.size(), 0});
   matrices_.push_back(std::move(matrix));
   return {};
@@ -201,7 +255,13 @@ Status QuantizedWeights::measure(WeightSource& weights) {
 }
 
 Status QuantizedWeights::check_memory(const Matrix& matrix, MemoryKind memory) const {
-  if (memory == MemoryKind::kHost || device_ != nullptr) return {};
+  if (memory == MemoryKind::kHost) return {};
+  if (matrix.group > 0) {
+    return error(StatusCode::kUnsupported, "tensor '", tensors_[matrix.codes].name,
+                 "' is made from weights on a GPU, and groups in INT4 are made in host memory: set "
+                 "snapshot: host");
+  }
+  if (device_ != nullptr) return {};
   return error(StatusCode::kUnsupported, "tensor '", tensors_[matrix.codes].name,
                "' lies on a GPU, and this publisher quantizes in host memory: set snapshot to "
                "pinned, device or none");
@@ -222,12 +282,12 @@ Result<std::vector<std::uint16_t>> QuantizedWeights::sizes_of(const Matrix& matr
     const std::byte* const at =
         weights + (here.row * part.stride + here.column) * sizeof(std::uint16_t);
     if (memory == MemoryKind::kHost) {
-      quantizer().part(rule_, own, at, &sizes[i], nullptr);
+      quantizer().part(as_.rule, own, at, &sizes[i], nullptr);
     } else {
       boxes.push_back({own, at, {&sizes[i], 1}, nullptr});
     }
   }
-  if (!boxes.empty()) DRIFTLESS_RETURN_IF_ERROR(device_->quantize(rule_, boxes, false));
+  if (!boxes.empty()) DRIFTLESS_RETURN_IF_ERROR(device_->quantize(as_.rule, boxes, false));
   return sizes;
 }
 
@@ -236,12 +296,12 @@ Result<std::vector<std::uint16_t>> QuantizedWeights::sizes_of_all(const Matrix& 
                                                                   MemoryKind memory) const {
   std::vector<std::uint16_t> sizes(matrix.known.size());
   if (memory == MemoryKind::kHost) {
-    DRIFTLESS_RETURN_IF_ERROR(
-        quantize_part(quantizer(), rule_, matrix.part, weights, threads_, sizes.data(), nullptr));
+    DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_,
+                                            sizes.data(), nullptr));
     return sizes;
   }
   DeviceMatrix box{matrix.part, weights, sizes, nullptr};
-  DRIFTLESS_RETURN_IF_ERROR(device_->quantize(rule_, {&box, 1}, false));
+  DRIFTLESS_RETURN_IF_ERROR(device_->quantize(as_.rule, {&box, 1}, false));
   return sizes;
 }
 
@@ -280,9 +340,13 @@ Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights
                                   std::vector<std::uint16_t>& largest, std::byte* codes,
                                   std::byte* scales) const {
   largest = matrix.known;
+  if (matrix.group > 0) {
+    return quantize_int4(quantizer(), matrix.group, weights, matrix.part.rows, matrix.part.columns,
+                         threads_, codes, scales);
+  }
   if (memory == MemoryKind::kHost) {
     DRIFTLESS_RETURN_IF_ERROR(
-        quantize_part(quantizer(), rule_, matrix.part, weights, threads_, largest.data(), codes));
+        quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_, largest.data(), codes));
   } else if (!largest.empty()) {
     DeviceMatrix box{matrix.part, weights, largest, nullptr};
     DRIFTLESS_RETURN_IF_ERROR(quantize_there({&box, 1}));
@@ -299,7 +363,7 @@ void QuantizedWeights::make_scales(const Matrix& matrix, std::span<const std::ui
     for (std::uint64_t j = 0; j < matrix.scale_columns; ++j, scales += sizeof(float)) {
       const std::uint64_t block =
           (matrix.scale_row + i) * matrix.part.blocks_wide() + matrix.scale_column + j;
-      const float scale = fp8_scale(rule_, largest[block]);
+      const float scale = fp8_scale(as_.rule, largest[block]);
       std::memcpy(scales, &scale, sizeof(scale));
     }
   }
@@ -346,8 +410,7 @@ class QuantizingSource::Batch {
     const QuantizedWeights::Matrix& matrix = weights_.matrices()[number];
     DRIFTLESS_RETURN_IF_ERROR(weights_.check_memory(matrix, own.memory));
     const bool host = own.memory == MemoryKind::kHost;
-    const std::uint64_t codes = matrix.part.rows * matrix.part.columns;
-    const std::uint64_t scales = matrix.scale_count() * sizeof(float);
+    const std::uint64_t codes = matrix.code_bytes(), scales = matrix.scale_bytes();
     const std::uint64_t most_there = kDeviceBytes, most = kBatchBytes;
     const bool full = host ? bytes_ + codes + scales > most : bytes_there_ + codes > most_there;
     if (full) DRIFTLESS_RETURN_IF_ERROR(pass_on());
@@ -391,6 +454,7 @@ class QuantizingSource::Batch {
              const std::byte* scales) {
     offered_.push_back({matrix.codes, codes, memory});
     if (matrix.scales) offered_.push_back({*matrix.scales, scales});
+    if (matrix.shape) offered_.push_back({*matrix.shape, matrix.shape_bytes.data()});
   }
 
   const QuantizedWeights& weights_;

@@ -4,6 +4,9 @@
 // tensors of the base are a box of codes and a box of scales: a block's scale is offered with the
 // block's first weight. Other tensors are offered as they are.
 //
+// With a base in INT4 these are a box of packed codes and one of scales, and with the matrix' first
+// weight its shape. Boxes have whole groups of a row, so nothing is shared.
+//
 // A block that several boxes share has one scale: measure() finds what this rank has of each, and
 // ranks agree on the largest (block_maxima.h) before anything is quantized.
 #pragma once
@@ -11,6 +14,7 @@
 #include <map>
 
 #include "kernels/quantize.h"
+#include "plugin/checkpoint/quantization.h"
 #include "plugin/publish/block_maxima.h"
 #include "plugin/publish/publisher_device.h"
 #include "plugin/publish/weight_source.h"
@@ -42,7 +46,18 @@ class QuantizedWeights {
     std::vector<std::uint16_t> known;
     std::vector<std::uint32_t> joint;  // of `known`: the entries that other boxes have a part of
 
+    // INT4: the weights of a group, 0 with FP8; and with the first weight of the matrix its shape.
+    unsigned group = 0;
+    std::optional<std::size_t> shape;  // in tensors()
+    std::vector<std::byte> shape_bytes;
+
     [[nodiscard]] std::uint64_t scale_count() const { return scale_rows * scale_columns; }
+    [[nodiscard]] std::uint64_t code_bytes() const {
+      return part.rows * part.columns / (group > 0 ? 2 : 1);
+    }
+    [[nodiscard]] std::uint64_t scale_bytes() const {
+      return scale_count() * (group > 0 ? sizeof(std::uint16_t) : sizeof(float));
+    }
   };
 
   // `own`: the trainer's; it, the base and the device outlive this. Weights on a GPU need the
@@ -53,7 +68,8 @@ class QuantizedWeights {
       const QuantizeSettings& settings, unsigned threads, PublisherDevice* device = nullptr);
 
   [[nodiscard]] const Checkpoint& base() const { return *base_; }
-  [[nodiscard]] QuantizeRule rule() const { return rule_; }
+  [[nodiscard]] QuantizeRule rule() const { return as_.rule; }  // of FP8 blocks
+  [[nodiscard]] const QuantizedAs& as() const { return as_; }
   [[nodiscard]] unsigned threads() const { return threads_; }
   // Ok if a source offers what the one offered that this was made for.
   [[nodiscard]] Status check(const WeightSource& own) const;
@@ -98,7 +114,7 @@ class QuantizedWeights {
                                 std::byte* scales) const;
   // The same, all on a GPU (PublisherDevice::quantize()), of some matrices.
   [[nodiscard]] Status quantize_there(std::span<DeviceMatrix> boxes) const {
-    return device_->quantize(rule_, boxes, true);
+    return device_->quantize(as_.rule, boxes, true);
   }
   // Of blocks with these largest magnitudes.
   void make_scales(const Matrix& matrix, std::span<const std::uint16_t> largest,
@@ -114,17 +130,20 @@ class QuantizedWeights {
     std::uint16_t told = 0;
     std::vector<std::uint16_t> sizes;  // of each place
   };
-  QuantizedWeights(const Checkpoint& base, QuantizeRule rule, unsigned threads,
+  QuantizedWeights(const Checkpoint& base, const QuantizedAs& as, unsigned threads,
                    PublisherDevice* device)
-      : base_(&base), rule_(rule), threads_(threads), device_(device) {}
+      : base_(&base), as_(as), threads_(threads), device_(device) {}
   [[nodiscard]] Status add(const TensorSpec& own, const TensorBox& box, std::size_t from);
   [[nodiscard]] Status add_matrix(std::uint32_t tensor, std::uint32_t scales, const TensorBox& box,
+                                  std::size_t from);
+  // The same in INT4.
+  [[nodiscard]] Status add_groups(const TensorSpec& own, std::uint32_t packed, const TensorBox& box,
                                   std::size_t from);
   void find_joint_blocks();
   void set_known(const Joint& joint, std::uint16_t size);
 
   const Checkpoint* base_;
-  QuantizeRule rule_;
+  QuantizedAs as_;
   unsigned threads_;
   PublisherDevice* device_;
   std::vector<TensorSpec> own_tensors_;  // the trainer's

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The changes of a recorded RL run in FP8 blocks, and the bytes of each encoding: prints a table in Markdown.
+"""The changes of a recorded RL run in FP8 blocks, and the bytes of each encoding: of all steps and,
+with `compact`, of each step. Prints tables in Markdown.
 
     fp8_trace.py DRIFTLESS TRACE [--work DIR]
 
@@ -103,6 +104,10 @@ def main():
         changes = sum(c for c, _ in rows["fp8"])
         rest = bits[1] - 8 * len(rows["fp8"]) * container(rows["fp8"], encoding, total) / changes
         print(f"| `{encoding}` | {bits[0]:.2f} | {bits[1]:.2f} | {rest:.2f} |")
+    print("\n| step | bf16, % | bytes | FP8, % | bytes |\n|---|---|---|---|---|")
+    for number, both in enumerate(zip(*rows.values()), 1):
+        cells = [f"{100 * changed / total:.3f} | {sizes['compact']}" for changed, sizes in both]
+        print(f"| {number} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,33 @@ TEST_P(Quantizers, MakeWhatReferenceMakesOfEveryShapeAndAddress) {
   }
 }
 
+// Codes of 4 bits and scales of groups, of every shape and at every address.
+TEST_P(Quantizers, MakeOfGroupsWhatReferenceMakes) {
+  if (GetParam().groups == nullptr) GTEST_SKIP() << "INT4 is quantized by the processor alone";
+  Random random(17);
+  for (const unsigned group : {32U, 128U}) {
+    for (const std::uint64_t rows : {0, 1, 3, 65, 130}) {
+      for (const std::uint64_t groups : {0, 1, 3, 8}) {
+        const std::uint64_t columns = groups * group;
+        const std::size_t count = rows * columns;
+        const std::vector<std::uint16_t> weights = random_weights(random, count, rows % 2 == 1);
+        GuardedBytes from(count * 2, random() % 5), packed(count / 2, random() % 3),
+            scales(rows * groups * 2, random() % 3);
+        std::vector<std::byte> expected(count / 2), expected_scales(rows * groups * 2);
+        std::memcpy(from.data(), weights.data(), from.size());
+        all_quantizers().front().groups(group, rows, columns, columns, from.data(),
+                                        expected.data(), expected_scales.data());
+        ASSERT_TRUE(quantize_int4(GetParam(), group, from.data(), rows, columns, 2, packed.data(),
+                                  scales.data())
+                        .ok());
+        ASSERT_EQ(packed.copy(), expected) << group << " " << rows << " " << columns;
+        ASSERT_EQ(scales.copy(), expected_scales);
+        ASSERT_TRUE(packed.intact() && scales.intact());
+      }
+    }
+  }
+}
+
 // A matrix cut anywhere: parts that agree on the largest magnitudes make what the whole makes.
 TEST_P(Quantizers, MakeOfPartsWhatTheyMakeOfTheWhole) {
   Random random(11);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -204,6 +205,34 @@ TEST_F(Recorded, SGLangMakesWhatUe8m0MakesUnlessItHalves) {
   // The block with a NaN and the one with infinities have the largest scale. In the last block the
   // largest code is 224: the codes but for 9 zeros are doubled here, and the scale is halved.
   EXPECT_EQ(compare("odd", "sglang_ue8m0", QuantizeRule::kUe8m0), (Differences{5172, 3}));
+}
+
+// One group by hand: its codes, and its scale as bfloat16.
+TEST(Int4Groups, AreAsTheRuleSays) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const auto group_of = [](std::vector<float> first) {
+    std::vector<std::uint16_t> weights(32);
+    for (std::size_t i = 0; i < first.size(); ++i) weights[i] = bf16(first[i]);
+    std::vector<int> codes;
+    std::array<std::uint8_t, 16> packed{};
+    std::uint16_t scale = 0;
+    all_quantizers().front().groups(32, 1, 32, 32, weights.data(), packed.data(), &scale);
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      codes.push_back((packed[i / 2] >> (4 * (i % 2)) & 15) - 8);
+    }
+    return std::pair(codes, std::bit_cast<float>(f32_of_bf16(scale)));
+  };
+  using Codes = std::vector<int>;
+  // Ties go to even: 0.5, 1.5 and 2.5 steps.
+  EXPECT_EQ(group_of({7, -7, 1, 0.5, 1.5, 2.5, -2.5}),
+            std::pair(Codes({7, -7, 1, 0, 2, 2, -2}), 1.0F));
+  // The least scale: 1e-5 as bfloat16 has it, and codes by 1e-5 itself.
+  const float least = std::bit_cast<float>(f32_of_bf16(bf16(1e-5F)));
+  EXPECT_EQ(group_of({0, -0.0F, 1e-5F, -3e-5F, 1e-40F}), std::pair(Codes({0, 0, 1, -3, 0}), least));
+  // A NaN does not count; beside an infinite weight all codes are 0.
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(group_of({nan, 7, -nan}), std::pair(Codes({0, 7, 0}), 1.0F));
+  EXPECT_EQ(group_of({inf, 7, -inf, -3}), std::pair(Codes({0, 0, 0, 0}), inf));
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input: a frame of `compact`, for the weights of the golden one (support/compact_case.h). With all
-// hashes made right it is decoded down to the changes, by every kernel that this processor has:
+// Input: a frame of `compact`, for the weights of one of the golden ones (support/compact_case.h and,
+// if its header says F8_E4M3, support/compact_byte_case.h). With all hashes made right it is decoded down to the changes, by every kernel that this processor has:
 // they must agree, and what they accept must be what encoding gives again. And it is opened as a
 // version of one part and folded: what comes of that are changes within the tensors.
 #include <cstdint>
 #include <cstdlib>
 
 #include "plugin/targets/version_fold.h"
-#include "support/compact_case.h"
+#include "support/compact_byte_case.h"
 #include "support/frame_reseal.h"
 
 namespace {
@@ -16,13 +16,12 @@ using namespace driftless;
 
 constexpr std::uint64_t kMaxCompactBody = 1 << 22;
 
-void decode_block(const testing::CompactCase::Block& weights, const CompactTable& table,
+void decode_block(const testing::Bytes& before, unsigned width, const CompactTable& table,
                   const CompactBlock& block, const CompactIndex& index) {
-  const std::uint64_t units = weights.units();
+  const std::uint64_t units = before.size() / width;
   CompactChanges expected, changes;
   const auto decode = [&](const HostKernels& kernels, CompactChanges& out) {
-    return decode_compact(kernels, table, weights.before.data(), units, index.tiles, block.tiles,
-                          out);
+    return decode_compact(kernels, table, before.data(), units, index.tiles, block.tiles, out);
   };
   const Status first = decode(all_host_kernels().front(), expected);
   for (const HostKernels& kernels : all_host_kernels()) {
@@ -31,8 +30,8 @@ void decode_block(const testing::CompactCase::Block& weights, const CompactTable
     if (!status.ok()) continue;
     if (changes.offsets != expected.offsets || changes.values != expected.values) std::abort();
     CompactStreams again;
-    const DeltaView delta{block.tensor, 2, 0, changes.offsets, changes.values.data()};
-    if (!encode_compact(kernels, table, delta, weights.before.data(), units, again).ok()) {
+    const DeltaView delta{block.tensor, width, 0, changes.offsets, changes.values.data()};
+    if (!encode_compact(kernels, table, delta, before.data(), units, again).ok()) {
       std::abort();
     }
     if (again.tiles != index.tiles || !std::equal(again.bytes.begin(), again.bytes.end(),
@@ -84,12 +83,29 @@ void fold_version(const WeightLayout& layout, testing::Bytes frame) {
   }
 }
 
+void decode_codes(testing::Bytes bytes) {
+  static const testing::CompactByteCase codes;
+  testing::reseal(bytes);
+  const Result<Frame> frame = Frame::decode(bytes, codes.layout, kMaxCompactBody);
+  if (!frame.ok()) return;
+  for (const CompactBlock& block : frame->compact_blocks()) {
+    const Result<CompactIndex> index = Frame::read_index(codes.layout, block);
+    if (!index.ok() || block.units(codes.layout) != codes.before.size()) continue;
+    decode_block(codes.before, 1, frame->compact_tables()[block.table], block, *index);
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const testing::CompactCase weights;
   const auto input = std::as_bytes(std::span(data, size));
   testing::Bytes bytes(input.begin(), input.end());
+  constexpr std::size_t kDTypeAt = 11;  // in a frame's header
+  if (bytes.size() > kDTypeAt && bytes[kDTypeAt] == static_cast<std::byte>(DType::kF8E4M3)) {
+    decode_codes(std::move(bytes));
+    return 0;
+  }
   fold_version(weights.layout, bytes);
   testing::reseal(bytes);
   const Result<Frame> frame = Frame::decode(bytes, weights.layout, kMaxCompactBody);
@@ -99,7 +115,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (!index.ok()) continue;
     for (const auto& each : weights.blocks) {
       if (each.tensor != block.tensor || each.units() != block.units(weights.layout)) continue;
-      decode_block(each, frame->compact_tables()[block.table], block, *index);
+      decode_block(each.before, 2, frame->compact_tables()[block.table], block, *index);
     }
   }
   return 0;

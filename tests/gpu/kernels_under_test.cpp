@@ -383,7 +383,7 @@ void quantize_part(QuantizeRule rule, const MatrixPart& part, const void* weight
 
 }  // namespace
 
-std::vector<Quantizer> quantizers_under_test() { return {{"cuda", quantize_part}}; }
+std::vector<Quantizer> quantizers_under_test() { return {{"cuda", quantize_part, nullptr}}; }
 
 std::vector<HostKernels> kernels_under_test() {
   HostKernels kernels{

@@ -64,11 +64,20 @@ void add_diff(CLI::App& app, Arguments& all) {
 
 void add_quantize(CLI::App& app, Arguments& all) {
   CLI::App* command = app.add_subcommand(
-      "quantize", "Make a checkpoint with FP8 blocks of 128x128 weights of a bfloat16 one");
+      "quantize", "Make a checkpoint in FP8 blocks or INT4 groups of a bfloat16 one");
   QuantizeOptions& options = all.quantize.quantize;
   command->add_option("BF16_DIR", options.checkpoint, "Checkpoint directory in bfloat16")
       ->required();
   command->add_option("FP8_DIR", options.out, "Directory that is made")->required();
+  command
+      ->add_option("--scheme", all.quantize.scheme,
+                   "fp8_block: blocks of 128x128 weights; int4_group: groups of a row, as "
+                   "compressed-tensors stores them")
+      ->check(CLI::IsMember({"fp8_block", "int4_group"}))
+      ->capture_default_str();
+  command->add_option("--group", all.quantize.group, "Weights of a group in INT4: 32 or 128")
+      ->check(CLI::IsMember({32, 128}))
+      ->capture_default_str();
   command
       ->add_option("--rule", all.quantize.rule,
                    "linear: as slime sends; linear_div: as its offline tool; ue8m0: scales are "

@@ -31,7 +31,9 @@ struct DiffArguments {
 
 struct QuantizeArguments {
   QuantizeOptions quantize;
+  std::string scheme = "fp8_block";
   std::string rule = "linear";
+  unsigned group = 32;  // of int4_group
 };
 
 struct ApplyArguments {

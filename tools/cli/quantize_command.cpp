@@ -10,6 +10,14 @@ namespace driftless::cli {
 Result<int> run_quantize(const Common& common, QuantizeArguments arguments) {
   QuantizeOptions& options = arguments.quantize;
   DRIFTLESS_ASSIGN_OR_RETURN(options.rule, parse_quantize_rule(arguments.rule));
+  if (arguments.scheme == kInt4Rule) {
+    if (options.rule != QuantizeRule::kLinear) {
+      return error(StatusCode::kInvalidArgument, "--rule ", arguments.rule,
+                   " is of FP8 blocks; int4_group has one rule: leave --rule out");
+    }
+    options.int4_group = arguments.group;
+    arguments.rule = kInt4Rule;
+  }
   DRIFTLESS_RETURN_IF_ERROR(check_no_journal(posix_file_system(), options.checkpoint));
   QuantizeReport done;
   {

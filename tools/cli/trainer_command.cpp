@@ -178,9 +178,10 @@ class Trainer {
     // A tied tensor's copy that the base stores and the last step does not is not published.
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint last,
                                Checkpoint::open(fs, steps_.path(steps_.last())));
-    DRIFTLESS_ASSIGN_OR_RETURN(quantizes_,
+    DRIFTLESS_ASSIGN_OR_RETURN(quantized_as_,
                                needs_quantization(fs, base, last.layout(), config_.quantize));
-    if (quantizes_) config_.publisher.quantize_rule = to_string(config_.quantize.rule);
+    quantizes_ = quantized_as_.quantized;
+    if (quantizes_) config_.publisher.quantize_rule = quantized_as_.rule_name();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> left_out,
                                leave_out_copies(fs, base, last.layout()));
     if (leads()) std::ranges::for_each(left_out, [this](const std::string& note) { say(note); });
@@ -228,7 +229,7 @@ class Trainer {
     }
     DRIFTLESS_ASSIGN_OR_RETURN(
         QuantizedSource source,
-        QuantizedSource::make(weights, layout_, companions_dir_, config_.quantize.rule,
+        QuantizedSource::make(weights, layout_, companions_dir_, quantized_as_,
                               common_.thread_count(), stage, stages));
     return std::unique_ptr<WeightSource>(std::make_unique<QuantizedSource>(std::move(source)));
   }
@@ -473,6 +474,7 @@ class Trainer {
   RunSteps steps_;
   WeightLayout layout_;           // that the run publishes
   std::string companions_dir_;    // of the base
+  QuantizedAs quantized_as_;
   bool quantizes_ = false;        // steps become the base's tensors
   std::unique_ptr<Group> group_;  // for this command
   std::unique_ptr<PublisherSession> session_;

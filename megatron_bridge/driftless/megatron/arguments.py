@@ -30,7 +30,7 @@ TRANSPORTS: dict[str, dict[str, str]] = {
 ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
 DELTA_ENCODINGS = ("xor", "overwrite")
 CHECKSUMS = ("xxh3-128", "blake3", "adler32")
-QUANTIZATIONS = ("auto", "none", "fp8_block")
+QUANTIZATIONS = ("auto", "none", "fp8_block", "int4_group")
 SNAPSHOTS = ("none", "host", "pinned", "device")
 
 # Flags for the receiving side: their names in parsed arguments, and the keys of a rollout's config.
@@ -173,8 +173,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         "--update-weight-quantization",
         choices=QUANTIZATIONS,
         help="How bfloat16 weights become those of --update-weight-hf-checkpoint. auto: in FP8 "
-        "blocks if that checkpoint has them, else unchanged. none: unchanged. fp8_block: it must have "
-        "FP8 blocks. The rule is quantize.rule in --update-weight-config. Default: auto.",
+        "blocks or INT4 groups if that checkpoint has them, else unchanged. none: unchanged. "
+        "fp8_block, int4_group: it must have this scheme. The rule is quantize.rule in "
+        "--update-weight-config. Default: auto.",
     )
     add(
         "--update-weight-wait",
