@@ -53,6 +53,7 @@ class BucketWriter {
       lanes_.emplace_back(context, context.buffers->bucket(i));
       lanes_.back().bucket.builder.clear();  // what a failure left
     }
+    if (context.clock != nullptr) context.clock->has_writers(writers_);
   }
 
   [[nodiscard]] BucketBuilder& filling() { return lanes_[filling_].bucket.builder; }
