@@ -65,7 +65,9 @@ class OfferedRoad final : public ForwardingReceiveRoad {
 std::map<std::string, bool> offered(LoopbackHub& hub, Weights weights, const VersionId& version) {
   std::vector<std::byte*> data;
   for (auto& [name, tensor] : weights) data.push_back(tensor.bytes.data());
-  const auto target = *make_memory_target(layout_of(weights), data, version, 1);
+  auto made = make_memory_target(layout_of(weights), data, version, 1);
+  EXPECT_TRUE(made.ok()) << made.status().to_string();
+  const std::unique_ptr<MappedTarget> target = std::move(*made);
   OfferedRoad road(std::shared_ptr<ReceiveRoad>(hub.receiver()));
   AnchorOffer offer;
   const Deadline deadline = Deadline::after(10s);
