@@ -14,7 +14,7 @@ namespace {
 constexpr unsigned kMisfitsBeforeFull = 2;
 // A caller that waits for less wants an answer now.
 constexpr std::chrono::milliseconds kPatient{50};
-constexpr std::chrono::milliseconds kBetweenOffers{1};
+constexpr std::chrono::milliseconds kBetweenOffers{1}, kOfferTime{2'000};
 
 bool is_foreign(const TargetState& state, const Hash128& run) {
   return !state.id.run.is_zero() && state.id.run != run;
@@ -191,8 +191,8 @@ void Receiver::offer_nothing() { offer_.reset(); }
 bool Receiver::offer_anchor() {
   const TargetState state = target_->state();
   if (offer_ == nullptr || !state.valid || state.id.run != run()) return false;
-  const Result<bool> more =
-      offer_->offer_next(*road_, *target_, state.id, Deadline::after(options_.report_deadline));
+  const Deadline deadline = Deadline::after(options_.report_deadline).sooner(kOfferTime);
+  const Result<bool> more = offer_->offer_next(*road_, *target_, state.id, deadline);
   return more.ok() && *more;
 }
 
