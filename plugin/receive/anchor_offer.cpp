@@ -34,8 +34,8 @@ void copy_units(const HeldCopy& held, const BlockPlace& place, std::uint64_t fir
 }
 
 // The stored values of one row of a full frame. Those that the target does not hold stay zero.
-Status fill(const WeightTarget& target, const BucketEntry& entry, const FrameBlock& row,
-            std::span<std::byte> part) {
+Status fill_row(const WeightTarget& target, const BucketEntry& entry, const FrameBlock& row,
+                std::span<std::byte> part) {
   const TensorSpec& spec = (*target.layout())[entry.tensor];
   const std::uint64_t width = unit_bytes(spec.dtype), count = entry.count();
   const BlockPlace place =
@@ -67,7 +67,7 @@ Result<std::vector<std::byte>> put_together(const WeightTarget& target, const Pa
   std::ranges::copy(head.first(kFrameHeaderBytes), bytes.begin());
   std::ranges::copy(table, bytes.end() - static_cast<std::ptrdiff_t>(table.size()));
   for (std::size_t i = 0; i < frame.entries.size(); ++i) {
-    DRIFTLESS_RETURN_IF_ERROR(fill(target, frame.entries[i], frame.blocks[i], bytes));
+    DRIFTLESS_RETURN_IF_ERROR(fill_row(target, frame.entries[i], frame.blocks[i], bytes));
   }
   return bytes;
 }
