@@ -234,6 +234,17 @@ class ReceiveRoad {
   // has closed its road: it keeps nothing any more. One that is there is waited for; where it has
   // died without a word a road that needs its answer ends with kDeadlineExceeded.
   [[nodiscard]] virtual Status leave(const Deadline& deadline) = 0;
+  // Whether this receiver serves others, now, and so has a use for offer_part().
+  [[nodiscard]] virtual bool serves_others() const { return false; }
+  // The bytes of a part, all of them, as the caller made them. The road keeps what it can prove to
+  // be the part's, within its bounds, and serves it to other receivers. Returns how many bytes it
+  // keeps.
+  [[nodiscard]] virtual Result<std::uint64_t> offer_part(const PublicationId& /*id*/,
+                                                         const PartReceipt& /*part*/,
+                                                         std::span<const std::byte> /*bytes*/,
+                                                         const Deadline& /*deadline*/) {
+    return std::uint64_t{0};
+  }
   // How the last bytes of parts came, on a road that has several ways: "shm", "tcp". Empty: there
   // is one, or nothing came yet.
   [[nodiscard]] virtual std::string carrier() const { return {}; }

@@ -112,6 +112,14 @@ Status check_table(const ManifestFile& file, std::span<const std::byte> head) {
 
 }  // namespace
 
+Result<std::vector<std::vector<std::byte>>> fetch_frame_heads(ReceiveRoad& road,
+                                                              const PublicationId& id,
+                                                              std::span<const PartReceipt> parts,
+                                                              const RangeFetchOptions& options,
+                                                              const Deadline& deadline) {
+  return HeadFetcher(road, id, options, deadline).fetch(parts);
+}
+
 bool may_fetch_blocks(const Manifest& manifest) {
   const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
                       manifest.directory_layout == DirectoryLayout::kHdf5;

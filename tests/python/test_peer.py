@@ -3,7 +3,9 @@
 
 import functools
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -236,6 +238,56 @@ def test_a_ring_that_cannot_hold_a_version_is_refused_at_start(work, rng):
     assert ended(trainer, 60)["version"] == STEPS and ended(rollout, 60)["version"] == STEPS
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
     assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
+
+
+def ports_of(pid):
+    """The TCP ports on which a process listens."""
+    own = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            own.add(os.readlink(entry))
+        except OSError:
+            continue  # closed meanwhile
+    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    listening = [line for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+    return [int(line[1].split(":")[1], 16) for line in listening]
+
+
+def sent_from(port):
+    """Bytes that connections to this port have sent to their readers, while they are open."""
+    if shutil.which("ss") is None:
+        pytest.skip("no ss, which counts the bytes of a connection")
+    line = ["ss", "-tinH", "state", "established", f"sport = :{port}"]
+    told = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"bytes_sent:(\d+)", told)))
+
+
+def test_a_rollout_that_joins_reads_the_whole_from_another_ones_weights(work, rng):
+    """The other one came by deltas and never read the anchor: it puts it together."""
+    job = Peers(work, "tcp")
+    history = make_run(work / "run", rng, 3, rows=40_000)  # 2.5 MiB
+    job.set(**{"anchors.first": "false", "anchors.every": "2", "road.peer.stall": "20s"})
+    trainer = start_trainer(job, work, "--interval-ms", 6000, "--rollouts", 1)
+    first = job.start_rollout(
+        *["--base", work / "run/step_000000", "--save", work / "first"],
+        *["--set", "receiver.id=first", "--set", f"metrics.file={work}/first.jsonl"],
+    )
+    wait_for(lambda: 2 in versions(work / "first.jsonl"), "version 2", 60)
+    wait_for(lambda: ports_of(first.pid), "a rollout that serves", 10)
+    (port,) = ports_of(first.pid)
+    joined = job.start_rollout(
+        *["--save", work / "joined", "--set", "receiver.id=joined"],
+        *["--set", f"metrics.file={work}/joined.jsonl"],
+    )
+    wait_for(lambda: versions(work / "joined.jsonl"), "an anchor", 60)
+    assert versions(work / "joined.jsonl") == [2] and records(work / "joined.jsonl")[0]["anchor"]
+    sent = sent_from(port)
+    assert 40_000 * 64 * 0.9 < sent < 40_000 * 64 * 1.1, sent
+    for process in (trainer, first, joined):
+        assert ended(process, 60)["version"] == 3
+    for saved in ("first", "joined"):
+        assert read_checkpoint(work / saved / "rollout_00") == history[3]
+    assert [r["anchor"] for r in records(work / "first.jsonl")] == [False] * 3
 
 
 def test_a_rollout_with_another_token_is_not_served(job, work, rng):
