@@ -21,9 +21,9 @@ def pytest_configure(config):
 SLOW_FILES = (
     "test_every_rank_faults.py", "test_object_store_faults.py",
     "test_every_rank.py", "test_foreign.py",
-    "test_demo.py", "test_object_store_attacks.py",
+    "test_demo.py", "test_object_store_fencing.py",
     "test_binding_wheel.py", "test_foreign_trl.py",
-    "test_module_target.py", "test_object_store_hostile.py",
+    "test_module_target.py", "test_object_store_bounds.py",
     "test_training.py", "test_object_store_links.py",
     "test_sharded.py", "test_faults.py",
     "test_training_faults.py", "test_damage.py",

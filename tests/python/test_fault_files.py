@@ -312,7 +312,6 @@ def test_a_disk_that_is_full_for_a_rollout(work, rng):
 @pytest.fixture
 def clocks(work):
     """Environments in which the calendar time comes from a file that the test can change."""
-    """Environments in which the calendar says what a file says, which can be changed."""
     if shutil.which("faketime") is None:
         pytest.skip("there is no faketime (Debian package faketime)")
     shown = subprocess.run(["faketime", "-m", "-f", "+0", "env"], capture_output=True, text=True)

@@ -63,7 +63,7 @@ def forbidden_sources(tmp_path):
     ]
 
 
-def test_a_call_names_and_never_carries(tmp_path):
+def test_a_call_with_a_configuration_is_refused(tmp_path):
     (tmp_path / "job.yaml").write_text(f"road: {{kind: shared_fs, shared_fs: {{ dir: {tmp_path} }}}}\n")
     for source in forbidden_sources(tmp_path):
         reply = Worker(config_dir=str(tmp_path / "none")).driftless_open(source, "n")
@@ -73,7 +73,7 @@ def test_a_call_names_and_never_carries(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_no_settings_come_with_a_call():
+def test_a_call_with_settings_is_refused():
     """Settings, too, can run hooks and write files."""
     with pytest.raises(TypeError):
         Worker().driftless_open("host_shm:a", sets=["metrics.file=/tmp/x"])
