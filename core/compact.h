@@ -21,7 +21,7 @@ inline constexpr std::uint32_t kCompactByteTileUnits = 65536;
 [[nodiscard]] constexpr std::uint32_t compact_tile_units(unsigned unit_bytes) {
   return unit_bytes == 1 ? kCompactByteTileUnits : kCompactTileUnits;
 }
-inline constexpr std::size_t kCompactClasses = 256;        // at most, by the bits of an exponent
+inline constexpr std::size_t kCompactClasses = 256;  // at most, by the bits of an exponent
 inline constexpr std::uint32_t kMaxCompactHazard = 65535;
 // How far a value moved: symbols 0 to 60 are distances of magnitudes; the last symbol is a change
 // of sign.

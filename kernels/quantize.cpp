@@ -58,8 +58,8 @@ Status quantize_fp8(const Quantizer& with, QuantizeRule rule, const std::byte* w
 }
 
 Status quantize_int4(const Quantizer& with, unsigned group, const std::byte* weights,
-                     std::uint64_t rows, std::uint64_t columns, unsigned threads,
-                     std::byte* packed, std::byte* scales) {
+                     std::uint64_t rows, std::uint64_t columns, unsigned threads, std::byte* packed,
+                     std::byte* scales) {
   constexpr std::uint64_t kTaskRows = 64;
   return parallel_for((rows + kTaskRows - 1) / kTaskRows, threads, [&](std::size_t task, unsigned) {
     const std::uint64_t row = task * kTaskRows, at = row * columns;

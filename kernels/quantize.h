@@ -42,8 +42,8 @@ struct Quantizer {
   Part* part;
 
   // By the rule int4_group: rows of `columns` weights, `stride` apart. Each group of `group`
-  // (is_int4_group()) weights of a row has a scale; `group` divides `columns`. `packed`: half a byte
-  // for each weight, row after row; `scales`: bfloat16. All three may lie at any address.
+  // (is_int4_group()) weights of a row has a scale; `group` divides `columns`. `packed`: half a
+  // byte for each weight, row after row; `scales`: bfloat16. All three may lie at any address.
   using Groups = void(unsigned group, std::uint64_t rows, std::uint64_t columns,
                       std::uint64_t stride, const void* weights, void* packed, void* scales);
   Groups* groups;

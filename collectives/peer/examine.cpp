@@ -40,14 +40,13 @@ Finding examine_tcp(const PeerOptions& options) {
             concat("parts can be served on ", options.address.empty() ? host_of(bound) : bound)};
   }
   if (!options.address.empty() && !is_own(host_of(address))) {
-    return {"tcp", kWarn,
-            concat("road.peer.address: ", address, " is not an address of this host"),
+    return {"tcp", kWarn, concat("road.peer.address: ", address, " is not an address of this host"),
             "set an address of each trainer's host there; a rollout does not use it"};
   }
   return driftless::failed("tcp", listens,
-                options.address.empty()
-                    ? "let processes of this host listen on a port"
-                    : "set another road.peer.address, or end what has the port");
+                           options.address.empty()
+                               ? "let processes of this host listen on a port"
+                               : "set another road.peer.address, or end what has the port");
 }
 
 Finding examine_shm(const PeerOptions& options) {
@@ -93,10 +92,10 @@ Finding examine_nixl(const PeerOptions& options) {
   Status there = calls.status();
   if (there.ok()) there = NixlAgent::make(options.library, NixlRole::kServes).status();
   if (!there.ok()) return {"nixl", alone ? kFail : kWarn, std::string(there.message()), kInstall};
-  return {"nixl", kOk,
-          concat(file_of(**calls), " has started UCX; ",
-                 fast ? "a fast network is there"
-                      : concat(kNoFastNetwork, ": UCX reads over TCP"))};
+  return {
+      "nixl", kOk,
+      concat(file_of(**calls), " has started UCX; ",
+             fast ? "a fast network is there" : concat(kNoFastNetwork, ": UCX reads over TCP"))};
 }
 
 }  // namespace

@@ -407,8 +407,7 @@ Result<std::vector<MappedFile>> SharedReader::read(const Endpoint& rank, const P
 }
 
 Result<std::uint64_t> SharedReader::offer(const Endpoint& rank, const PublicationId& id,
-                                          const PartReceipt& part,
-                                          std::span<const std::byte> bytes,
+                                          const PartReceipt& part, std::span<const std::byte> bytes,
                                           const Deadline& deadline) {
   if (bytes.size() != part.size_bytes) {
     return error(StatusCode::kInvalidArgument, "peer: ", bytes.size(), " bytes of part '",

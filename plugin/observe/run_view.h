@@ -74,10 +74,10 @@ class RunView final : public RecordSink {
   bool open_ = false;
   // The list below is copied by its pointers, so that the mutex is held for a moment.
   std::deque<std::shared_ptr<const VersionRecord>> versions_;
-  std::deque<Moment> made_;  // of an agent: the newest versions, ascending
-  bool reaches_ = true;      // of an agent: the trainer
+  std::deque<Moment> made_;   // of an agent: the newest versions, ascending
+  bool reaches_ = true;       // of an agent: the trainer
   std::uint64_t listed_ = 0;  // of an agent: the newest version on its road
-  RunStatus now_;            // without versions
+  RunStatus now_;             // without versions
   std::chrono::steady_clock::time_point failed_at_{};  // now_.failing
 };
 

@@ -345,8 +345,8 @@ Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights
                          threads_, codes, scales);
   }
   if (memory == MemoryKind::kHost) {
-    DRIFTLESS_RETURN_IF_ERROR(
-        quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_, largest.data(), codes));
+    DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_,
+                                            largest.data(), codes));
   } else if (!largest.empty()) {
     DeviceMatrix box{matrix.part, weights, largest, nullptr};
     DRIFTLESS_RETURN_IF_ERROR(quantize_there({&box, 1}));

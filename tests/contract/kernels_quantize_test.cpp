@@ -51,8 +51,8 @@ TEST_P(Quantizers, MakeOfGroupsWhatReferenceMakes) {
             scales(rows * groups * 2, random() % 3);
         std::vector<std::byte> expected(count / 2), expected_scales(rows * groups * 2);
         std::memcpy(from.data(), weights.data(), from.size());
-        all_quantizers().front().groups(group, rows, columns, columns, from.data(),
-                                        expected.data(), expected_scales.data());
+        all_quantizers().front().groups(group, rows, columns, columns, from.data(), expected.data(),
+                                        expected_scales.data());
         ASSERT_TRUE(quantize_int4(GetParam(), group, from.data(), rows, columns, 2, packed.data(),
                                   scales.data())
                         .ok());

@@ -366,8 +366,7 @@ TEST_P(FallbackTest, ARingThatIsTooSmallSendsAllRanksToTheFallbackAtTheStart) {
   faulty_[1]->limit(1000);
   for (const Status& status : open()) ASSERT_TRUE(status.ok()) << status.to_string();
   ASSERT_EQ(lines_.size(), 1U);
-  EXPECT_EQ(lines_[0],
-            "[P2P] publisher rank 1: a ring of 1000 bytes; using shared_fs instead.");
+  EXPECT_EQ(lines_[0], "[P2P] publisher rank 1: a ring of 1000 bytes; using shared_fs instead.");
   auto rollout = start_rollout("rollout");
   publish_well();
   follow(*rollout);

@@ -114,8 +114,8 @@ TEST_F(TcpHubTest, ATokenOthersCanReadOrThatIsShortIsRefused) {
 TEST_F(TcpHubTest, AnAddressWithoutARealPortIsRefused) {
   const int real = std::stoi(options_.address.substr(options_.address.rfind(':') + 1));
   const std::string modulo = std::to_string(real + 65'536);  // getaddrinfo() takes it for `real`
-  for (const std::string& port : {modulo, std::string("65536"), std::string("-1"),
-                                  std::string("7x"), std::string("0")}) {
+  for (const std::string& port :
+       {modulo, std::string("65536"), std::string("-1"), std::string("7x"), std::string("0")}) {
     const std::string address = "127.0.0.1:" + port;
     EXPECT_EQ(hub::connect_to(address, soon()).status().code(), StatusCode::kInvalidArgument)
         << address;
