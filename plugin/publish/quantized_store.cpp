@@ -156,8 +156,8 @@ void take_changes(MatrixBlocks& blocks) {
   }
 }
 
-// What the changes of a matrix make of its blocks, as far as they say. Those whose largest weight
-// fell, and no other one rose above it, must be looked at.
+// Applies the changes of a matrix to the largest magnitudes of its blocks. Returns the blocks whose
+// largest weight fell while no other one rose above it: they must be measured again.
 std::vector<std::uint32_t> apply_changes(const MatrixPart& part, MatrixBlocks& blocks) {
   std::vector<std::uint16_t> now = blocks.own;
   for (const auto& [block, size] : blocks.own_now) now[block] = size;  // measured already
