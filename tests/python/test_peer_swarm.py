@@ -21,6 +21,7 @@ SEED = int(os.environ.get("DRIFTLESS_SOAK_SEED", "1"))
 ROLLOUTS = 8
 KEPT = 4 << 20  # road.peer.keep: the chunks of some versions
 GROWTH_KB = 24 << 10
+PAUSE_S = {"tcp": 0.1, "nixl": 0.5}  # a process that reads by NIXL takes a second of a core to start
 
 
 def lines_of(path):
@@ -108,7 +109,7 @@ def soak(work, rng, steps, carrier="tcp"):
     def published():
         return max((line["version"] for line in lines_of(work / "trainer.jsonl")), default=0)
 
-    until = time.monotonic() + 60 + steps * (1 if carrier == "tcp" else 2)
+    until = time.monotonic() + 60 + 2 * steps
     try:
         while published() < steps - 2:
             assert time.monotonic() < until, f"at version {published()}: {counts}"
@@ -117,7 +118,7 @@ def soak(work, rng, steps, carrier="tcp"):
             served = served or bool(ports_of(steady.pid))
             for pid, sizes in resident.items():
                 sizes.append(resident_kb(pid))
-            time.sleep(chances.uniform(0, 0.1))
+            time.sleep(chances.uniform(0, PAUSE_S[carrier]))
         following = [each for each in rollouts if each.follows()]
         for each in following:
             each.send(signal.SIGCONT)
