@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts over TCP that serve each other what they read, while they join, stop, die and come back.
+"""Rollouts over TCP that serve each other the parts that they have read, while they join, stop, die
+and return.
 
-Seeded; DRIFTLESS_SOAK_SEED makes another one."""
+Seeded; DRIFTLESS_SOAK_SEED sets another seed."""
 
 import json
 import os
@@ -19,18 +20,18 @@ from test_peer import Peers, start_trainer
 
 SEED = int(os.environ.get("DRIFTLESS_SOAK_SEED", "1"))
 ROLLOUTS = 8
-KEPT = 4 << 20  # road.peer.keep: the chunks of some versions
+KEPT = 4 << 20  # road.peer.keep: room for the chunks of some versions
 GROWTH_KB = 24 << 10
 
 
 def lines_of(path):
-    """A line that was being written when its process was killed is none."""
+    """The complete lines: an incomplete line of a killed process does not count."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Rollout:
-    """One place among the rollouts: processes that follow each other."""
+    """One place among the rollouts: a sequence of processes."""
 
     def __init__(self, job, number):
         self.job, self.number, self.starts = job, number, 0
@@ -67,7 +68,8 @@ def resident_kb(pid):
 
 
 def listens(pid):
-    """Whether the process has a listening TCP socket: it serves what it kept."""
+    """Whether the process has a listening TCP socket, by which it serves the parts that it
+    keeps."""
     own = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -79,7 +81,7 @@ def listens(pid):
 
 
 def act(rollout, chance, counts):
-    """Something that happens to one of them."""
+    """Does something at random to one of the rollouts."""
     if rollout.process is None:
         counts["started"] += 1
         rollout.start()
@@ -149,7 +151,7 @@ def soak(work, rng, steps):
     commits = 0
     for path in [work / "steady.jsonl", *(path for each in rollouts for path in each.metrics)]:
         for line in lines_of(path):
-            if line["version"] == 0:  # its end, before it took a version
+            if line["version"] == 0:  # it ended before it took a version
                 continue
             assert line["digest"] == digests[line["version"]], f"{path} at version {line['version']}"
             commits += 1
