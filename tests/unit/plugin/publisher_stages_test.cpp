@@ -80,7 +80,8 @@ Weights equal_tensors() {
   return weights;
 }
 
-PublishReport publish_in_stages(Encoding encoding, bool background, bool slow_source, bool slow_road) {
+PublishReport publish_in_stages(Encoding encoding, bool background, bool slow_source,
+                                bool slow_road) {
   LoopbackHub hub({}, 1);
   SlowRoad road(hub.sender(0), slow_road);
   SoloGroup group;
