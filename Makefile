@@ -1,10 +1,10 @@
-# Thin: the work is in CMake, CTest and scripts/. Every target sets up what it needs by itself.
+# Short names for commands of CMake, CTest and scripts/. Every target installs what it needs.
 JOBS ?= 2
 PYTHON ?= /usr/bin/python3
-# Tests wait more than they compute: twice as many at once as there are jobs.
+# Tests mostly wait, so twice as many run at once as there are jobs.
 TEST_JOBS ?= $(shell expr $(JOBS) \* 2)
 CTEST = ctest --test-dir build -j$(TEST_JOBS) --output-on-failure --no-tests=error
-# One worker takes the tests of one file after each other: they share what is slow to make.
+# One worker runs all tests of a file, because they share fixtures that are slow to make.
 PYTEST = $(PYTHON) -m pytest -q -n $(TEST_JOBS) --dist loadfile
 ENGINES = $(PYTHON) -m pytest -q -rs tests/engines
 SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
@@ -14,22 +14,22 @@ SOURCES = git ls-files '*.h' '*.hpp' '*.c' '*.cpp' '*.cuh' '*.cu'
         fuzz wheel wheels packages release clean setup-build setup-test setup-lint configure configure-tests build-tests
 
 help:
-	@echo 'make build      the library and the command, build/bin/driftless'
+	@echo 'make build      builds the library and the command, build/bin/driftless'
 	@echo 'make test       builds and runs the tests, except for the long ones'
-	@echo 'make test-long  soaks, sweeps and network faults that take long and seldom fail'
-	@echo 'make test-night 10,000 simulated and 300 real randomized cases; every claim against a record'
-	@echo 'make test-engines  real vLLM and SGLang on the CPU; makes their environments first, once'
-	@echo 'make test-engines-smoke  one test of each engine'
-	@echo 'make demo       the main job under mpirun over every road, on made-up data; ends with a table'
-	@echo 'make lint       clang-format, ruff, mypy, and clang-tidy over what changed; changes nothing'
+	@echo 'make test-long  runs the long tests: soaks, sweeps, network faults'
+	@echo 'make test-night runs 10,000 simulated and 300 real random cases, and checks every claim'
+	@echo 'make test-engines  tests vLLM and SGLang on the CPU; installs them on the first call'
+	@echo 'make test-engines-smoke  runs one test of each engine'
+	@echo 'make demo       runs the main job under mpirun over every road, on made-up data'
+	@echo 'make lint       checks with clang-format, ruff, mypy, and clang-tidy on changed files'
 	@echo 'make format     applies clang-format and ruff'
-	@echo 'make test-asan  tests under AddressSanitizer and UndefinedBehaviorSanitizer'
-	@echo 'make test-tsan  tests under ThreadSanitizer'
-	@echo 'make fuzz       libFuzzer (clang) on every decoder, FUZZ_SECONDS each'
-	@echo 'make wheel      a wheel for this Python, in build/wheel'
-	@echo 'make wheels     wheels for other hosts: PYTHONS="3.11 3.12 3.13" ARCHS="x86_64 aarch64"'
-	@echo 'make packages   Debian packages of library, headers and command, in build/packages'
-	@echo 'make release    checks a release (changelog, wheels, sums, a clean tree), then tags it'
+	@echo 'make test-asan  runs tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make test-tsan  runs tests under ThreadSanitizer'
+	@echo 'make fuzz       runs libFuzzer (clang) on every decoder, FUZZ_SECONDS each'
+	@echo 'make wheel      builds a wheel for this Python, in build/wheel'
+	@echo 'make wheels     builds wheels for other hosts: PYTHONS="3.11 3.12 3.13" ARCHS="x86_64 aarch64"'
+	@echo 'make packages   builds Debian packages of library, headers and command, in build/packages'
+	@echo 'make release    checks changelog, wheels, checksums and tree, then tags a release'
 	@echo 'make clean      removes the build folders'
 
 setup-build:
@@ -41,19 +41,19 @@ setup-test:
 setup-lint:
 	@scripts/setup.sh build test lint
 
-# Development compiles the GPU's parts for one architecture: the GPU that is here, or one that stands
-# for all. CMake's default, for packages and wheels, is all of them.
+# Development builds compile GPU code for one architecture: that of this machine's GPU, or sm_90. CMake's
+# default, for packages and wheels, is all architectures.
 CUDA_ARCHITECTURES ?= $(shell nvidia-smi -L > /dev/null 2>&1 && echo native || echo 90-real)
 CONFIGURE = cmake --preset release -DDRIFTLESS_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES) $(CMAKE_FLAGS)
 
-# Changes of CMake files after this are noticed by the build itself; the presets are not. A build with
-# tests stays one with tests.
+# The build notices changes of CMake files by itself, but not of the presets. A build that was configured
+# with tests keeps them.
 configure: setup-build
 	@test build/build.ninja -nt CMakePresets.json || \
 	  { $(CONFIGURE) -DDRIFTLESS_BUILD_TESTS=OFF && touch build/build.ninja; }
 
-# The same configuration and the tests: nothing is compiled again but the lists of roads, because NCCL's
-# header comes from PyPI for the tests where nvcc is here and NCCL is not.
+# The same configuration with tests. It compiles only the lists of roads again: if nvcc is installed and
+# NCCL is not, NCCL's header for the tests comes from PyPI.
 configure-tests: setup-test
 	@{ test build/build.ninja -nt CMakePresets.json && \
 	   grep -q '^DRIFTLESS_BUILD_TESTS:BOOL=ON' build/CMakeCache.txt; } || \
@@ -65,7 +65,7 @@ build: configure
 build-tests: configure-tests
 	@cmake --build build -j $(JOBS)
 
-# Both runners run, whatever the first one says.
+# The second runner runs even if the first one fails.
 test: build-tests
 	@status=0; \
 	$(CTEST) -LE long || status=1; \
@@ -78,7 +78,7 @@ test-long: build-tests
 	$(PYTEST) -m long tests/python || status=1; \
 	exit $$status
 
-# Seeds from the date, so that every night tries others; NIGHT_FIRST=N repeats those of a night.
+# Seeds come from the date, so that every night tries others; NIGHT_FIRST=N repeats a night.
 NIGHT_FIRST ?= $(shell date +%Y%m%d)00000
 NIGHT_SIMULATED ?= 10000
 NIGHT_REAL ?= 300
@@ -86,8 +86,8 @@ test-night: build-tests
 	@$(PYTHON) tests/night/night.py --first $(NIGHT_FIRST) --simulated $(NIGHT_SIMULATED) \
 	  --real $(NIGHT_REAL) --stores --jobs $(JOBS)
 
-# About 20 minutes, and as many as pip needs to make the environments once; DRIFTLESS_VLLM_PYTHON,
-# DRIFTLESS_VLLM_OLDER_PYTHON and DRIFTLESS_SGLANG_PYTHON name some that are there.
+# About 20 minutes; the first call also installs the environments. DRIFTLESS_VLLM_PYTHON,
+# DRIFTLESS_VLLM_OLDER_PYTHON and DRIFTLESS_SGLANG_PYTHON select existing ones.
 test-engines: build-tests
 	@$(ENGINES)
 
@@ -97,11 +97,11 @@ test-engines-smoke: build-tests
 demo: build
 	@scripts/demo.sh
 
-# LINT_ALL=1: clang-tidy over the whole tree. LINT_BASE: what it is compared with.
+# LINT_ALL=1: clang-tidy on the whole tree. LINT_BASE: the commit to compare the tree with.
 lint: setup-lint configure
 	@$(SOURCES) | xargs -r clang-format-19 --dry-run -Werror
 	@scripts/spdx.py check
-	@cmake --build build -j $(JOBS) --target driftless_native  # mypy looks at its types
+	@cmake --build build -j $(JOBS) --target driftless_native  # mypy reads its types
 	@scripts/lint_python.sh check
 	@cmake --preset lint $$(scripts/nccl_root.sh) > build-lint.log || { cat build-lint.log; exit 1; }
 	@scripts/lint.sh build-lint $(JOBS)
@@ -126,7 +126,7 @@ wheel: setup-build
 	@$(PYTHON) -m venv build/venvs/wheel-isolated
 	@build/venvs/wheel-isolated/bin/pip wheel --no-deps -w build/wheel .
 
-# In build/wheels/out, for PYTHONS and ARCHS; docs/start/install.md.
+# Writes to build/wheels/out; see docs/start/install.md.
 PYTHONS ?= 3.11 3.12 3.13
 ARCHS ?= $(shell uname -m)
 wheels: setup-build
@@ -141,7 +141,7 @@ packages: setup-build
 	@cpack --config build-package/CPackConfig.cmake -B build/packages
 	@rm -rf build/packages/_CPack_Packages
 
-# `make wheels packages` first. CMakeLists.txt has the version; scripts/release.py says what is checked.
+# Run `make wheels packages` first. CMakeLists.txt has the version; scripts/release.py lists the checks.
 release:
 	@scripts/release.py
 

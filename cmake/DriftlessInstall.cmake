@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# install(): libraries, the public headers, the command, and a package for find_package(driftless); the C library
-# also by pkg-config. Components are those of the packages (DriftlessPackages.cmake).
+# install(): libraries, public headers, the command, and a package for find_package(driftless); the C
+# library also for pkg-config. Components are those of the packages (DriftlessPackages.cmake).
 include(CMakePackageConfigHelpers)
 set(share ${CMAKE_INSTALL_DATADIR}/driftless)
 
@@ -21,8 +21,8 @@ install(TARGETS driftless_roads ${driftless_road_libraries} EXPORT driftlessTarg
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
 if(TARGET driftless)
   install(TARGETS driftless RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
-  # Pages that the command itself prints lie in share/driftless; those who look for them elsewhere find a
-  # link. driftless_page(FILE LINK_FOLDER LINK_NAME ARGUMENTS...)
+  # The command prints pages (manual, completions), which are installed in share/driftless. Links lead
+  # to them from the usual places. driftless_page(FILE LINK_FOLDER LINK_NAME ARGUMENTS...)
   function(driftless_page file link_folder link_name)
     set(page ${CMAKE_BINARY_DIR}/pages/${file})
     add_custom_command(OUTPUT ${page} COMMAND driftless ${ARGN} > ${page} DEPENDS driftless VERBATIM)
@@ -47,7 +47,7 @@ install(DIRECTORY ${CMAKE_SOURCE_DIR}/configs ${CMAKE_SOURCE_DIR}/examples DESTI
 install(EXPORT driftlessTargets NAMESPACE driftless::
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/driftless COMPONENT development)
 
-# The C library is an export of its own: who asks for it alone needs none of what the others link.
+# The C library has its own export: its users need no library that only the C++ libraries link.
 install(TARGETS driftless_c EXPORT driftlessCTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT library NAMELINK_COMPONENT development)
 install(FILES ${CMAKE_SOURCE_DIR}/plugin/c_abi/driftless.h

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Options, compiler settings, and the optional backends with the reason where one is not built.
+# Options, compiler settings, and the optional backends, with the reason if one is not built.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
@@ -13,25 +13,25 @@ set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
-# -O3 is for what works on elements: kernels/ and formats/ ask for it.
+# Only kernels/ and formats/ set -O3: they process elements.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 option(DRIFTLESS_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(DRIFTLESS_FUZZ "Build libFuzzer targets (needs clang)" OFF)
 option(DRIFTLESS_WERROR "Treat warnings as errors" OFF)
-# Several files of a library are compiled as one: a whole build takes less than half the time. Names in
-# the anonymous namespaces of one library must differ.
+# A unity build compiles several files of a library as one, in less than half the time. Names in the
+# anonymous namespaces of one library must differ.
 option(DRIFTLESS_UNITY "Compile the files of a library together" ON)
 set(CMAKE_UNITY_BUILD ${DRIFTLESS_UNITY})
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
 set(DRIFTLESS_SANITIZE "" CACHE STRING "Sanitizers, for example address,undefined or thread")
 
 add_library(driftless_compile_options INTERFACE)
-# g++ 12 sees uninitialized values in every std::optional, and takes a file of a unity build for a header.
+# g++ 12 reports every std::optional as uninitialized, and mistakes a file of a unity build for a header.
 set(gnu $<CXX_COMPILER_ID:GNU>)
 set(warnings -Wall -Wextra -Wshadow -Wnon-virtual-dtor $<$<AND:${gnu},$<BOOL:${DRIFTLESS_UNITY}>>:-Wno-subobject-linkage>
   $<$<BOOL:${DRIFTLESS_WERROR}>:-Werror> $<$<AND:${gnu},$<BOOL:${DRIFTLESS_WERROR}>>:-Wno-error=maybe-uninitialized>)
-# g++ collects its garbage less often: a tenth less time for twice the memory (1.5 GB at most).
+# g++ collects garbage less often: 10 % less time for twice the memory (1.5 GB at most).
 set(hungry --param=ggc-min-expand=400 --param=ggc-min-heapsize=1048576)
 target_compile_options(driftless_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:${warnings}>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,${gnu}>:${hungry}>
@@ -45,8 +45,8 @@ if(DRIFTLESS_SANITIZE)
   target_link_options(driftless_compile_options INTERFACE -fsanitize=${DRIFTLESS_SANITIZE})
 endif()
 
-# Other build folders, the wheel's among them, compile the same files: paths are told relative to
-# the source, so that what one compiled is there for the others.
+# Other build folders, such as the wheel's, compile the same files. Paths relative to the sources let
+# ccache share their objects.
 find_program(DRIFTLESS_CCACHE ccache)
 if(DRIFTLESS_CCACHE)
   set(ccache_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}
@@ -85,11 +85,11 @@ foreach(backend ${DRIFTLESS_BACKENDS})
   set_property(CACHE DRIFTLESS_WITH_${backend} PROPERTY STRINGS AUTO ON OFF)
 endforeach()
 
-# Names of our own for what pkg-config finds: FindHDF5 and FindCURL use the plain ones, and both may
-# meet in the project of who uses ours.
+# Prefixes of our own for pkg-config's results: FindHDF5 and FindCURL use the plain names, and a project
+# that uses driftless may call both.
 find_package(PkgConfig REQUIRED)
 
-# The C interface of MPI is all we use; the removed C++ one would only add symbols.
+# Only the C interface of MPI is used; the removed C++ one would only add symbols.
 if(NOT DRIFTLESS_WITH_MPI STREQUAL "OFF")
   find_package(MPI QUIET COMPONENTS CXX)
 endif()
@@ -103,7 +103,7 @@ endif()
 
 set(hdf5_missing "no parallel HDF5 was found (Debian: libhdf5-openmpi-dev)")
 if(NOT DRIFTLESS_WITH_HDF5 STREQUAL "OFF")
-  # The first of them; makes its target again when CMake runs again.
+  # Takes the first that exists, and makes its target again when CMake runs again.
   pkg_search_module(DRIFTLESS_HDF5 QUIET IMPORTED_TARGET GLOBAL hdf5-openmpi hdf5-mpich hdf5)
 endif()
 set(hdf5_usable FALSE)
@@ -125,13 +125,18 @@ elseif(DRIFTLESS_HDF5_FOUND)
 endif()
 driftless_backend(HDF5 "${hdf5_usable}" "${hdf5_missing}")
 
-# For wheels: what follows is linked in, so that they run where it is not installed, and so is the
-# standard library (not libgcc_s: exceptions need one for the process). MPI and HDF5 are loaded on demand.
-option(DRIFTLESS_STATIC "Link static libraries, where there are any" OFF)
+# For wheels: links the libraries below statically, so that wheels run without them, and the standard
+# library, too (not libgcc_s: exceptions need a single one per process). MPI and HDF5 are loaded on
+# demand. Our own code is in a wheel once, in a library that the others share
+# (plugin/job/on_demand/shared_code.cmake).
+option(DRIFTLESS_STATIC "Link static libraries, where there are any, and share our own code" OFF)
 if(DRIFTLESS_STATIC)
   set(CMAKE_FIND_LIBRARY_SUFFIXES .a .so)
+  set(CMAKE_CXX_VISIBILITY_PRESET default)
+  target_compile_options(driftless_compile_options INTERFACE
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,${gnu}>:-fno-semantic-interposition;-fno-gnu-unique>")
   target_link_options(driftless_compile_options INTERFACE -static-libstdc++ -Wl,--exclude-libs,ALL)
-  # Debian 12's libstdc++ draws random numbers by a call of glibc 2.36: here by one of 2.25.
+  # Debian 12's libstdc++ gets random numbers from a function of glibc 2.36; this uses one of 2.25.
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/arc4random.cpp CONTENT [[
 #include <unistd.h>
 #include <cstdlib>
@@ -151,7 +156,7 @@ if(NOT DRIFTLESS_WITH_CURL STREQUAL "OFF")
 endif()
 driftless_backend(CURL "${DRIFTLESS_CURL_FOUND}" "no libcurl was found (Debian: libcurl4-openssl-dev)")
 
-# For proofs of a token: the TCP rendezvous of the nccl road.
+# For authentication by a token: the TCP rendezvous of the nccl road.
 if(NOT DRIFTLESS_WITH_OPENSSL STREQUAL "OFF")
   pkg_check_modules(DRIFTLESS_OPENSSL QUIET IMPORTED_TARGET GLOBAL libcrypto)
 endif()
@@ -171,7 +176,7 @@ if(DRIFTLESS_HAS_CURL AND DRIFTLESS_HAS_OPENSSL AND NOT DRIFTLESS_WITH_OBJECT_ST
 endif()
 driftless_backend(OBJECT_STORE "${object_store_usable}" "${object_store_missing}")
 
-# The status server: cpp-httplib, as a library that pkg-config finds or as a header alone.
+# The status server: cpp-httplib, as a library found by pkg-config or header-only.
 if(NOT DRIFTLESS_WITH_HTTPLIB STREQUAL "OFF")
   if(NOT DRIFTLESS_STATIC)
     pkg_check_modules(DRIFTLESS_HTTPLIB QUIET IMPORTED_TARGET GLOBAL cpp-httplib)
@@ -186,20 +191,20 @@ endif()
 driftless_backend(HTTPLIB "${DRIFTLESS_HTTPLIB_FOUND}"
   "no cpp-httplib was found (Debian: libcpp-httplib-dev)")
 
-# Metrics for Prometheus. Its CMake package asks for the libraries of its own server and client, too.
+# Prometheus metrics. Its CMake package also requires the libraries of its own server and client.
 if(NOT DRIFTLESS_WITH_PROMETHEUS STREQUAL "OFF")
   pkg_check_modules(DRIFTLESS_PROMETHEUS QUIET IMPORTED_TARGET GLOBAL prometheus-cpp-core)
 endif()
 driftless_backend(PROMETHEUS "${DRIFTLESS_PROMETHEUS_FOUND}"
   "no prometheus-cpp was found (Debian: prometheus-cpp-dev)")
 
-# CUDA: nvcc and its runtime, statically linked: a machine without a driver runs what was built.
+# CUDA: nvcc and its runtime, statically linked, so that the build also runs without a driver.
 set(DRIFTLESS_CUDA_ARCHITECTURES "80-real;90-real;100-real;120-virtual" CACHE STRING
-  "GPU architectures to compile for; one is enough where nothing is run")
+  "GPU architectures to compile for; one is enough if nothing is run")
 set(cuda_missing "no nvcc was found (CUDA 12.8 or newer)")
 set(cuda_usable FALSE)
 if(DRIFTLESS_SANITIZE OR DRIFTLESS_FUZZ)
-  set(cuda_missing "CUDA parts are not built with sanitizers (compute-sanitizer looks at them)")
+  set(cuda_missing "CUDA parts are not built with sanitizers (compute-sanitizer checks them)")
 elseif(NOT DRIFTLESS_WITH_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   set(CMAKE_CUDA_ARCHITECTURES ${DRIFTLESS_CUDA_ARCHITECTURES})
@@ -208,7 +213,7 @@ elseif(NOT DRIFTLESS_WITH_CUDA STREQUAL "OFF")
     enable_language(CUDA)
     find_package(CUDAToolkit QUIET)
     set(cuda_usable ${CUDAToolkit_FOUND})
-    # CMake 3.25 does not know that nvcc has C++20.
+    # CMake 3.25 does not know that nvcc supports C++20.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
@@ -221,7 +226,7 @@ elseif(NOT DRIFTLESS_WITH_CUDA STREQUAL "OFF")
 endif()
 driftless_backend(CUDA "${cuda_usable}" "${cuda_missing}")
 
-# Its header: the library is loaded when a job needs it (collectives/nccl/nccl_calls.h).
+# Only its header: a job loads the library when it needs it (collectives/nccl/nccl_calls.h).
 set(nccl_missing "no nccl.h was found: set NCCL_ROOT")
 set(nccl_usable FALSE)
 if(NOT DRIFTLESS_HAS_CUDA)
@@ -235,8 +240,8 @@ endif()
 driftless_backend(NCCL "${nccl_usable}" "${nccl_missing}")
 
 
-# The Python module. scikit-build-core names the interpreter; else it is the system's, which also runs
-# the tests. A pybind11 from PyPI tells where its files are.
+# The Python module. scikit-build-core names the interpreter; otherwise it is the system's, which also
+# runs the tests. A pybind11 from PyPI reports its own folder.
 set(python_missing "no Python headers were found (Debian: python3-dev)")
 set(python_usable FALSE)
 if(DRIFTLESS_SANITIZE OR DRIFTLESS_FUZZ)

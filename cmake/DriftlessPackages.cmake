@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Debian packages by CPack, one for each component: `make packages`. dpkg-shlibdeps finds what a package links.
-# MPI, HDF5, NCCL, object stores and the status server are in packages of their own, which the library and the
-# command recommend and load on demand.
+# Debian packages by CPack, one per component: `make packages`. dpkg-shlibdeps finds what a package
+# links. MPI, HDF5, NCCL, object stores and the status server have packages of their own, which the
+# library and the command recommend and load on demand.
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME driftless)
 set(CPACK_PACKAGE_VENDOR Driftless)
@@ -33,7 +33,7 @@ endmacro()
 set(same "(= ${PROJECT_VERSION})")
 set(recommended "")
 set(suggested "")
-# driftless_loaded_package(TARGET COMPONENT PRIORITY DESCRIPTION [fields]): a library that is loaded on demand.
+# driftless_loaded_package(TARGET COMPONENT PRIORITY DESCRIPTION [fields]): a library loaded on demand.
 macro(driftless_loaded_package target component list description)
   if(TARGET ${target})
     string(REPLACE _ - name driftless-${component})
@@ -53,7 +53,7 @@ driftless_loaded_package(driftless_monitor_library monitor recommended
   "Driftless: status server and metrics, loaded on demand")
 driftless_loaded_package(driftless_device_library cuda recommended
   "Driftless: weights on NVIDIA GPUs, loaded on demand; needs the driver")
-# NCCL itself is loaded, too: libnccl2 is in NVIDIA's repository, not in Debian's.
+# NCCL itself is loaded at run time, too: libnccl2 comes from NVIDIA's repository, not from Debian's.
 driftless_loaded_package(driftless_nccl_road_library nccl suggested
   "Driftless: the road over NCCL, loaded on demand" RECOMMENDS libnccl2)
 
@@ -69,7 +69,7 @@ if(TARGET driftless)
     RECOMMENDS ${recommended} SUGGESTS ${suggested})
 endif()
 
-# What driftless::plugin links must be there; what other parts link is recommended (driftlessConfig.cmake.in).
+# Depends on what driftless::plugin links; recommends what other parts link (driftlessConfig.cmake.in).
 set(needed "libdriftless${abi} ${same}" libzstd-dev zlib1g-dev nlohmann-json3-dev libyaml-cpp-dev "pkgconf | pkg-config")
 set(useful "")
 foreach(part CURL:needed:libcurl4-openssl-dev MPI:useful:libopenmpi-dev HDF5:useful:libhdf5-openmpi-dev

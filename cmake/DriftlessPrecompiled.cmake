@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# What nearly every file of the libraries includes of others, read once. A file still names what it
-# uses: the database for clang-tidy has no precompiled headers.
+# The foreign headers that nearly every file includes, precompiled. Each file still includes what it
+# uses: the compile database of clang-tidy has no precompiled headers.
 set(precompiled OFF)
-if(DRIFTLESS_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # others want all flags to be the same
+if(DRIFTLESS_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")  # other compilers require identical flags
   set(precompiled ON)
 endif()
 option(DRIFTLESS_PRECOMPILED "Precompile the headers of the standard library" ${precompiled})
@@ -11,15 +11,15 @@ if(DRIFTLESS_PRECOMPILED)
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/precompiled/empty.cpp CONTENT "")
   add_library(driftless_precompiled OBJECT ${CMAKE_BINARY_DIR}/precompiled/empty.cpp)
   target_link_libraries(driftless_precompiled PRIVATE driftless_compile_options)
-  # No more: to read a larger one takes longer than to compile what is not used of it.
+  # No other headers: reading a larger file takes longer than compiling the few that a source uses.
   target_precompile_headers(driftless_precompiled PRIVATE
     <algorithm> <array> <atomic> <chrono> <cstdint> <cstring> <functional> <map> <memory> <mutex>
     <optional> <span> <string> <string_view> <utility> <vector>)
 endif()
 
-# driftless_reuse_precompiled(DIRECTORY): for every library there and below. Kernels of other instruction
-# sets cannot take them; where other flags do not fit either, the compiler reads the headers themselves.
-# In driftless_hub_tcp g++ 12 then warns of its own std::string.
+# driftless_reuse_precompiled(DIRECTORY): for every library in it. Kernels cannot use it, because they
+# have flags for other instruction sets; if any other flags differ, the compiler reads the headers
+# themselves. In driftless_hub_tcp g++ 12 would warn about its own std::string.
 function(driftless_reuse_precompiled directory)
   if(NOT DRIFTLESS_PRECOMPILED)
     return()

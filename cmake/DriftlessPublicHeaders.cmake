@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-# Run by install(): puts the public headers, and those that they include, into
-# PREFIX/INCLUDE_FOLDER/driftless. Read from the sources each time, so that a header becomes public by being
-# included from one that is, and in no other way. Programs include <driftless/FOLDER/...>, and so do the
-# installed headers: PREFIX/INCLUDE_FOLDER alone is on the path of includes.
+# Run by install(): copies the public headers and all headers that they include into
+# PREFIX/INCLUDE_FOLDER/driftless. The list follows the sources: a header becomes public only by being
+# included from a public one. Programs and installed headers include <driftless/FOLDER/...>, so the
+# include path needs only PREFIX/INCLUDE_FOLDER.
 #
 # SOURCE: the sources of driftless. INCLUDE_FOLDER: below the prefix.
 cmake_policy(VERSION 3.25)
 set(public
   plugin/publish/publisher.h plugin/publish/weight_source.h   # publishing
   plugin/receive/receiver.h plugin/*/*_target.h               # receiving
-  plugin/job/config.h plugin/job/roads.h                      # jobs by their configuration
+  plugin/job/config.h plugin/job/roads.h                      # jobs from a configuration
   collectives/*/*_road.h collectives/shared_fs/hdf5_container.h)
 
 set(waiting "")
 foreach(pattern ${public})
   file(GLOB found RELATIVE ${SOURCE} ${SOURCE}/${pattern})
   if(NOT found)
-    message(FATAL_ERROR "there is no ${pattern}: was it renamed? cmake/DriftlessPublicHeaders.cmake lists it")
+    message(FATAL_ERROR "${pattern} matches no file: if it was renamed, change cmake/DriftlessPublicHeaders.cmake")
   endif()
   list(APPEND waiting ${found})
 endforeach()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# The house: one library per folder ("room"), each seeing only the rooms it may see.
+# One library per folder ("room"). Each may include only the rooms that it lists under SEES.
 #
-# A room's headers are reached through a link made for it alone, <build>/rooms/<room>/<room>, so that an
-# include against the arrows does not compile: the header is not on the include path.
+# A room's headers are reached through a link of its own, <build>/rooms/<room>/<room>. An include of any
+# other room does not compile, because its link is not on the include path.
 
 # driftless_room(NAME SOURCES ... SEES <rooms> LINKS <public libraries> PRIVATE_LINKS <libraries>
-#                BUILD_LINKS <what only the build of the room needs> [NOT_INSTALLED])
+#                BUILD_LINKS <libraries that only the room's own build needs> [NOT_INSTALLED])
 function(driftless_room name)
   cmake_parse_arguments(ROOM "NOT_INSTALLED" "" "SOURCES;SEES;LINKS;PRIVATE_LINKS;BUILD_LINKS" ${ARGN})
   set(target driftless_${name})

@@ -45,6 +45,12 @@ class ForwardingReceiveRoad : public ReceiveRoad {
   }
   [[nodiscard]] Status leave(const Deadline& deadline) override { return road_->leave(deadline); }
   [[nodiscard]] std::string carrier() const override { return road_->carrier(); }
+  [[nodiscard]] bool serves_others() const override { return road_->serves_others(); }
+  [[nodiscard]] Result<std::uint64_t> offer_part(const PublicationId& id, const PartReceipt& part,
+                                                 std::span<const std::byte> bytes,
+                                                 const Deadline& deadline) override {
+    return road_->offer_part(id, part, bytes, deadline);
+  }
 
  protected:
   std::shared_ptr<ReceiveRoad> road_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "collectives/part_ranges.h"
 
-#include <cstdlib>
 #include <limits>
 
 namespace driftless {
@@ -53,15 +52,13 @@ std::vector<MappedFile> RangePlaces::files(const std::string& name,
   return found;
 }
 
-Result<std::shared_ptr<std::byte>> allocate_ranges(const RangePlaces& places,
-                                                   std::string_view what) {
-  // malloc() of nothing may be nothing.
-  auto* const memory = static_cast<std::byte*>(
-      std::malloc(std::max<std::uint64_t>(places.total_bytes(), kRangeAlignment)));
+Result<std::shared_ptr<std::byte>> allocate_ranges(const RangePlaces& places, std::string_view what,
+                                                   KeptMemory* kept) {
+  std::shared_ptr<std::byte> memory = take_memory(kept, places.total_bytes());
   if (memory == nullptr) {
     return error(StatusCode::kNoSpace, what, ": no memory for ", places.total_bytes(), " bytes");
   }
-  return std::shared_ptr<std::byte>(memory, [](std::byte* bytes) { std::free(bytes); });
+  return memory;
 }
 
 }  // namespace driftless

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "collectives/road.h"
+#include "core/kept_memory.h"
 
 namespace driftless {
 
@@ -37,8 +38,10 @@ class RangePlaces {
   std::uint64_t total_bytes_;
 };
 
-// Memory of the process for `places`. kNoSpace, naming `what`.
+// Memory of the process for `places`, from `kept` (null: freed after its use). kNoSpace, naming
+// `what`.
 [[nodiscard]] Result<std::shared_ptr<std::byte>> allocate_ranges(const RangePlaces& places,
-                                                                 std::string_view what);
+                                                                 std::string_view what,
+                                                                 KeptMemory* kept = nullptr);
 
 }  // namespace driftless

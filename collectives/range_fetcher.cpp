@@ -28,11 +28,21 @@ std::uint64_t end_of(const ByteRange& range) { return range.offset + range.size_
 
 class Planner {
  public:
-  Planner(std::span<const WantedPart> wanted, const RangeFetchOptions& options)
+  // `threads` that take share the memory.
+  Planner(std::span<const WantedPart> wanted, const RangeFetchOptions& options, unsigned threads)
       : wanted_(wanted),
         gap_bytes_(options.gap_bytes),
-        batch_bytes_(
-            std::max<std::uint64_t>(options.memory_bytes / std::max(1U, options.workers), 1)) {}
+        batch_bytes_(std::max<std::uint64_t>(options.memory_bytes / threads, 1)) {
+    if (options.takers <= options.workers) return;
+    // Small enough that every thread gets some, large enough that requests do not count.
+    constexpr std::uint64_t kLeastBatchBytes = std::uint64_t{1} << 20;
+    std::uint64_t all = 0;
+    for (const WantedPart& part : wanted) {
+      for (const ByteRange& range : part.ranges) all += range.size_bytes;
+    }
+    const std::uint64_t share = std::max(kLeastBatchBytes, all / threads / 4);
+    batch_bytes_ = std::min(batch_bytes_, share);
+  }
 
   [[nodiscard]] std::vector<Batch> plan() {
     for (std::size_t part = 0; part < wanted_.size(); ++part) plan_part(part);
@@ -92,7 +102,7 @@ class Fetcher {
         options_(options),
         take_(take),
         deadline_(deadline),
-        batches_(Planner(wanted, options).plan()) {}
+        batches_(Planner(wanted, options, takers()).plan()) {}
 
   [[nodiscard]] const std::vector<Batch>& batches() const { return batches_; }
 
@@ -101,9 +111,12 @@ class Fetcher {
  private:
   [[nodiscard]] Status run_at_once() {
     MemoryBudget budget(options_.memory_bytes);
-    return parallel_for(batches_.size(), workers(), [&](std::size_t i, unsigned) -> Status {
+    // Of all threads so many fetch at a time; nobody holds this and waits for memory.
+    MemoryBudget fetching(std::max(1U, options_.workers));
+    return parallel_for(batches_.size(), takers(), [&](std::size_t i, unsigned) -> Status {
       const MemoryBudget::Hold hold(budget, batches_[i].bytes);
-      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<MappedFile> bytes, fetch(batches_[i]));
+      DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<MappedFile> bytes,
+                                 fetch_in_turn(batches_[i], fetching));
       return take_all(batches_[i], bytes);
     });
   }
@@ -120,7 +133,7 @@ class Fetcher {
         bytes += batches_[i].bytes;
       }
       DRIFTLESS_RETURN_IF_ERROR(
-          parallel_for(round.size(), workers(), [&](std::size_t i, unsigned) -> Status {
+          parallel_for(round.size(), takers(), [&](std::size_t i, unsigned) -> Status {
             const std::vector<MappedFile> mine = std::move(round[i]);  // let go when it was taken
             return take_all(batches_[begin + i], mine);
           }));
@@ -129,7 +142,15 @@ class Fetcher {
     return {};
   }
 
-  [[nodiscard]] unsigned workers() const { return std::max(1U, options_.workers); }
+  [[nodiscard]] unsigned takers() const {
+    return std::max({1U, options_.workers, options_.takers});
+  }
+
+  [[nodiscard]] Result<std::vector<MappedFile>> fetch_in_turn(const Batch& batch,
+                                                              MemoryBudget& fetching) {
+    const MemoryBudget::Hold turn(fetching, 1);
+    return fetch(batch);
+  }
 
   [[nodiscard]] Result<std::vector<MappedFile>> fetch(const Batch& batch) {
     const PartReceipt& part = wanted_[batch.part].part;

@@ -11,7 +11,9 @@
 namespace driftless {
 
 struct RangeFetchOptions {
-  unsigned workers = 4;  // threads that fetch, if the road lets several, and take
+  unsigned workers = 4;  // threads that fetch, if the road lets several
+  // Threads that take what was fetched; fewer than `workers` count as so many.
+  unsigned takers = 0;
   // Fetched and not taken yet, by all workers; a range that is larger goes alone.
   std::uint64_t memory_bytes = std::uint64_t{256} << 20;
   // Ranges with at most so many bytes between them are fetched as one: a further request costs more

@@ -126,6 +126,9 @@ class SendRoad {
   // told nothing about its size; kNoSpace from pwrite() where it cannot hold it. All parts must be
   // closed before flush().
   [[nodiscard]] virtual Result<std::unique_ptr<File>> create_part(const std::string& name) = 0;
+  // [all] Whether several parts may be written at a time, each by a thread of its own, while one
+  // thread creates the next. If not, a part is closed before the next one is created.
+  [[nodiscard]] virtual bool writes_at_once() const { return false; }
   // [all] Everything that this rank wrote is where receivers will look for it, and durable where
   // the road is. Returns this rank's parts in the order of their creation. May be a meeting of all
   // ranks, so a rank that fails before calls abort().
@@ -167,6 +170,10 @@ class SendRoad {
   // [all, between flush() and seal() or abort()] The directory that the files of the publication
   // lie in until it appears; empty on roads without files.
   [[nodiscard]] virtual std::string pending_directory() const { return {}; }
+  // [all] Whether a publication in which this rank writes up to `bytes` can be on the road, however
+  // empty that is. Not ok: the message names the setting that is too small. A road with a bounded
+  // number of bytes for versions refuses here, before the first one.
+  [[nodiscard]] virtual Status check_version_size(std::uint64_t /*bytes*/) { return {}; }
   // [all] What opening the road did that its user should know.
   [[nodiscard]] virtual std::vector<std::string> notes() const { return {}; }
   // [all] Null: this road has none.
@@ -227,6 +234,17 @@ class ReceiveRoad {
   // has closed its road: it keeps nothing any more. One that is there is waited for; where it has
   // died without a word a road that needs its answer ends with kDeadlineExceeded.
   [[nodiscard]] virtual Status leave(const Deadline& deadline) = 0;
+  // Whether this receiver serves others, now, and so has a use for offer_part().
+  [[nodiscard]] virtual bool serves_others() const { return false; }
+  // The bytes of a part, all of them, as the caller made them. The road keeps what it can prove to
+  // be the part's, within its bounds, and serves it to other receivers. Returns how many bytes it
+  // keeps.
+  [[nodiscard]] virtual Result<std::uint64_t> offer_part(const PublicationId& /*id*/,
+                                                         const PartReceipt& /*part*/,
+                                                         std::span<const std::byte> /*bytes*/,
+                                                         const Deadline& /*deadline*/) {
+    return std::uint64_t{0};
+  }
   // How the last bytes of parts came, on a road that has several ways: "shm", "tcp". Empty: there
   // is one, or nothing came yet.
   [[nodiscard]] virtual std::string carrier() const { return {}; }

@@ -7,8 +7,8 @@
 namespace driftless {
 namespace {
 
-// The tensor's shape in units: packed elements count in the last dimension. Nothing if a row of
-// them does not fill its bytes.
+// The tensor's shape in units: in the last dimension several packed elements make one unit. Nothing
+// if a row of packed elements does not fill its last byte.
 std::optional<std::vector<std::uint64_t>> shape_in_units(const TensorSpec& tensor) {
   std::vector<std::uint64_t> shape = tensor.shape;
   const unsigned bits = info(tensor.dtype).bits;
@@ -49,8 +49,8 @@ bool has(const TensorBox& box, const std::vector<std::uint64_t>& at) {
   return true;
 }
 
-// The first element, in row-major order, that no box has: all its coordinates are 0 or the end of a
-// box.
+// The first element, in row-major order, that lies in no box: each of its coordinates is 0 or the
+// end of a box.
 std::vector<std::uint64_t> first_hole(const TensorSpec& tensor, std::span<const TensorBox> boxes) {
   const std::size_t dims = tensor.shape.size();
   std::vector<std::set<std::uint64_t>> ends(dims);
@@ -110,7 +110,7 @@ Result<BlockPlace> place_of(const TensorSpec& tensor, const TensorBox& box) {
     if (place.dims == 0 && place.run == stride) {
       place.run *= sizes[d];
     } else if (sizes[d] > 1) {
-      // Kept in ascending strides until all are known.
+      // In ascending strides until all dimensions are known.
       BlockPlace::Dim* const outer = place.dims > 0 ? &place.dim[place.dims - 1] : nullptr;
       if (outer != nullptr && outer->size * outer->stride == stride) {
         outer->size *= sizes[d];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks: parts of tensors, cut along any of their dimensions. What a rank publishes, and what an
-// entry of a frame is of.
+// Blocks: rectangular parts of tensors, cut along any of their dimensions. A rank publishes blocks,
+// and each entry of a frame describes one.
 #pragma once
 
 #include <compare>
@@ -24,7 +24,7 @@ struct TensorBox {
   friend auto operator<=>(const TensorBox&, const TensorBox&) = default;
 };
 
-// A box of a certain tensor, found good.
+// A box that was checked against its tensor.
 struct TensorBlock {
   std::uint32_t tensor = 0;  // index in the layout
   TensorBox box;             // not whole
@@ -32,20 +32,19 @@ struct TensorBlock {
 
   // kCorrupt, naming the tensor and the dimension, if the box is not inside the tensor, is empty,
   // or cuts a byte of packed elements; kUnsupported if it is cut along more dimensions than
-  // BlockPlace has. A box that is whole, or that has all of the tensor, is refused, too: it is no
-  // block.
+  // BlockPlace has. A box that covers the whole tensor is refused, too: it is no block.
   [[nodiscard]] static Result<TensorBlock> make(std::uint32_t tensor, const TensorSpec& spec,
                                                 TensorBox box);
 };
 
-// Where the units of a box lie that may be whole.
+// Where the units of the box lie in the tensor. The box may be whole.
 [[nodiscard]] Result<BlockPlace> place_of(const TensorSpec& tensor, const TensorBox& box);
 
 // Whether two boxes of one tensor have an element in common.
 [[nodiscard]] bool overlap(const TensorBox& a, const TensorBox& b);
 
-// Ok if the boxes have every element of the tensor once. kInvalidArgument, naming the first
-// elements that are there twice, or in none. O(boxes^2).
+// Ok if every element of the tensor lies in exactly one box. kInvalidArgument, naming the first
+// elements that lie in two boxes or in none. O(boxes^2).
 [[nodiscard]] Status check_covers(const TensorSpec& tensor, std::span<const TensorBox> boxes);
 
 }  // namespace driftless

@@ -30,7 +30,7 @@ struct BlockPlace {
 
   // Whether its units adjoin in the tensor.
   [[nodiscard]] constexpr bool contiguous() const { return dims == 0; }
-  // The tensor's unit with which run number `number` begins.
+  // The first unit, counted in the tensor, of run `number`.
   [[nodiscard]] constexpr std::uint64_t run_begin(std::uint64_t number) const {
     std::uint64_t at = first;
     for (std::uint32_t d = dims; d-- > 0;) {
@@ -39,7 +39,7 @@ struct BlockPlace {
     }
     return at;
   }
-  // The tensor's unit that is the block's unit `unit`.
+  // The position in the tensor of the block's unit `unit`.
   [[nodiscard]] constexpr std::uint64_t at(std::uint64_t unit) const {
     return dims == 0 ? first + unit : run_begin(unit / run) + unit % run;
   }

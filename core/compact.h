@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model behind the encoding `compact` (docs/formats/compact.md): what formats stores and
-// kernels codes with. A change is coded given the class of its unit's old value, which both sides
-// hold: sign apart, the exponent.
+// The model behind the encoding `compact` (docs/formats/compact.md). The formats store its tables,
+// the kernels code with them. Each change is coded with the statistics of its class: the exponent
+// of the unit's old value, which both sides hold.
 #pragma once
 
 #include <array>
@@ -14,21 +14,22 @@
 
 namespace driftless {
 
-// Units that are coded by themselves. Of one byte more of them: their changes are rarer, and a tile
-// costs 5 bytes whatever is in it.
+// Each tile is coded independently. Tiles of one-byte units hold more of them: their changes are
+// rarer, and a tile costs 5 bytes whatever it holds.
 inline constexpr std::uint32_t kCompactTileUnits = 16384;
 inline constexpr std::uint32_t kCompactByteTileUnits = 65536;
 [[nodiscard]] constexpr std::uint32_t compact_tile_units(unsigned unit_bytes) {
   return unit_bytes == 1 ? kCompactByteTileUnits : kCompactTileUnits;
 }
-inline constexpr std::size_t kCompactClasses = 256;        // at most, by the bits of an exponent
+inline constexpr std::size_t kCompactClasses = 256;  // at most, by the bits of an exponent
 inline constexpr std::uint32_t kMaxCompactHazard = 65535;
-// How far a value went: symbols 0 to 60 are distances of magnitudes, the last one another sign.
+// How far a value moved: symbols 0 to 60 are distances of magnitudes; the last symbol is a change
+// of sign.
 inline constexpr std::size_t kCompactStepSymbols = 62;
 inline constexpr unsigned kCompactSignFlip = kCompactStepSymbols - 1;
-inline constexpr unsigned kCompactStepScale = 256;  // what the weights of a class sum up to
+inline constexpr unsigned kCompactStepScale = 256;  // the sum of the weights of a class
 
-// Where a float's bits lie: sign, exponent, mantissa from the top.
+// The bit fields of a float, from the top: sign, exponent, mantissa.
 struct CompactFields {
   unsigned unit_bytes = 2;
   unsigned mantissa_bits = 7;
@@ -51,10 +52,10 @@ struct CompactFields {
   }
   friend bool operator==(const CompactFields&, const CompactFields&) = default;
 };
-// Of the floats of 8, 16 and 32 bits with a sign; nothing for other types.
+// For signed floats of 8, 16 and 32 bits; nothing for other types.
 [[nodiscard]] std::optional<CompactFields> compact_fields(DType dtype);
 
-// The steps of the changes of a class: weights of the symbols, as sums.
+// How the changes of a class are distributed over the symbols, as cumulative weights.
 struct CompactSteps {
   std::array<std::uint16_t, kCompactStepSymbols + 1> starts{};  // of symbol s: starts[s + 1] - [s]
   std::array<std::uint8_t, kCompactStepScale> symbols{};        // by place below the scale
@@ -86,7 +87,7 @@ struct CompactTile {
   friend bool operator==(const CompactTile&, const CompactTile&) = default;
 };
 
-// What a table is made from. Sums over any number of tensors.
+// The counts from which a table is built, summed over any number of tensors.
 struct CompactCounts {
   std::array<std::uint64_t, kCompactClasses> units{};  // all of them, changed or not
   std::array<std::uint64_t, kCompactClasses> changes{};

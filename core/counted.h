@@ -10,7 +10,7 @@
 
 namespace driftless {
 
-// "0 versions", "1 version", "2 versions". `plural`: of nouns that take more than an "s".
+// "0 versions", "1 version", "2 versions". `plural`: for nouns that take more than an "s".
 [[nodiscard]] inline std::string counted(std::uint64_t count, std::string_view noun,
                                          std::string_view plural = {}) {
   if (count != 1 && !plural.empty()) return concat(count, " ", plural);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every file that calls libcurl needs around its handles. Only where libcurl is; what else
-// goes over them is the caller's.
+// Owners and common options of libcurl's handles, for every file that calls libcurl. Included only
+// if libcurl was found.
 #pragma once
 
 #include <curl/curl.h>
@@ -13,8 +13,8 @@
 
 namespace driftless {
 
-// Once for the process: it is libcurl's own global state, and never given back, since others in the
-// process may use it, too.
+// Initializes libcurl's global state, once per process. It is never released: other code of the
+// process may use libcurl, too.
 [[nodiscard]] inline Status init_curl() {
   static const CURLcode code = curl_global_init(CURL_GLOBAL_DEFAULT);
   if (code == CURLE_OK) return {};
@@ -48,8 +48,7 @@ void set_curl(CURL* easy, bool& ok, CURLoption option, T value) {
   ok = ok && curl_easy_setopt(easy, option, value) == CURLE_OK;
 }
 
-// The system's CA bundle, if libcurl was built without knowing where it is, as wheels have it; else
-// null: libcurl knows.
+// The path of the system's CA bundle if libcurl has none built in, as in wheels; null if it has.
 inline const char* system_ca_file() {
   static const char* const found = []() -> const char* {
     const curl_version_info_data* const built = curl_version_info(CURLVERSION_NOW);
@@ -64,7 +63,8 @@ inline const char* system_ca_file() {
   return found;
 }
 
-// Of every call: no other protocol, no redirections, no signals, which threads would share.
+// The options of every call: no other protocol, no redirections, and no signals, because threads
+// would share them.
 inline void set_curl_common(CURL* easy, bool& ok) {
 #if LIBCURL_VERSION_NUM >= 0x075500
   set_curl(easy, ok, CURLOPT_PROTOCOLS_STR, "http,https");

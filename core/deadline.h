@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deadline and Backoff: how Driftless waits. Every wait ends; clocks of the calendar play no part.
-// Time is that of the calling thread's Environment.
+// Deadline and Backoff: how Driftless waits. Every wait ends. The time is the monotonic clock of
+// the calling thread's Environment, never the calendar's.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,9 @@ class Deadline {
   [[nodiscard]] static Deadline after(std::chrono::milliseconds wait);
   // The earlier of this one and `wait` from now.
   [[nodiscard]] Deadline sooner(std::chrono::milliseconds wait) const;
-  // The same, and over once `stopped` says so: a signal came, say. A wait that sleeps by Backoff
-  // ends within a fifth of a second; others notice it at their next look.
+  // The same deadline, which is also over once `stopped` returns true, after a signal for example.
+  // A wait that sleeps by Backoff then ends within a fifth of a second; other waits end when they
+  // next check the deadline.
   [[nodiscard]] Deadline unless(bool (*is_stopped)()) const;
 
   [[nodiscard]] bool expired() const { return stopped() || Clock::now() >= at_; }
@@ -32,7 +33,8 @@ class Deadline {
   // Never negative.
   [[nodiscard]] std::chrono::milliseconds remaining() const;
   [[nodiscard]] Clock::time_point at() const { return at_; }
-  // Ok before it; after it kDeadlineExceeded: "<what>: gave up after 5000 ms", or "stopped".
+  // Ok before the deadline; afterwards kDeadlineExceeded: "<what>: gave up after 5000 ms", or
+  // "stopped".
   [[nodiscard]] Status check(std::string_view what) const;
 
  private:
@@ -42,12 +44,12 @@ class Deadline {
   bool (*stopped_)() = nullptr;  // null: nothing stops it
 };
 
-// Sleeps between two looks at something: shortly at first, then twice as long each time.
+// Sleeps between two checks of a condition: briefly at first, then twice as long each time.
 class Backoff {
  public:
   Backoff(std::chrono::microseconds first, std::chrono::microseconds longest)
       : next_(first), first_(first), longest_(longest) {}
-  // Sleeps, never past the deadline; false if it is over already.
+  // Sleeps, but never past the deadline; false if the deadline is over already.
   bool sleep(const Deadline& deadline);
   void reset() { next_ = first_; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeltaView: the changed units of one stretch of one tensor. The only thing that formats and
-// kernels both know.
+// DeltaView: the changed units of one stretch of one tensor. Formats and kernels share nothing
+// else.
 #pragma once
 
 #include <cstddef>

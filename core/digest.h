@@ -64,7 +64,7 @@ struct Digest {
 [[nodiscard]] std::string to_hex(const Digest& digest);
 [[nodiscard]] Result<Digest> digest_from_hex(std::string_view text);
 
-// Stands for the tensor in block_key(): made from its name once, then passed by value.
+// Identifies a tensor in block_key(): computed once from its name, then passed by value.
 struct DigestTensorKey {
   Hash128 name_hash;
   bool operator==(const DigestTensorKey&) const = default;

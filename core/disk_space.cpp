@@ -16,7 +16,7 @@ struct Kind {
   std::uint32_t magic;
   const char* name;
 };
-// statfs(2) and the file systems' own headers.
+// The numbers are those of statfs(2) and of the file systems' own headers.
 constexpr Kind kKinds[] = {
     {0x6969, "nfs"},        {0x0BD00BD0, "lustre"},  {0x47504653, "gpfs"}, {0x00C36400, "ceph"},
     {0x19830326, "beegfs"}, {0xFF534D42, "cifs"},    {0xFE534D42, "smb2"}, {0x65735546, "fuse"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The room on a file system and its kind, for checks before a run. Any thread.
+// The free space and the kind of a file system, for checks before a run. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct DiskSpace {
   std::uint64_t total_bytes = 0;  // 0: the file system does not report it
   std::string kind;               // "nfs", "lustre", "tmpfs", ...; "0x1234" if it is not known
 };
-// Of the file system that `path` lies on, which is there.
+// Examines the file system that holds `path`, which must exist.
 [[nodiscard]] Result<DiskSpace> disk_space(const std::string& path);
 
 // Rounded down to whole GiB, MiB or KiB, at least ten of them: "12GiB", "9728MiB".

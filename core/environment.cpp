@@ -26,7 +26,7 @@ class SystemEnvironment final : public Environment {
   void say(std::string_view line) override { process_log().warning(line); }
 };
 
-// Null: the system's.
+// Null: the thread uses the system's environment.
 thread_local Environment* replacement = nullptr;
 
 }  // namespace

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Environment: time, threads, random ids and lines for people, as the code of this library sees
-// them.
+// Environment: the source of time, threads and random ids for this library, and the sink of its log
+// lines.
 //
-// The operating system's by default. A test may replace it for one thread, so that a simulation
-// decides how time passes and every run of it is the same (tests/sim). Nothing else replaces it,
-// and no other thread sees the replacement.
+// By default these are the operating system's. A test may replace the environment of one thread, so
+// that a simulation decides how time passes and each of its runs is the same (tests/sim). Nothing
+// else replaces it, and no other thread sees the replacement.
 #pragma once
 
 #include <algorithm>
@@ -26,23 +26,23 @@ class Environment {
   // Monotonic.
   [[nodiscard]] virtual TimePoint now() = 0;
   virtual void sleep_until(TimePoint when) = 0;
-  // False: whatever would run on threads of its own is done by the caller, and nobody can notify a
+  // False: work that would run on other threads runs on the caller's, and nobody can notify a
   // condition variable while the caller waits for it.
   [[nodiscard]] virtual bool has_threads() const = 0;
-  // Runs `body` beside the caller, on a thread. What is returned waits for its end, and is to be
-  // called once. Throws std::system_error if there is no thread to be had.
+  // Runs `body` on a new thread. The function that is returned waits for its end; call it exactly
+  // once. Throws std::system_error if the system refuses a thread.
   [[nodiscard]] virtual std::function<void()> start(std::function<void()> body);
   // 128 random bits.
   [[nodiscard]] virtual Hash128 random() = 0;
-  // One line for whoever watches the process. The system's goes to stderr.
+  // Writes one line for the operator. The system's environment writes to stderr.
   virtual void say(std::string_view /*line*/) {}
 };
 
-// The calling thread's.
+// The environment of the calling thread.
 [[nodiscard]] Environment& environment();
 
-// Replaces the calling thread's environment until it is destroyed, on the same thread. `instead`
-// outlives it.
+// Replaces the environment of the calling thread until this object is destroyed, on the same
+// thread. `instead` outlives this object.
 class EnvironmentScope {
  public:
   explicit EnvironmentScope(Environment& instead);
@@ -54,7 +54,7 @@ class EnvironmentScope {
   Environment* before_;
 };
 
-// condition_variable::wait_until() in the time of this thread's environment.
+// condition_variable::wait_until() by the clock of this thread's environment.
 template <typename Ready>
 bool wait_until(std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
                 Environment::TimePoint end, const Ready& ready) {

@@ -24,7 +24,7 @@ namespace driftless {
 class File {
  public:
   virtual ~File() = default;
-  // Writes all of `bytes` at `offset`, whatever the number of system calls it takes.
+  // Writes all of `bytes` at `offset`, with as many system calls as that takes.
   [[nodiscard]] virtual Status pwrite(std::uint64_t offset, std::span<const std::byte> bytes) = 0;
   // Fills all of `bytes`; kCorrupt if the file ends before.
   [[nodiscard]] virtual Status pread(std::uint64_t offset, std::span<std::byte> bytes) = 0;
@@ -33,9 +33,9 @@ class File {
   [[nodiscard]] virtual const std::string& path() const = 0;
 };
 
-// Which file it is, whatever its name: two names with the same identity are one file. All zero: not
-// known. Meaningful while the file is open or mapped; the number of one that is gone may be used
-// again.
+// Identifies a file independently of its name: two names with the same identity are one file. All
+// zero: not known. Valid while the file is open or mapped; the system may give the number of a
+// removed file to another one.
 struct FileIdentity {
   std::uint64_t device = 0;
   std::uint64_t number = 0;  // of the inode
@@ -43,35 +43,35 @@ struct FileIdentity {
   friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
 };
 
-// A file's content, mapped or held: a read-only mapping, or bytes in memory that an owner keeps.
-// Somebody who truncates a file while it is mapped ends the process (SIGBUS): the files of a
-// version are immutable, and a checkpoint is locked while patched.
+// The content of a file: a read-only mapping, or bytes in memory that an owner keeps. If another
+// process truncates a mapped file, this process ends by SIGBUS. To prevent that, the files of a
+// version are immutable, and a checkpoint is locked while it is patched.
 class MappedFile {
  public:
   MappedFile() = default;
   // Takes over a mapping of the whole file, and unmaps it.
   MappedFile(std::string path, const std::byte* data, std::uint64_t size,
              const FileIdentity& identity = {});
-  // Content that `owner` keeps valid and unchanged for as long as it lives. The path only names it.
+  // Bytes that `owner` keeps valid and unchanged while it lives. `path` serves only as their name.
   MappedFile(std::string path, std::shared_ptr<const void> owner, std::span<const std::byte> bytes,
              MemoryKind kind = MemoryKind::kHost);
 
-  // Empty once moved from.
+  // Empty after a move.
   [[nodiscard]] std::span<const std::byte> bytes() const {
     return {data_.get(), data_ == nullptr ? 0 : size_};
   }
   [[nodiscard]] const std::string& path() const { return path_; }
-  // Whether bytes() are a mapping, which whoever writes into the file changes, at any time.
+  // Whether bytes() are a mapping. A mapping changes whenever another process writes to the file.
   [[nodiscard]] bool mapped() const { return mapped_; }
-  // Of the mapped file; the path may name another one by now.
+  // The identity of the mapped file; its path may name another file by now.
   [[nodiscard]] const FileIdentity& identity() const { return identity_; }
-  // Where bytes() are; kDevice only from roads that were asked for it.
+  // The memory that holds bytes(); kDevice only from roads that were asked for it.
   [[nodiscard]] MemoryKind memory_kind() const { return kind_; }
-  // The bytes from `offset` on, which lie within it; they keep the whole valid.
+  // A slice that begins at `offset`, within the content. It keeps the whole content valid.
   [[nodiscard]] MappedFile slice(std::uint64_t offset, std::uint64_t size) const;
-  // Tells the kernel that these bytes will not be needed soon, so that a sweep over a checkpoint
-  // larger than memory does not push everything else out. Nothing if the content is held. Not of
-  // a slice.
+  // Advises the kernel that these bytes will not be needed soon, so that reading a checkpoint
+  // larger than memory does not evict everything else. Does nothing if the content is held in
+  // memory. Not for slices.
   void forget(std::uint64_t offset, std::uint64_t size) const;
 
  private:
@@ -83,13 +83,13 @@ class MappedFile {
   FileIdentity identity_;
 };
 
-// Held until destroyed; released by the kernel when the process dies.
+// A lock that is held until this object is destroyed; the kernel releases it when the process dies.
 class FileLock {
  public:
   virtual ~FileLock() = default;
-  // False once the lock's path names another file, or none: somebody removed it, and another
-  // process may hold a lock by the same name. A process that was stopped for a while asks before it
-  // goes on. Any failure: nobody can say.
+  // False once the path of the lock names another file or none: somebody removed it, and another
+  // process may hold a lock by the same name. A process that was suspended calls this before it
+  // continues. After a failure the state is unknown.
   [[nodiscard]] virtual Result<bool> held() = 0;
 };
 
@@ -113,7 +113,7 @@ class FileSystem {
   [[nodiscard]] virtual Result<std::unique_ptr<File>> create(const std::string& path) = 0;
   // An existing regular file, to be read and written in place.
   [[nodiscard]] virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
-  // The same, to be read only: also if the file is not ours to write.
+  // The same, read-only: works without permission to write.
   [[nodiscard]] virtual Result<std::unique_ptr<File>> open_to_read(const std::string& path) {
     return open(path);
   }
@@ -143,18 +143,19 @@ class FileSystem {
 [[nodiscard]] std::string join_path(std::string_view directory, std::string_view name);
 // A plain name: not empty, not "." or "..", without '/' or control characters. kCorrupt otherwise.
 [[nodiscard]] Status check_file_name(std::string_view name);
-// True where something is at `path`.
+// True if anything exists at `path`.
 [[nodiscard]] bool exists(FileSystem& fs, const std::string& path);
-// A directory and its parents, as `mkdir -p` makes them. Ok if it is there.
+// Makes a directory and its parents, as `mkdir -p` does. Ok if it exists.
 [[nodiscard]] Status make_directories(FileSystem& fs, const std::string& path);
-// The whole of a small file; kCorrupt if it is longer than `max_bytes`.
+// Reads a small file whole; kCorrupt if it is longer than `max_bytes`.
 [[nodiscard]] Result<std::string> read_text(FileSystem& fs, const std::string& path,
                                             std::uint64_t max_bytes);
-// A new file with this content, synced.
+// Writes a new file with this content, and syncs it.
 [[nodiscard]] Status write_text(FileSystem& fs, const std::string& path, std::string_view text);
-// The same in place of an existing file: at every moment either the old content or the new one.
+// Replaces a file: a reader sees the old content or the new one, never a mixture.
 [[nodiscard]] Status replace_text(FileSystem& fs, const std::string& path, std::string_view text);
-// A directory and all in it; symbolic links are removed, not followed. Ok if nothing is there.
+// Removes a directory and its content; symbolic links are removed, not followed. Ok if it is
+// missing.
 [[nodiscard]] Status remove_tree(FileSystem& fs, const std::string& path);
 // Fails if a file or directory is a symbolic link that leads out of `directory`.
 [[nodiscard]] Status check_inside(FileSystem& fs, const std::string& directory,

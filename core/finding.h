@@ -9,7 +9,7 @@
 
 namespace driftless {
 
-// kSkip: the check does not apply, or what it looks at is not there and nothing needs it.
+// kSkip: the check does not apply, or its subject is missing and nothing needs it.
 enum class FindingState : unsigned char { kOk, kWarn, kFail, kSkip };
 
 struct Finding {
@@ -29,7 +29,7 @@ struct Finding {
   return "?";
 }
 
-// What a call that failed amounts to.
+// The finding for a call that failed.
 [[nodiscard]] inline Finding failed(std::string_view check, const Status& status,
                                     std::string_view next) {
   return {std::string(check), FindingState::kFail, status.to_string(), std::string(next)};

@@ -6,7 +6,7 @@
 
 namespace driftless {
 
-// Empty if the system does not tell it.
+// Empty if the system does not report it.
 [[nodiscard]] std::string host_name();
 
 }  // namespace driftless

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kNames = {"none",     "mpirun", "srun",
                                                     "torchrun", "ray",    "variables"};
-// Steps from here on are not srun's: a batch script, an interactive shell.
+// Step ids from here on belong to batch scripts and interactive shells, not to srun.
 constexpr unsigned kFirstSpecialStep = 0xffff'fff0;
 
 class Reader {
@@ -89,12 +89,12 @@ class Reader {
     return has("RANK") && has("WORLD_SIZE") ? Launcher::kVariables : Launcher::kNone;
   }
 
-  // A shell of salloc and the script of sbatch have some of these variables, and are no tasks.
+  // A shell under salloc and the script of sbatch have some of these variables without being tasks.
   [[nodiscard]] bool is_task_of_srun() {
     const std::optional<unsigned> step = number("SLURM_STEP_ID");
     return has("SLURM_PROCID") && step && *step < kFirstSpecialStep;
   }
-  // Whether this step of srun has PMI: what an outer launcher left names another one.
+  // Whether this step of srun has PMI. Variables that an outer launcher left name another step.
   [[nodiscard]] bool has_own_pmi() const {
     const std::string step = concat(text("SLURM_JOB_ID"), ".", text("SLURM_STEP_ID"));
     return (has("PMIX_RANK") && text("PMIX_NAMESPACE") == "slurm.pmix." + step) ||
@@ -111,7 +111,7 @@ class Reader {
     all_ = launch.world;
     choose_part(launch);
   }
-  // "2 1": mpirun -n 2 trainer : -n 1 rollout. OMPI_FIRST_RANKS would say it, and is wrong in 4.1.
+  // "2 1": mpirun -n 2 trainer : -n 1 rollout. OMPI_FIRST_RANKS has it, too, but is wrong in 4.1.
   void choose_part(Launch& launch) const {
     std::istringstream counts(text("OMPI_APP_CTX_NUM_PROCS"));
     std::vector<unsigned> parts;
@@ -146,9 +146,9 @@ class Reader {
     launch.local_rank = number_or("LOCAL_RANK", 0);
   }
 
-  // A task that starts several processes tells them their ranks: they are more than there are
-  // tasks, and MPI knows nothing of them. An engine in a task may have a world of its own, which is
-  // smaller, and says nothing of the job.
+  // A task may start several processes and give them ranks: then there are more ranks than tasks,
+  // and MPI does not know them. An engine in a task may have a smaller world of its own, which does
+  // not describe the job.
   void compare_variables(Launch& launch) {
     if (launch.launcher != Launcher::kMpirun && launch.launcher != Launcher::kSrun) return;
     const std::optional<unsigned> rank = number("RANK");

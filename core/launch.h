@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launch: which launcher started this process, and the place among the others that it gave it.
+// Launch: which launcher started this process, with which rank and world size.
 //
 // Launchers leave variables in the environment, and whatever a process starts inherits them. If
 // several launchers left theirs, the innermost one counts: torchrun in a task of srun, mpirun in an
@@ -23,15 +23,15 @@ enum class Launcher : unsigned char { kNone, kMpirun, kSrun, kTorchrun, kRay, kV
 
 struct Launch {
   Launcher launcher = Launcher::kNone;
-  bool mpi = false;         // the processes find each other by MPI
-  unsigned rank = 0;        // among the `world`
-  unsigned world = 1;       // 0: the launcher does not say; of mpirun, one part of its command line
-  unsigned local_rank = 0;  // among all that it started on this host
-  std::string address = {};  // the host of rank 0; empty: the launcher does not say
-  std::string attempt = {};  // another one for each start of the job; empty: it does not say
+  bool mpi = false;          // the processes find each other by MPI
+  unsigned rank = 0;         // in `world`
+  unsigned world = 1;        // 0: not known; under mpirun, one part of its command line
+  unsigned local_rank = 0;   // among all processes that it started on this host
+  std::string address = {};  // the host of rank 0; empty: not known
+  std::string attempt = {};  // differs between starts of the job; empty: not known
 };
 
-// What the caller says instead. A rank comes with its world.
+// Values that the caller sets in place of the launcher's. A rank needs its world, too.
 struct LaunchNames {
   std::optional<std::string> launcher = {};
   std::optional<unsigned> rank = {}, world = {}, local_rank = {};
@@ -41,11 +41,11 @@ struct LaunchNames {
 // The value of a variable, if it is set.
 using Variables = std::function<std::optional<std::string>(const char* name)>;
 
-// Pure over its arguments. `parent`: the id of the parent process; a worker of Ray is known by it.
-// kInvalidArgument names the variables that contradict each other, or that are no numbers.
+// Depends on its arguments alone. `parent`: the id of the parent process, by which a worker of Ray
+// is recognized. kInvalidArgument names the variables that contradict each other or are no numbers.
 [[nodiscard]] Result<Launch> read_launch(const Variables& variables, long parent,
                                          const LaunchNames& names = {});
-// Of this process.
+// The launch of this process.
 [[nodiscard]] Result<Launch> launch_of_process(const LaunchNames& names = {});
 
 // "gpu[03-05,7]x,other": the first host of a list as Slurm writes it, "gpu03x".

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tensors a policy has: TensorSpec, TensorView, and WeightLayout with its signature.
+// The tensors of a policy: TensorSpec, TensorView, and WeightLayout with its signature.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace driftless {
 
-// Name, type and shape of one tensor. Built by make(), which refuses what cannot be addressed.
+// Name, type and shape of one tensor. make() refuses a tensor that cannot be addressed.
 struct TensorSpec {
   std::string name;
   DType dtype = DType::kU8;
@@ -51,7 +51,7 @@ struct TensorView {
 class WeightLayout {
  public:
   WeightLayout() = default;
-  // Sorts; kCorrupt for two tensors of one name, and if the bytes of all reach 2^63.
+  // Sorts the tensors. kCorrupt if two have the same name, or if all together reach 2^63 bytes.
   [[nodiscard]] static Result<WeightLayout> make(std::vector<TensorSpec> tensors);
 
   [[nodiscard]] std::span<const TensorSpec> tensors() const { return tensors_; }
@@ -68,7 +68,7 @@ class WeightLayout {
   // `ours` and `theirs` as the words for the two sides.
   [[nodiscard]] Status check_same(const WeightLayout& other, std::string_view ours,
                                   std::string_view theirs) const;
-  // The same, if there may be more tensors here.
+  // The same, but this layout may hold more tensors.
   [[nodiscard]] Status check_has(const WeightLayout& other, std::string_view ours,
                                  std::string_view theirs) const;
 

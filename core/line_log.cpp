@@ -36,8 +36,8 @@ Character first_character(std::string_view text) {
   return {code, bytes};
 }
 
-// Control characters, and those that nobody sees or that turn the direction of text: a name with
-// them could pose as another. The page (page.html) has the same list.
+// Control characters, and characters that are invisible or turn the direction of text: a name that
+// holds them could look like another name. The page (page.html) has the same list.
 bool is_hidden(char32_t code) {
   struct Range {
     char32_t first, last;
@@ -60,7 +60,7 @@ std::string code_of(const Character& character, std::string_view bytes) {
   return text.data();
 }
 
-// At once: other processes write there, too.
+// One write() per line: other processes write to the same place.
 void write_to(std::FILE* file, std::string_view line) {
   std::fwrite(line.data(), 1, line.size(), file);
   std::fflush(file);
@@ -135,7 +135,7 @@ void LineLog::write(std::string_view line, const Moment& now) {
   write_(concat(utc_text(now.utc), " driftless", name_, ": ", line, "\n"));
 }
 
-// A line that was not repeated keeps its place in time, and so goes out of the list.
+// A line that was not repeated keeps its time and therefore drops out of the list.
 void LineLog::write_count(Recent& recent, const Moment& now) {
   if (recent.repeats == 0) return;
   const auto past = std::chrono::round<std::chrono::seconds>(now.steady - recent.since);

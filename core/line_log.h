@@ -19,7 +19,7 @@ namespace driftless {
 class LineLog {
  public:
   static constexpr std::chrono::seconds kWindow{30};
-  static constexpr std::size_t kMostRecent = 64;  // lines that are compared with
+  static constexpr std::size_t kMostRecent = 64;  // lines that a new one is compared with
 
   struct Moment {
     std::chrono::steady_clock::time_point steady;
@@ -28,7 +28,7 @@ class LineLog {
       return {std::chrono::steady_clock::now(), std::chrono::system_clock::now()};
     }
   };
-  // Gets a line with its end; one call at a time.
+  // Receives a line with its newline; one call at a time.
   using Write = std::function<void(std::string_view)>;
 
   explicit LineLog(Write write) : write_(std::move(write)) {}
@@ -36,13 +36,13 @@ class LineLog {
   void set_name(std::string_view name);
   // As one_line() shows it.
   void add(std::string_view line, const Moment& now);
-  // Writes the counts that are left.
+  // Writes the counts that are not written yet.
   void flush(const Moment& now);
 
  private:
   struct Recent {
     std::string line;
-    std::chrono::steady_clock::time_point since;  // it was written last
+    std::chrono::steady_clock::time_point since;  // when it was last written
     unsigned repeats = 0;                         // since then
   };
   void write(std::string_view line, const Moment& now);
@@ -57,7 +57,7 @@ class LineLog {
 // The log of this process. Environment::say() writes its warnings. Any thread.
 class ProcessLog {
  public:
-  // To stderr; and, of the usual course of things, to stdout.
+  // Warnings go to stderr, progress goes to stdout.
   void warning(std::string_view line) { warnings_.add(line, LineLog::Moment::now()); }
   void event(std::string_view line) { events_.add(line, LineLog::Moment::now()); }
   void set_name(std::string_view name);
@@ -69,17 +69,17 @@ class ProcessLog {
   LineLog warnings_, events_;
 };
 [[nodiscard]] ProcessLog& process_log();
-// From now on process_log() is `log`: a library that was loaded has code of its own, and writes to
-// the log of who loaded it. Before any line.
+// Makes `log` the process_log() from now on. A library that is loaded at run time has its own copy
+// of this code; with this call it writes to the log of its loader. Call it before any line is
+// written.
 void use_process_log(ProcessLog& log);
 
-// `text` as people may be shown it, on one line: control characters, which could break a line or
-// drive a terminal, and characters that are invisible or turn the direction of text are shown by
-// their code, as \u202e; bytes that are not UTF-8 as \x9b; ends of lines are spaces. Users and
-// passwords in URLs are left out.
+// `text` on one line, safe to show to people: control characters, invisible characters and those
+// that turn the direction of text appear as their code (\u202e), bytes that are not UTF-8 as \x9b,
+// line ends as spaces. Users and passwords in URLs are removed.
 [[nodiscard]] std::string one_line(std::string_view text);
-// `text` without "user:password@" in the URLs in it. Whatever names an address, in a log, a record
-// or an error, passes through here.
+// `text` without "user:password@" in its URLs. Every address in a log, a record or an error passes
+// through here.
 [[nodiscard]] std::string without_users(std::string_view text);
 
 }  // namespace driftless

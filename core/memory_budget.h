@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MemoryBudget: a cap on what several threads hold at a time.
+// MemoryBudget: a cap on the bytes that several threads hold at the same time.
 #pragma once
 
 #include <condition_variable>
@@ -8,7 +8,7 @@
 
 namespace driftless {
 
-// Makes threads wait that would take more memory than a cap, until others are done. Any thread.
+// Makes a thread wait while it would exceed the cap, until others release bytes. Any thread.
 class MemoryBudget {
  public:
   explicit MemoryBudget(std::uint64_t cap_bytes) : cap_bytes_(cap_bytes) {}
@@ -16,8 +16,9 @@ class MemoryBudget {
   // The bytes are taken as long as it lives.
   class Hold {
    public:
-    // Waits until they fit. One that is larger than the cap goes alone, so that nobody waits for
-    // ever: whoever holds some must not wait at the same budget again.
+    // Waits until the bytes fit. A request above the cap waits until nothing else is held, and then
+    // goes alone. A thread that holds bytes must not wait for the same budget again: it would wait
+    // for itself.
     Hold(MemoryBudget& budget, std::uint64_t bytes) : budget_(budget), bytes_(bytes) {
       std::unique_lock lock(budget_.mutex_);
       budget_.changed_.wait(lock, [&] {

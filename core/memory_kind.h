@@ -4,7 +4,7 @@
 
 namespace driftless {
 
-// kDevice: of a GPU; the processor must not follow a pointer into it.
+// kDevice: memory of a GPU; the processor must not dereference a pointer into it.
 enum class MemoryKind : unsigned char { kHost, kDevice };
 
 }  // namespace driftless

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory that is made for the caller, but not where it was mistyped, or where the file system
-// that should hold it is not mounted.
+// Makes a directory for the caller, but not if its path was mistyped or if the file system that
+// should hold it is not mounted.
 #pragma once
 
 #include "core/file_system.h"
 
 namespace driftless {
 
-// Makes `path` unless it is there; its parent must be. True: it was made. kNotFound, naming both,
-// if the parent is not there.
+// Makes `path` unless it exists. True: it was made. kNotFound, naming both, if the parent does not
+// exist.
 [[nodiscard]] Result<bool> make_last_directory(FileSystem& fs, const std::string& path);
 
 }  // namespace driftless

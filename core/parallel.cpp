@@ -28,8 +28,8 @@ Status guarded(const Work& work) {
   }
 }
 
-// Runs body(worker) on `threads` threads, the caller's being worker 0. If the system gives fewer
-// threads than asked for, the work is done by those it gave.
+// Runs body(worker) on `threads` threads; the caller's is worker 0. If the system refuses some of
+// them, the others do the work.
 void run_workers(unsigned threads, const std::function<void(unsigned)>& body) {
   std::vector<std::thread> others;
   if (!environment().has_threads()) threads = 1;
@@ -87,7 +87,7 @@ class Pipeline {
   [[nodiscard]] const Status& status() const { return failure_.status(); }
 
  private:
-  // Whoever finishes the next task in order consumes it, and all that are ready after it.
+  // The thread that finishes the next task in order consumes it and all ready tasks after it.
   void drain(std::unique_lock<std::mutex>& lock) {
     if (consuming_) return;
     consuming_ = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads for work on elements. Nothing here outlives the call that started it. In an Environment
-// without threads the caller does all of it.
+// Loops whose tasks run on several threads. No thread outlives the call that started it. In an
+// Environment without threads the caller's thread does all the work.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace driftless {
 
-// The number of threads to use if none was asked for: the cores this process may run on.
+// The default number of threads: the cores that this process may run on.
 [[nodiscard]] unsigned default_threads();
 
 // Calls work(task, worker) for every task below `tasks`, on up to `threads` threads (the caller's

@@ -24,7 +24,7 @@ namespace {
 // Linux moves at most this much in one call.
 constexpr std::uint64_t kMaxTransferBytes = std::uint64_t{1} << 30;
 
-// Of a system call that returns 0 if all went well.
+// The status of a system call that returns 0 on success.
 template <typename... What>
 Status status_of(int result, const What&... what) {
   return result == 0 ? Status() : errno_status(errno, concat(what...));
@@ -77,7 +77,7 @@ class PosixLock final : public FileLock {
  public:
   PosixLock(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
 
-  // By opening the path, not by its name alone: network file systems look again then.
+  // Opens the path instead of stat(): network file systems revalidate their cache on open.
   Result<bool> held() override {
     const Descriptor now(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (!now.valid() && (errno == ENOENT || errno == ENOTDIR)) return false;
@@ -190,7 +190,7 @@ class PosixFileSystem final : public FileSystem {
     const auto deadline = std::chrono::steady_clock::now() + wait;
     for (;;) {
       DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<FileLock> lock, try_lock(path));
-      // The file may have been removed between its opening and its locking.
+      // The file may have been removed between opening and locking it.
       if (lock != nullptr) {
         DRIFTLESS_ASSIGN_OR_RETURN(const bool held, lock->held());
         if (held) return lock;
@@ -229,8 +229,8 @@ class PosixFileSystem final : public FileSystem {
     return std::unique_ptr<File>(std::move(file));
   }
 
-  // A file by a second name, which is never given twice. Directories have none: what appears at
-  // `to` between the look and the renaming is replaced only if it is an empty directory.
+  // For a file, link() fails if `to` exists. Directories cannot be linked: whatever appears at `to`
+  // between the check and rename() is replaced only if it is an empty directory.
   Status rename_without_flag(const std::string& from, const std::string& to) {
     if (::link(from.c_str(), to.c_str()) == 0) return remove_file(from);
     if (errno == EEXIST || exists(*this, to)) return errno_status(EEXIST, to);

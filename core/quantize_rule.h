@@ -57,9 +57,9 @@ inline constexpr std::size_t kMaxRuleName = 64;
 
 // Whether a publisher quantizes.
 enum class QuantizeScheme : unsigned char {
-  kAuto,      // as the base is
-  kNone,      // the weights are those of the base as they come
-  kFp8Block,  // the base must have FP8 blocks
+  kAuto,       // as the base is
+  kNone,       // the weights are those of the base as they come
+  kFp8Block,   // the base must have FP8 blocks
   kInt4Group,  // the base must have groups in INT4
 };
 

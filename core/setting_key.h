@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a table of settings, made of kinds of values and of the fields that they are kept in. A
-// component that has settings has such a table beside its code.
+// Rows of a settings table. Each row joins a key's name, a kind of value and the field that stores
+// it. Every component with settings has such a table beside its code.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct SettingKey {
   std::string_view help;
   // Sets it; the error says only what is wrong with the value. `item` counts within a list.
   Status (*apply)(Settings& settings, std::size_t item, std::string_view value);
-  // As it could stand in the file.
+  // The value as the file could have it.
   std::string (*text)(const Settings& settings, std::size_t item);
   std::string_view former = {};  // names that it had before, each after a space
 
@@ -49,8 +49,8 @@ inline Status not_one_of(std::string_view names, std::string_view found) {
   return error(StatusCode::kInvalidArgument, "expected ", names, ", found ", shown(found));
 }
 
-// A kind of value has parse(), from its text to the value, text(), back, and kExpected, the words
-// for it, unless these differ from key to key.
+// A kind of value has parse(), which reads the value from text, text(), which prints it, and
+// kExpected, which describes it, unless the description differs from key to key.
 
 template <std::uint64_t kLeast, std::uint64_t kLargest>
 struct Size {
@@ -73,7 +73,7 @@ struct Count {
   static std::string text(std::uint64_t value) { return std::to_string(value); }
 };
 
-// A GPU's number; "auto" is 0 until something else is known.
+// The number of a GPU; "auto" is 0 until the process has chosen one.
 struct GpuNumber : Count<0, 1023> {
   static constexpr std::string_view kExpected = "auto or a whole number";
   static Result<std::uint64_t> parse(std::string_view value) {
@@ -91,7 +91,7 @@ struct Duration {
   static constexpr std::string_view kExpected = "a duration: 500ms, 30s, 2min";
   static Result<std::chrono::milliseconds> parse(std::string_view value) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::chrono::milliseconds wait, parse_duration(value));
-    if (wait.count() == 0) return parse_duration("");  // the same words
+    if (wait.count() == 0) return parse_duration("");  // refused with the same message
     return wait;
   }
   static std::string text(std::chrono::milliseconds value) { return duration_text(value); }
@@ -125,7 +125,7 @@ struct Text {
   static std::string text(const std::string& value) { return value; }
 };
 
-// A run's id; empty: none.
+// The id of a run; empty: none.
 struct RunId {
   static constexpr std::string_view kExpected = "a run's id: 32 hex digits";
   static Result<Hash128> parse(std::string_view value) {
@@ -140,7 +140,7 @@ struct RunId {
 template <typename T>
 using Choice = std::pair<std::string_view, T>;
 
-// One of a table of Choice.
+// A value from a table of Choice.
 template <const auto& kChoices>
 struct OneOf {
   using Value = std::remove_cvref_t<decltype(kChoices[0].second)>;
@@ -158,7 +158,7 @@ struct OneOf {
   }
 };
 
-// One that another component names: `kParse` and to_string().
+// A value whose names belong to another component: `kParse` and to_string().
 template <auto kParse, const std::string_view& kNames>
 struct Named {
   static constexpr std::string_view kExpected = kNames;

@@ -31,7 +31,7 @@ constexpr std::array<Unit, 10> kSizes = {{{"", 1},
 constexpr std::array<Unit, 4> kDurations = {
     {{"ms", 1}, {"s", 1'000}, {"min", 60'000}, {"h", 3'600'000}}};
 
-// A whole number and one of the units; nothing if it is not, or does not fit.
+// A whole number followed by one of the units; nothing if the text is not that or does not fit.
 template <std::size_t N>
 std::optional<std::uint64_t> parse_with_unit(std::string_view text,
                                              const std::array<Unit, N>& units) {
@@ -54,7 +54,7 @@ std::string shown(std::string_view text, std::size_t max_bytes) {
   using nlohmann::json;
   std::string out = "'";
   try {
-    // Cutting may split a character: what is broken at the end is replaced like any broken byte.
+    // The cut may split a character: its broken bytes are replaced like any others.
     const std::string quoted =
         json(text.substr(0, max_bytes)).dump(-1, ' ', false, json::error_handler_t::replace);
     out.append(quoted, 1, quoted.size() - 2);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of settings as text: sizes, durations, numbers, and their opposites. The errors say what
-// is wrong with the value and no more; the reader of the key adds where it stands.
+// Parses and prints values of settings: sizes, durations, numbers. The errors describe only what is
+// wrong with the value; the caller adds the key and the file.
 #pragma once
 
 #include <chrono>
@@ -12,8 +12,8 @@
 
 namespace driftless {
 
-// A string from outside as an error message may hold it: on one line, in single quotes, at most
-// `max_bytes` of it, without control characters or broken UTF-8.
+// A string from outside, made safe for an error message: on one line, in single quotes, at most
+// `max_bytes` long, without control characters or broken UTF-8.
 [[nodiscard]] std::string shown(std::string_view text, std::size_t max_bytes = 80);
 
 // "4096", "64KiB", "512MB", "1 GiB".
@@ -28,7 +28,7 @@ inline constexpr std::chrono::milliseconds kMaxDuration = std::chrono::hours(24 
 [[nodiscard]] Result<double> parse_number(std::string_view text, double least, double most);
 [[nodiscard]] std::string number_text(double value);
 [[nodiscard]] Result<bool> parse_bool(std::string_view text);
-// Insertions, deletions and replacements that lead from one to the other.
+// The edit distance: insertions, deletions and replacements between the two.
 [[nodiscard]] std::size_t edit_distance(std::string_view a, std::string_view b);
 
 }  // namespace driftless

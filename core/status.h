@@ -70,7 +70,7 @@ class [[nodiscard]] Result {
 
   [[nodiscard]] bool ok() const { return value_.has_value(); }
   [[nodiscard]] const Status& status() const { return status_; }
-  // As Status::with_context().
+  // See Status::with_context().
   [[nodiscard]] Result with_context(std::string_view context) && {
     if (ok()) return std::move(*this);
     return status_.with_context(context);

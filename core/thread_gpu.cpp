@@ -14,7 +14,7 @@ struct Driver {
   int (*set_current)(void* context) = nullptr;
 };
 
-// Null until somebody has loaded the driver, which then stays.
+// Null until somebody has loaded the driver, which is never unloaded.
 const Driver* driver() {
   static std::atomic<const Driver*> known = nullptr;
   static Driver found;
@@ -33,7 +33,7 @@ const Driver* driver() {
   return &found;
 }
 
-// Nothing if there is none, or nobody has called cuInit().
+// Null if there is none, or if nobody has called cuInit().
 void* current_context(const Driver& driver) {
   void* context = nullptr;
   return driver.get_current(&context) == 0 ? context : nullptr;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU that a thread works on is a choice of its owner: what we choose meanwhile is taken back.
+// Restores the calling thread's current GPU: the caller of the library chose it, and our code may
+// have selected another one meanwhile.
 //
-// By the CUDA driver's own word for it, a context, which may be none. cudaSetDevice() does not do:
-// to a thread that has GPU 0 only by default it would make a context there, in the memory of a GPU
-// that may be another process's.
+// The current GPU is saved as the driver's context, which may be none. cudaSetDevice() would not
+// do: in a thread that has GPU 0 only by default it would create a context there and so take memory
+// of a GPU that may belong to another process.
 #pragma once
 
 namespace driftless {

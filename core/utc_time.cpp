@@ -10,7 +10,7 @@ namespace {
 
 using std::chrono::system_clock;
 
-// As many digits as `size`; -1 if there are others.
+// A number of exactly `size` digits; -1 if other characters are among them.
 int digits(std::string_view text, std::size_t at, std::size_t size) {
   int number = -1;
   const char* const begin = text.data() + at;

@@ -9,8 +9,8 @@
 //   } while (waiting.sleep(backoff, deadline, whom));
 //   return deadline.check(whom());
 //
-// One that is kept and looked at by calls with pauses between them starts again after a pause: in
-// between nobody waited. One thread at a time.
+// If the calls of one object are far apart, the wait starts anew: between them nobody waited. One
+// thread at a time.
 #pragma once
 
 #include <string>
@@ -28,13 +28,13 @@ class Waiting {
   void look(const Whom& whom) {
     if (due()) say(whom());
   }
-  // Looks, then sleeps. False: the deadline is over.
+  // Prints a line if one is due, then sleeps. False: the deadline is over.
   template <typename Whom>
   [[nodiscard]] bool sleep(Backoff& backoff, const Deadline& deadline, const Whom& whom) {
     look(whom);
     return backoff.sleep(deadline);
   }
-  // What was waited for has come.
+  // Ends the wait: its condition is met.
   void restart();
 
  private:

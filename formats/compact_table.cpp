@@ -215,7 +215,8 @@ Result<CompactIndex> read_compact_index(const CompactFields& fields,
   head.least_bytes = bytes.get<std::uint32_t>();
   const unsigned width = head.change_bits + head.byte_bits;
   if (change.high >= kDigestPrime || change.low >= kDigestPrime ||
-      head.change_bits > bits_for(fields.tile_units()) || head.byte_bits > 24 || rest.size() != (tiles * width + 7) / 8) {
+      head.change_bits > bits_for(fields.tile_units()) || head.byte_bits > 24 ||
+      rest.size() != (tiles * width + 7) / 8) {
     return error(StatusCode::kCorrupt, "compact: an index of ", rest.size(), " bytes has ", tiles,
                  " tiles of ", +head.change_bits, " and ", +head.byte_bits, " bits");
   }

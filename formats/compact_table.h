@@ -29,8 +29,9 @@ struct CompactIndex {
   std::vector<CompactTile> tiles;
 };
 void append_compact_index(const CompactIndex& index, std::vector<std::byte>& out);
-// Of a block of `units` units of these fields that has `changes` changes in `stream_bytes` of tiles: sums that are
-// not these are refused, and so are more changes of a tile than bits. Memory follows `units`.
+// Of a block of `units` units of these fields that has `changes` changes in `stream_bytes` of
+// tiles: sums that are not these are refused, and so are more changes of a tile than bits. Memory
+// follows `units`.
 [[nodiscard]] Result<CompactIndex> read_compact_index(const CompactFields& fields,
                                                       std::span<const std::byte> bytes,
                                                       std::uint64_t units, std::uint64_t changes,

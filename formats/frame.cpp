@@ -94,6 +94,12 @@ Status check_padding(std::span<const std::byte> frame, std::uint64_t end) {
   return {};
 }
 
+Status check_all_padding(const FrameHead& head, std::span<const std::byte> frame) {
+  DRIFTLESS_RETURN_IF_ERROR(
+      check_padding(frame, head.places.positions + head.info.stored_positions_bytes));
+  return check_padding(frame, head.places.values + head.info.stored_values_bytes);
+}
+
 Status wrong_hash(const WeightLayout& layout, const BucketEntry& entry, const Hash128& found,
                   const Hash128& expected) {
   return error(StatusCode::kCorrupt, "frame: tensor '", layout[entry.tensor].name, "'",
@@ -137,6 +143,18 @@ Result<FrameHead> read_head(const FrameInfo& info, std::span<const std::byte> re
     DRIFTLESS_RETURN_IF_ERROR(check_bucket(layout, bucket).with_context("frame"));
   }
   return head;
+}
+
+// All of a frame is there: its header and its table.
+Result<FrameHead> open_frame(std::span<const std::byte> frame, const WeightLayout& layout,
+                             std::uint64_t max_body_bytes) {
+  DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(frame));
+  if (frame.size() != info.frame_bytes) {
+    return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
+                 info.frame_bytes);
+  }
+  DRIFTLESS_RETURN_IF_ERROR(check_body(info, max_body_bytes));
+  return read_head(info, frame.subspan(frame_places(info).table), layout);
 }
 
 }  // namespace
@@ -204,15 +222,8 @@ Hash128 frame_table_hash(std::span<const std::byte> end) {
 
 Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout& layout,
                             std::uint64_t max_body_bytes) {
-  DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(frame));
-  if (frame.size() != info.frame_bytes) {
-    return error(StatusCode::kCorrupt, "frame: ", frame.size(), " bytes, the header states ",
-                 info.frame_bytes);
-  }
-  DRIFTLESS_RETURN_IF_ERROR(check_body(info, max_body_bytes));
   Frame result;
-  DRIFTLESS_ASSIGN_OR_RETURN(result.head_,
-                             read_head(info, frame.subspan(frame_places(info).table), layout));
+  DRIFTLESS_ASSIGN_OR_RETURN(result.head_, open_frame(frame, layout, max_body_bytes));
   DRIFTLESS_RETURN_IF_ERROR(check_hashes(layout, result.head_, frame));
   DRIFTLESS_RETURN_IF_ERROR(result.read_streams(frame));
   DRIFTLESS_RETURN_IF_ERROR(result.check_widths(layout));
@@ -222,34 +233,34 @@ Result<Frame> Frame::decode(std::span<const std::byte> frame, const WeightLayout
 Status Frame::read_streams(std::span<const std::byte> frame) {
   const FrameInfo& own = head_.info;
   const FramePlaces& places = head_.places;
-  DRIFTLESS_RETURN_IF_ERROR(check_padding(frame, places.positions + own.stored_positions_bytes));
-  DRIFTLESS_RETURN_IF_ERROR(check_padding(frame, places.values + own.stored_values_bytes));
+  DRIFTLESS_RETURN_IF_ERROR(check_all_padding(head_, frame));
   if (is_compressed(own.context.encoding)) return inflate(frame);
   positions_ = frame.subspan(places.positions, own.positions_bytes);
   values_ = frame.subspan(places.values, own.values_bytes);
   return {};
 }
 
-Status Frame::allocate(std::uint64_t positions_bytes, std::uint64_t values_bytes) {
+Status Frame::allocate(std::uint64_t positions_bytes, std::uint64_t values_bytes,
+                       KeptMemory* memory) {
   const std::uint64_t values_at = frame_aligned(positions_bytes);
-  std::byte* const memory = inflated_.extend(values_at + values_bytes);
-  if (memory == nullptr) {
+  inflated_ = take_memory(memory, values_at + values_bytes);
+  if (inflated_ == nullptr) {
     return error(StatusCode::kNoSpace, "no memory for a frame's ", values_at + values_bytes,
                  " bytes of positions and values");
   }
-  positions_ = {memory, positions_bytes};
-  values_ = {memory + values_at, values_bytes};
+  positions_ = {inflated_.get(), positions_bytes};
+  values_ = {inflated_.get() + values_at, values_bytes};
   return {};
 }
 
 Status Frame::inflate(std::span<const std::byte> frame) {
-  DRIFTLESS_RETURN_IF_ERROR(allocate(head_.info.positions_bytes, head_.info.values_bytes));
+  DRIFTLESS_RETURN_IF_ERROR(allocate(head_.info.positions_bytes, head_.info.values_bytes, nullptr));
   const std::uint64_t values_at = frame_aligned(head_.info.positions_bytes);
   const unsigned unit = unit_bytes(head_.info.dtype);
   ZstdUnpacker zstd;
   const auto read = [&](const FrameStream& stream, std::uint64_t at, std::uint64_t size) -> Status {
     const auto stored = frame.subspan(stream.offset, stream.size_bytes);
-    const std::span<std::byte> to(inflated_.data() + at, size);
+    const std::span<std::byte> to(inflated_.get() + at, size);
     if (stream.zstd) return zstd.read(stored, to);
     std::copy(stored.begin(), stored.end(), to.begin());
     return {};
@@ -297,9 +308,60 @@ BucketView Frame::bucket() const {
   return {coding_of(info().context.encoding), info().dtype, head_.entries, positions_, values_};
 }
 
+Result<FrameReader> FrameReader::open(std::span<const std::byte> frame, const WeightLayout& layout,
+                                      std::uint64_t max_body_bytes, KeptMemory* memory) {
+  FrameReader reader;
+  Frame& own = reader.frame_;
+  DRIFTLESS_ASSIGN_OR_RETURN(own.head_, open_frame(frame, layout, max_body_bytes));
+  const FrameInfo& info = own.head_.info;
+  if (is_compressed(info.context.encoding)) {
+    DRIFTLESS_RETURN_IF_ERROR(own.allocate(info.positions_bytes, info.values_bytes, memory));
+  }
+  reader.bytes_ = frame;
+  reader.hashes_.resize(reader.streams());
+  return reader;
+}
+
+Status FrameReader::read(std::size_t stream, ZstdUnpacker& zstd) {
+  const FrameStream& own = stream_of(stream);
+  const auto stored = bytes_.subspan(own.offset, own.size_bytes);
+  hashes_[stream] = xxh3_128(stored);
+  if (!is_compressed(frame_.head_.info.context.encoding)) return {};
+  const BucketEntry& entry = frame_.head_.entries[stream / 2];
+  const unsigned unit = unit_bytes(frame_.head_.info.dtype);
+  const bool values = stream % 2 == 1;
+  const std::uint64_t at =
+      values ? frame_aligned(frame_.head_.info.positions_bytes) + entry.value_begin * unit
+             : entry.position_begin;
+  const std::uint64_t size =
+      values ? entry.count() * unit : entry.position_end - entry.position_begin;
+  const std::span<std::byte> to(frame_.inflated_.get() + at, size);
+  if (own.zstd) return zstd.read(stored, to);
+  std::copy(stored.begin(), stored.end(), to.begin());
+  return {};
+}
+
+Result<Frame> FrameReader::finish(const WeightLayout& layout) {
+  const FrameHead& head = frame_.head_;
+  for (std::size_t i = 0; i < head.entries.size(); ++i) {
+    const Hash128 found = block_hash(hashes_[2 * i], hashes_[2 * i + 1]);
+    if (found != head.blocks[i].hash) {
+      return wrong_hash(layout, head.entries[i], found, head.blocks[i].hash);
+    }
+  }
+  if (is_compressed(head.info.context.encoding)) {
+    DRIFTLESS_RETURN_IF_ERROR(check_all_padding(head, bytes_));
+  } else {
+    DRIFTLESS_RETURN_IF_ERROR(frame_.read_streams(bytes_));
+  }
+  DRIFTLESS_RETURN_IF_ERROR(frame_.check_widths(layout));
+  return std::move(frame_);
+}
+
 Result<FrameCollector> FrameCollector::open(std::span<const std::byte> head,
                                             const WeightLayout& layout,
-                                            std::uint64_t max_body_bytes, const Needed& needed) {
+                                            std::uint64_t max_body_bytes, const Needed& needed,
+                                            KeptMemory* memory) {
   DRIFTLESS_ASSIGN_OR_RETURN(FrameHead read, decode_frame_head(head, layout));
   DRIFTLESS_RETURN_IF_ERROR(check_body(read.info, max_body_bytes));
   FrameCollector collector;
@@ -322,7 +384,7 @@ Result<FrameCollector> FrameCollector::open(std::span<const std::byte> head,
     frame.head_.entries.push_back(entry);
     frame.head_.blocks.push_back(read.blocks[i]);
   }
-  DRIFTLESS_RETURN_IF_ERROR(frame.allocate(positions, units * unit));
+  DRIFTLESS_RETURN_IF_ERROR(frame.allocate(positions, units * unit, memory));
   const std::uint64_t values_at = frame_aligned(positions);
   const auto want = [&](bool values) {
     for (std::size_t i = 0; i < frame.head_.entries.size(); ++i) {
@@ -354,7 +416,7 @@ Status FrameCollector::take(std::size_t range, std::span<const std::byte> bytes)
                  ranges_[range].offset, ", expected ", ranges_[range].size_bytes);
   }
   Hash128& hash = hashes_[2 * stream.entry + (stream.values ? 1 : 0)];
-  const std::span<std::byte> to(frame_.inflated_.data() + stream.at, stream.content_bytes);
+  const std::span<std::byte> to(frame_.inflated_.get() + stream.at, stream.content_bytes);
   // Always of a copy: the bytes may be a mapping, into which somebody writes.
   if (stream.zstd) {
     const std::vector<std::byte> held(bytes.begin(), bytes.end());

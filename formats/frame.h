@@ -22,11 +22,11 @@
 #include <string>
 #include <vector>
 
+#include "core/kept_memory.h"
 #include "core/layout.h"
 #include "core/status.h"
 #include "core/version.h"
 #include "formats/bucket.h"
-#include "formats/byte_buffer.h"
 #include "formats/compact_table.h"
 #include "formats/encoding.h"
 #include "formats/zstd_stream.h"
@@ -202,18 +202,54 @@ class Frame {
 
  private:
   friend class FrameCollector;
+  friend class FrameReader;
   [[nodiscard]] Status read_streams(std::span<const std::byte> frame);
   [[nodiscard]] Status inflate(std::span<const std::byte> frame);
   // Room for the streams before compression, which positions_ and values_ then are.
-  [[nodiscard]] Status allocate(std::uint64_t positions_bytes, std::uint64_t values_bytes);
+  [[nodiscard]] Status allocate(std::uint64_t positions_bytes, std::uint64_t values_bytes,
+                                KeptMemory* memory);
   [[nodiscard]] Status check_widths(const WeightLayout& layout) const;
 
   FrameHead head_;
   std::vector<BucketEntry> others_;
   std::vector<std::uint64_t> other_first_units_;
-  ByteBuffer inflated_;
+  std::shared_ptr<std::byte> inflated_;
   std::span<const std::byte> positions_;
   std::span<const std::byte> values_;
+};
+
+// Frame::decode() by several threads: a frame is opened, each of its streams is read, then it is
+// finished. It checks what Frame::decode() checks. Which of several faults it names may differ: who
+// must name the first one calls Frame::decode() then.
+//
+// One thread opens and finishes; read() may be called by several at once, for different streams.
+// The frame's bytes and the layout outlive it.
+class FrameReader {
+ public:
+  // Header and table, as Frame::decode(). Streams that are compressed get their room from `memory`
+  // (null: memory of their own).
+  [[nodiscard]] static Result<FrameReader> open(std::span<const std::byte> frame,
+                                                const WeightLayout& layout,
+                                                std::uint64_t max_body_bytes, KeptMemory* memory);
+  // Two for each entry: its positions, then its values.
+  [[nodiscard]] std::size_t streams() const { return 2 * frame_.head_.entries.size(); }
+  [[nodiscard]] std::uint64_t stored_bytes(std::size_t stream) const {
+    return stream_of(stream).size_bytes;
+  }
+  // Hashes the stream, and inflates it if it is compressed. Each stream once.
+  [[nodiscard]] Status read(std::size_t stream, ZstdUnpacker& zstd);
+  // Once every stream was read: kCorrupt, naming the tensor, if a block has not its hash.
+  [[nodiscard]] Result<Frame> finish(const WeightLayout& layout);
+
+ private:
+  [[nodiscard]] const FrameStream& stream_of(std::size_t stream) const {
+    const FrameBlock& block = frame_.head_.blocks[stream / 2];
+    return stream % 2 == 0 ? block.positions : block.values;
+  }
+
+  Frame frame_;
+  std::span<const std::byte> bytes_;  // of the frame
+  std::vector<Hash128> hashes_;       // of each stream; written by who reads it
 };
 
 // Bytes of a frame.
@@ -227,11 +263,13 @@ struct FrameRange {
 class FrameCollector {
  public:
   using Needed = std::function<bool(const BucketEntry&)>;
-  // `head` as for decode_frame_head(); `max_body_bytes` bounds what is allocated.
+  // `head` as for decode_frame_head(); `max_body_bytes` bounds what is allocated, from `memory`
+  // (null: memory of its own).
   [[nodiscard]] static Result<FrameCollector> open(std::span<const std::byte> head,
                                                    const WeightLayout& layout,
                                                    std::uint64_t max_body_bytes,
-                                                   const Needed& needed);
+                                                   const Needed& needed,
+                                                   KeptMemory* memory = nullptr);
   // Whether every block is needed: then the whole frame may as well be fetched.
   [[nodiscard]] bool all() const { return frame_.others_.empty(); }
   // What is to be fetched: the stored streams of the needed blocks, ascending.

@@ -144,8 +144,7 @@ class TableReader {
     const bool full = is_full(info_.context.encoding);
     const auto encoding = static_cast<std::uint8_t>(row_encoding(info_.context.encoding));
     if (row.encoding != encoding || row.dtype != static_cast<std::uint8_t>(info_.dtype) ||
-        row.flags != flags_of(info_) ||
-        (full ? row.position_bytes != 0 : row.first_unit != 0)) {
+        row.flags != flags_of(info_) || (full ? row.position_bytes != 0 : row.first_unit != 0)) {
       return error(StatusCode::kCorrupt, "tensor ", row.tensor, ": encoding ", +row.encoding,
                    ", dtype ", +row.dtype, ", flags ", +row.flags, ", width ", +row.position_bytes,
                    ", first unit ", row.first_unit, ", which is not as the header says");

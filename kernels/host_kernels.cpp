@@ -88,17 +88,18 @@ struct Implementation {
   Quantizer quantizer;
 };
 
-#define DRIFTLESS_CPU(target)                                                                  \
-  Implementation {                                                                             \
-    DRIFTLESS_CPU_KERNELS(target), {                                                           \
+#define DRIFTLESS_CPU(target)                                                                   \
+  Implementation {                                                                              \
+    DRIFTLESS_CPU_KERNELS(target), {                                                            \
       "cpu/" #target, cpu_quantize_part<cpu::target::largest_bf16, cpu::target::codes_of_bf16>, \
-          cpu::quantize_groups                                                                 \
-    }                                                                                          \
+          cpu::quantize_groups                                                                  \
+    }                                                                                           \
   }
 
 std::vector<Implementation> implementations() {
-  std::vector<Implementation> list{{kReference, {"reference", reference::quantize_part, reference::quantize_groups}},
-                                   DRIFTLESS_CPU(portable)};
+  std::vector<Implementation> list{
+      {kReference, {"reference", reference::quantize_part, reference::quantize_groups}},
+      DRIFTLESS_CPU(portable)};
 #if defined(__aarch64__)
   list.push_back(DRIFTLESS_CPU(neon));
 #elif defined(__x86_64__)

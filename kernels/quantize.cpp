@@ -10,10 +10,20 @@
 
 namespace driftless {
 
-std::uint8_t fp8_code(QuantizeRule rule, std::uint16_t largest, std::uint16_t weight) {
+Fp8Coder::Fp8Coder(QuantizeRule rule, std::uint16_t largest) {
   const CodeRule codes = fp8_rule(rule, largest).codes;
-  return codes.divides ? code_of_bf16<true>(weight, codes.factor, codes.most_added)
-                       : code_of_bf16<false>(weight, codes.factor, codes.most_added);
+  factor_ = codes.factor;
+  divides_ = codes.divides;
+  most_added_ = codes.most_added;
+}
+
+std::uint8_t Fp8Coder::code(std::uint16_t weight) const {
+  return divides_ ? code_of_bf16<true>(weight, factor_, most_added_)
+                  : code_of_bf16<false>(weight, factor_, most_added_);
+}
+
+std::uint8_t fp8_code(QuantizeRule rule, std::uint16_t largest, std::uint16_t weight) {
+  return Fp8Coder(rule, largest).code(weight);
 }
 
 float fp8_scale(QuantizeRule rule, std::uint16_t largest) { return fp8_rule(rule, largest).scale; }
@@ -58,8 +68,8 @@ Status quantize_fp8(const Quantizer& with, QuantizeRule rule, const std::byte* w
 }
 
 Status quantize_int4(const Quantizer& with, unsigned group, const std::byte* weights,
-                     std::uint64_t rows, std::uint64_t columns, unsigned threads,
-                     std::byte* packed, std::byte* scales) {
+                     std::uint64_t rows, std::uint64_t columns, unsigned threads, std::byte* packed,
+                     std::byte* scales) {
   constexpr std::uint64_t kTaskRows = 64;
   return parallel_for((rows + kTaskRows - 1) / kTaskRows, threads, [&](std::size_t task, unsigned) {
     const std::uint64_t row = task * kTaskRows, at = row * columns;

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/operate/configuration.md, from `driftless info --json` on standard input:
+"""Prints the table of docs/operate/configuration.md from `driftless info --json` on standard input:
 
     build/bin/driftless info --json | scripts/config_table.py
 
-A test compares the two, so the page cannot disagree with the command."""
+A test compares them, so the page cannot disagree with the command."""
 
 import json
 import sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Puts the CUDA compiler for wheels, from PyPI, and NCCL's header into ROOT:
+# Downloads the CUDA compiler and NCCL's header from PyPI into ROOT, for building wheels:
 #
-#   scripts/cuda_toolkit.sh ARCH ROOT     ARCH: x86_64, aarch64, for which it links
+#   scripts/cuda_toolkit.sh ARCH ROOT     ARCH: the processor of the wheels, x86_64 or aarch64
 #
 # A second call does nothing.
 set -euo pipefail
@@ -32,7 +32,7 @@ for package in cuda_runtime cuda_culibos; do
 done
 rm -rf "$root/wheels"
 chmod +x "$root"/bin/* "$root"/nvvm/bin/*
-ln -s libcudart.so.13 "$root/lib/libcudart.so"  # CMake looks for it
+ln -s libcudart.so.13 "$root/lib/libcudart.so"  # the name that CMake searches
 ln -s lib "$root/lib64"
 for target in x86_64-linux sbsa-linux; do
   mkdir -p "$root/targets/$target"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The main job on made-up data, over every road: no GPU, no cluster, nothing left behind.
+# The main job on made-up data, over every road. Needs no GPU and no cluster, and removes its files.
 #
 #   scripts/demo.sh [PARAMS [STEPS]]
 #
 # 2 trainer ranks and 2 rollouts under mpirun follow the same run over mpi_rma, shared_fs with both
-# layouts, and hdf5; every rollout's saved weights are compared with the trainer's, bit for bit. Last,
-# real megatron-core trains a small model, where it can be installed, and a transformers model that
-# generates meanwhile follows it.
+# layouts, and hdf5. Every rollout's saved weights are compared with the trainer's, bit for bit. At the
+# end, if megatron-core can be installed, it trains a small model, and a transformers model follows it
+# while generating.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 params=${1:-20000000}
@@ -15,7 +15,7 @@ steps=${2:-6}
 driftless=build/bin/driftless
 
 if ! $driftless info | grep -q '^mpi_rma *built' || ! command -v mpirun > /dev/null; then
-  echo "MPI is not there: the encodings alone, without roads (driftless demo)"
+  echo "MPI is missing: this runs the encodings alone, without roads (driftless demo)"
   exec $driftless demo --params "$params" --steps "$steps"
 fi
 
@@ -23,7 +23,7 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/driftless-demo-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 run=(mpirun --oversubscribe --bind-to none --mca plm isolated)  # this host: no ssh needed
 [ "$(id -u)" -ne 0 ] || run+=(--allow-run-as-root)
-# Containers often have a small /dev/shm, where MPI puts windows: then somewhere else.
+# MPI puts its windows in /dev/shm, which is often small in containers: then use another folder.
 shm_kb=$(df -Pk /dev/shm 2> /dev/null | awk 'NR == 2 { print $4 }')
 [ "${shm_kb:-0}" -ge 2000000 ] || run+=(--mca osc_sm_backing_directory "$work")
 

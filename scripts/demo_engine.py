@@ -4,8 +4,8 @@ follows the run as its rollout.
 
     demo_engine.py JOB.json BASE     under mpirun beside the trainers
 
-BASE gives names, shapes and types only: its weights are random, and the run's come whole first.
-Leaves WORK/engine.json, and WORK/engine.pickle with the model's weights as they are at the end.
+BASE provides names, shapes and dtypes only: its weights are random, so the run's first version is
+whole. Writes WORK/engine.json, and WORK/engine.pickle with the model's weights at the end.
 """
 
 import argparse
@@ -27,7 +27,7 @@ NEW_TOKENS = 32
 
 
 class Watch:
-    """When the model computed a token, and when a version was staged: (begin, end) in seconds."""
+    """Records (begin, end) in seconds: of each computed token, and of each staging."""
 
     def __init__(self, model):
         self.tokens, self.stagings, self.versions = [], [], []
@@ -43,7 +43,7 @@ class Watch:
         self.tokens.append((self._token_begins, time.monotonic()))
 
     def before_read(self, _version):
-        """The receiver calls it when a version is there, before it reads any of it."""
+        """The receiver calls it when a version is visible, before it reads any of it."""
         self._staging_begins = self._staging_begins or time.monotonic()
 
     def staged(self, something):
@@ -55,7 +55,7 @@ class Watch:
         self.versions.append(report.version)
 
     def tokens_while_staging(self):
-        """Those that were being computed during any part of it: none, were the engine paused."""
+        """The tokens that were computed during any part of a staging: none if the engine paused."""
         return sum(
             any(begin < end_staging and begin_staging < end
                 for begin_staging, end_staging in self.stagings)
@@ -64,7 +64,7 @@ class Watch:
 
 
 def follow(engine, receiver, watch):
-    """Until the run's end. The engine generates on, but for the commits."""
+    """Follows until the run ends. The engine generates, except during commits."""
     while True:
         staged = receiver.stage(0.1)
         watch.staged(staged)
@@ -83,7 +83,7 @@ def leave(work, engine, watch):
         for name, tensor in engine.model.state_dict().items()
     }
     (work / "engine.pickle").write_bytes(pickle.dumps(tensors))
-    told = {
+    found = {
         "versions": watch.versions,
         "tokens": engine.steps,
         "tokens_while_staging": watch.tokens_while_staging(),
@@ -92,7 +92,7 @@ def leave(work, engine, watch):
         "texts": len(made),
         "mixed": sum(len(one.spans) > 1 for one in made),
     }
-    (work / "engine.json").write_text(json.dumps(told))
+    (work / "engine.json").write_text(json.dumps(found))
 
 
 def main():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""See scripts/demo_megatron.sh. Uses the training job and the obvious export of the tests."""
+"""See scripts/demo_megatron.sh. Uses the training job and the reference export of the tests."""
 
 import json
 import os
@@ -21,7 +21,7 @@ sys.path.insert(0, str(TESTS))
 from obvious_export import export  # noqa: E402
 from tiny_config import hf_config  # noqa: E402
 
-# Small: bf16 is slow on most CPUs.
+# Small sizes: bf16 is slow on most CPUs.
 SIZES = {
     "hidden_size": 192,
     "num_hidden_layers": 4,
@@ -55,8 +55,8 @@ def environment(work):
 
 
 def run(work, steps, pp, *followers):
-    """Trains with TP 2 x PP `pp`, followed by (how many, command ...); the job, the milliseconds of
-    each step, updates included, and what was said of each version."""
+    """Trains with TP 2 x PP `pp`, followed by (count, command ...). Returns the job, the
+    milliseconds of each step including updates, and the log line of each version."""
     for name in ("shards", "acks", "rollouts"):
         (work / name).mkdir(parents=True)
     (work / "config.yaml").write_text(
@@ -97,7 +97,7 @@ def run(work, steps, pp, *followers):
 
 
 def exported(work, job, versions):
-    """What an obvious export makes of the last step's shards: the bytes of each tensor."""
+    """The bytes of each tensor after the last step, by the reference export of its shards."""
     ranks = []
     for file in sorted((work / "shards").glob(f"{versions[-1]['label']}_*.pickle")):
         rank = pickle.loads(file.read_bytes())
@@ -140,7 +140,8 @@ def show(versions, took, equal):
 
 
 def two_rollouts(work, steps):
-    """Whether both end with the trainer's weights; prints what a version added to its step."""
+    """Prints what each version added to its step; returns whether both end with the trainer's
+    weights."""
     print(
         f"megatron-core trains a Qwen3-shaped model on the CPU, TP 2 x PP 2, {steps} steps ...",
         flush=True,
@@ -154,7 +155,7 @@ def two_rollouts(work, steps):
 
 
 def make_base(work):
-    """A random model for the engine to begin with; None, and why, without transformers."""
+    """A random model for the engine to start from; None and the reason without transformers."""
     try:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -169,29 +170,30 @@ def make_base(work):
 
 
 def judge_engine(work, versions, wanted):
-    """Prints what the engine did; whether its model's weights are the trainer's."""
-    told = json.loads((work / "engine.json").read_text())
+    """Prints what the engine did; returns whether its weights are the trainer's."""
+    record = json.loads((work / "engine.json").read_text())
     found = pickle.loads((work / "engine.pickle").read_bytes())
     unlike = sorted(
         name for name in wanted.keys() | found.keys() if found.get(name) != wanted.get(name)
     )
-    busy = told["tokens_while_staging"]
-    first, last, pauses = told["versions"][0], told["versions"][-1], told["pauses_ms"]
+    busy = record["tokens_while_staging"]
+    first, last, pauses = record["versions"][0], record["versions"][-1], record["pauses_ms"]
     print(
-        f"versions {first} to {last} in {len(told['versions'])} updates; "
-        f"{told['tokens']} tokens meanwhile, "
-        f"in {told['texts']} texts, {told['mixed']} of them by more than one version\n"
-        f"staging: {statistics.median(told['staging_ms']):.1f} ms (median); generation "
+        f"versions {first} to {last} in {len(record['versions'])} updates; "
+        f"{record['tokens']} tokens meanwhile, "
+        f"in {record['texts']} texts, {record['mixed']} of them by more than one version\n"
+        f"staging: {statistics.median(record['staging_ms']):.1f} ms (median); generation "
         f"{'went on' if busy else 'stood still'}: {busy} tokens were in the making during it\n"
         f"pause: {statistics.median(pauses):.1f} ms (median), with the wait for a token's end\n"
         f"its {len(found)} tensors are the trainer's last export, bit for bit: "
         + (f"NO: {', '.join(unlike[:3])}" if unlike else "yes")
     )
-    return not unlike and told["versions"][-1] == versions[-1]["version"]
+    return not unlike and record["versions"][-1] == versions[-1]["version"]
 
 
 def engine(work, steps):
-    """Whether a transformers model that generates meanwhile ends with the trainer's weights."""
+    """Returns whether a transformers model that generates meanwhile ends with the trainer's
+    weights."""
     base, why = make_base(work)
     if base is None:
         print(f"The engine of transformers is left out: {why}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libFuzzer on every decoder for some seconds each, from its corpus. New inputs stay in BUILD/fuzz; one
-# that crashes is named at the end.
+# Runs libFuzzer on every decoder for some seconds each, from its corpus. New inputs stay in BUILD/fuzz;
+# decoders that crashed are named at the end.
 #
 #   scripts/fuzz.sh BUILD_DIRECTORY SECONDS
 set -euo pipefail

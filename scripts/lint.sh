@@ -4,10 +4,10 @@
 #
 #   scripts/lint.sh BUILD_DIRECTORY JOBS
 #
-# Changed means: different from the merge base with $LINT_BASE (default origin/main), commits and working
-# tree alike; a changed header stands for the source of its name, and for the sources that include it
-# directly. LINT_ALL=1, or no such base: the whole tree. BUILD_DIRECTORY is configured without unity
-# builds, so that its compile database names every file.
+# "Changed": differs from the merge base with $LINT_BASE (default origin/main), committed or not. A
+# changed header selects the source of its name, and the sources that include it directly. LINT_ALL=1,
+# or a missing base, selects the whole tree. BUILD_DIRECTORY is configured without unity builds, so that
+# its compile database names every file.
 set -euo pipefail
 build=$1
 jobs=$2
@@ -29,7 +29,7 @@ if [ "${LINT_ALL:-0}" != 1 ] && base=$(git merge-base HEAD "$base" 2> /dev/null)
   done
   sources=("${chosen[@]}")
 fi
-# What this machine cannot build (no MPI, no NCCL) is not in the database.
+# Sources that this machine cannot build (no MPI, no NCCL) are not in the database.
 known=()
 for source in "${sources[@]}"; do
   if grep -q "\"file\": \"$PWD/$source\"" "$build/compile_commands.json"; then

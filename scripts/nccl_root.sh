@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Prints -DNCCL_ROOT=... where nvcc is here and NCCL is not: its header and library from PyPI, kept
-# in build/nccl. Prints nothing, and says why on the error stream, where it cannot be had.
+# If nvcc is installed and NCCL is not: downloads NCCL's header and library from PyPI into build/nccl, and
+# prints -DNCCL_ROOT=... . If that fails, prints nothing, and the reason on standard error.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 version=2.28.9
@@ -16,7 +16,7 @@ if [ ! -e "$root/nvidia/nccl/include/nccl.h" ]; then
   if ! "$python" -m pip download --quiet --no-deps --disable-pip-version-check -d "$root" \
     "nvidia-nccl-cu13==$version" >"$root/log" 2>&1 ||
     ! "$python" -m zipfile -e "$root"/*.whl "$root" >>"$root/log" 2>&1; then
-    echo "NCCL's header could not be had from PyPI: the nccl road is not compiled ($root/log)" >&2
+    echo "NCCL's header could not be downloaded from PyPI: the nccl road is not compiled ($root/log)" >&2
     exit 0
   fi
 fi

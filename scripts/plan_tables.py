@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/operate/plan.md that `driftless plan` predicts:
+"""Prints the tables of docs/operate/plan.md, as predicted by `driftless plan`:
 
     scripts/plan_tables.py [build/bin/driftless]
 
-A test compares the two, so the page cannot disagree with the command."""
+A test compares them, so the page cannot disagree with the command."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ LAYOUTS = (
     ("1T", "kimi_k2", "--tp 8 --pp 8 --ep 32 --dp 4",
      "--engines 4 --engine-tp 32 --engines-per-host 0.25"),
 )  # fmt: skip
-# compact, for slow links, needs a snapshot.
+# The encoding `compact`, for slow links, needs a snapshot.
 LINKS = (("400Gbit", "none"), ("100Gbit", "none"), ("1Gbit", "device"))
 
 

@@ -6,8 +6,8 @@
 #                                      vllm_older, sglang, verl, stores, hub, otlp, kubernetes, lint,
 #                                      container, nixl
 #
-# It lies in build/venvs/NAME, or $DRIFTLESS_VENVS/NAME. Where it cannot be made: one line that says
-# why, and exit code 3. A second call while the first still installs waits for it.
+# The environment is build/venvs/NAME, or $DRIFTLESS_VENVS/NAME. If it cannot be made: prints one line
+# with the reason, exit code 3. A call during another call's installation waits for it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 name=${1:?usage: scripts/python_env.sh NAME}
@@ -21,19 +21,20 @@ cannot() {
   exit 3
 }
 
-# The Python that the module is built for, by default the system's. What is installed without its
-# dependencies asks for more than it needs: megatron-core 0.17 says Python 3.12, and runs under 3.11.
+# The Python that the module is built for, by default the system's. Some packages are installed without
+# dependencies, because they require more than they use: megatron-core 0.17 requires Python 3.12, and
+# runs under 3.11.
 python=${DRIFTLESS_PYTHON:-/usr/bin/python3}
 without_dependencies=()
 case "$name" in
   megatron) without_dependencies=(megatron-core==0.17.1) ;;
   bridge)
     python=${DRIFTLESS_PYTHON_3_12:-python3.12}
-    if ! "$python" --version > /dev/null 2>&1; then  # pyenv has it, perhaps, without offering it
+    if ! "$python" --version > /dev/null 2>&1; then  # pyenv may have it, but not on the PATH
       python=$(ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python 2> /dev/null | tail -1)
     fi
     without_dependencies=(megatron-bridge==0.6.2 megatron-core==0.19.2)
-    # Elsewhere this torch brings gigabytes of CUDA packages: only where somebody asked for them.
+    # On other processors this torch installs gigabytes of CUDA packages: only on request.
     [ "$(uname -m)" = aarch64 ] || [ -n "${DRIFTLESS_PYTHON_3_12:-}" ] ||
       cannot "set DRIFTLESS_PYTHON_3_12 to install it on $(uname -m)"
     ;;
@@ -62,7 +63,7 @@ rm -rf "$venv"
 log=$parent/$name.log
 "$python" -m venv "$venv" > "$log" 2>&1 || cannot "python3 -m venv failed (python3-venv?): $log"
 pip=("$venv/bin/pip" install --disable-pip-version-check --quiet)
-# As above: PyPI has torch without CUDA for aarch64 only; elsewhere another index may offer one.
+# As above: PyPI has torch without CUDA for aarch64 only; on others, another index may have one.
 offers_cpu_torch() {
   "${pip[@]}" --dry-run --no-deps --report - "$(grep '^torch==' "$requirements")" 2>> "$log" |
     grep -q '%2Bcpu'
@@ -78,7 +79,7 @@ for package in "${without_dependencies[@]}"; do
   "${pip[@]}" --no-deps --ignore-requires-python "$package" >> "$log" 2>&1 ||
     cannot "$(grep -m1 -i error "$log" || echo "pip failed"): $log"
 done
-case "$name" in vllm*)  # its server looks for a distribution of this name, and for "cpu"
+case "$name" in vllm*)  # vLLM's server checks this distribution's version for "cpu"
   version=${without_dependencies[0]#*==}+cpu
   meta=$(echo "$venv"/lib/python3*/site-packages)/vllm-$version.dist-info
   mkdir -p "$meta"

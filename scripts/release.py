@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what a release needs, then writes its archive, its sums and its tag.
+"""Checks what a release needs, then writes its archive, its checksums and its tag.
 
   scripts/release.py [--check] [--root DIR]
 
-The version is that of project() in CMakeLists.txt. Checked, and reported all at once (exit 1): the
-tree has no uncommitted change; CHANGELOG.md has a dated section of the version, and nothing under
-"Unreleased"; there is no tag vVERSION of another commit; build/wheels/out holds the wheels of
-the version for every Python and processor, each as its RECORD says and newer than the commit; the
-Debian packages in build/packages, if there are any, are of the version.
+The version is that of project() in CMakeLists.txt. The checks, whose failures are reported together
+(exit 1): the tree has no uncommitted change; CHANGELOG.md has a dated section of the version, and
+nothing under "Unreleased"; no other commit has the tag vVERSION; build/wheels/out holds the
+version's wheels for every Python and processor, each matches its RECORD and is newer than the
+commit; the Debian packages in build/packages, if any, have the version.
 
-Then build/release holds the source archive, the wheels, the packages and SHA256SUMS, and the commit
-has the tag. --check writes nothing.
+Then build/release gets the source archive, the wheels, the packages and SHA256SUMS, and the commit
+gets the tag. --check writes nothing.
 """
 
 import argparse
@@ -114,7 +114,7 @@ class Release:
             self.problems.append(f"build/wheels/out has no wheel for {python} on {processor}: make wheels")
 
     def wrong_in(self, wheel):
-        """Why the file is not what its RECORD and its name say, or nothing."""
+        """Why the wheel does not match its RECORD or its name; None if it does."""
         info = f"driftless-{self.version}.dist-info"
         try:
             with zipfile.ZipFile(wheel) as archive:

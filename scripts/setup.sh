@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that the named groups need and that are missing.
+# Installs missing Debian packages of the named groups.
 #
 #   scripts/setup.sh GROUP...      groups: build test lint fuzz wheels package
 #
-# Silent where nothing is missing. DRIFTLESS_SKIP_SETUP=1 skips it altogether.
+# Prints nothing if none is missing. DRIFTLESS_SKIP_SETUP=1: does nothing.
 set -euo pipefail
 
 packages_of() {
@@ -50,7 +50,7 @@ for group in "$@"; do
 done
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-  echo "setup: no apt-get here; what these Debian packages hold must be installed: ${wanted[*]}" >&2
+  echo "setup: apt-get is missing; install the contents of these Debian packages: ${wanted[*]}" >&2
   exit 0
 fi
 
@@ -61,8 +61,8 @@ done
 if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
 
 echo "setup: installing ${missing[*]}"
-# A list that could not be refreshed is no reason to stop: the install below decides.
+# The package lists may be usable even if this update fails: the install below decides.
 as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq ||
-  echo "setup: apt-get update reported problems; going on" >&2
+  echo "setup: apt-get update reported problems; continuing" >&2
 as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
   "${missing[@]}"

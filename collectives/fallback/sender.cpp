@@ -85,6 +85,10 @@ class Sender final : public SendRoad, public Fallback {
     return {};
   }
 
+  Status check_version_size(std::uint64_t bytes) override {
+    if (used()) return second_->check_version_size(bytes);
+    return trouble_->note(first_->check_version_size(bytes));
+  }
   Status announce(std::string_view run_info, const Deadline& deadline) override {
     if (used()) return second_->announce(run_info, deadline);
     return trouble_->note(first_->announce(run_info, deadline));
@@ -99,6 +103,10 @@ class Sender final : public SendRoad, public Fallback {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file,
                                trouble_->note(first_->create_part(name)));
     return std::unique_ptr<File>(std::make_unique<NotingFile>(std::move(file), trouble_));
+  }
+  [[nodiscard]] bool writes_at_once() const override {
+    const SendRoad* const road = used() ? second_.get() : first_.get();
+    return road != nullptr && road->writes_at_once();
   }
   Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
     if (used()) return second_->flush(deadline);

@@ -47,8 +47,8 @@ constexpr std::array kKeys = {
         "road.peer.readers", "Readers that one trainer rank, or one rollout, serves at once"),
     Rows::key<setting::Size<0, 16 * setting::kTiB>, DRIFTLESS_FIELD(keep_bytes)>(
         "road.peer.keep",
-        "Memory in which a rollout keeps what it read over TCP, to serve it to other rollouts. 0: "
-        "it serves nothing, and reads from trainer ranks alone"),
+        "tcp: memory in which a rollout keeps what it serves to other rollouts. 0: it serves "
+        "nothing, and reads from trainer ranks alone"),
     Rows::key<setting::Duration, DRIFTLESS_FIELD(late)>(
         "road.peer.late",
         "A rollout that does not send within that what another one was to read from it is passed "

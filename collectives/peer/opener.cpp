@@ -44,6 +44,6 @@ Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
 }  // namespace
 }  // namespace peer
 
-constinit const RoadOpener kPeerOpener{.open = peer::open_peer};
+constinit const RoadOpener kPeerOpener{.open = peer::open_peer, .examine = peer::examine};
 
 }  // namespace driftless

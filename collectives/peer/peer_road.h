@@ -41,6 +41,9 @@ struct Road {
 
 [[nodiscard]] Result<std::unique_ptr<SendRoad>> make_sender(const std::shared_ptr<Road>& road);
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_receiver(const std::shared_ptr<Road>& road);
+// A RoadOpener::examine: a row for each carrier.
+[[nodiscard]] std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
+                                           const Deadline& deadline);
 // [leader] The last word of the run; then waits for receivers that are connected to leave.
 [[nodiscard]] Status tell_end(const Road& road, std::string_view text);
 // [receiver] Nothing before the end, or if the leader does not answer.

@@ -66,11 +66,7 @@ class Receiver final : public ReceiveRoad {
     DRIFTLESS_RETURN_IF_ERROR(check_ranges("peer", id, part, ranges));
     DRIFTLESS_ASSIGN_OR_RETURN(const Reply reply,
                                client_.ask({.ask = Ask::kEndpoints, .id = id}, deadline));
-    const auto at = std::ranges::find(reply.endpoints, part.rank, &Endpoint::rank);
-    if (at == reply.endpoints.end()) {
-      return error(StatusCode::kIncomplete, "peer: trainer rank ", part.rank, ", which has part '",
-                   part.name, "', is not known to the leader");
-    }
+    DRIFTLESS_ASSIGN_OR_RETURN(const Endpoint* const at, rank_of(part, reply));
     if (shared_.reads(*at, part, reply.readers) && ranges.size() <= kMaxRanges / 2) {
       return shared_.read(*at, id, part, ranges, deadline);
     }
@@ -86,6 +82,20 @@ class Receiver final : public ReceiveRoad {
     return files;
   }
   [[nodiscard]] bool fetches_at_once() const override { return false; }
+
+  // The bytes so far came over TCP.
+  [[nodiscard]] bool serves_others() const override {
+    return road_->options.keep_bytes > 0 && reader_.carrier() == PeerCarrier::kTcp;
+  }
+  Result<std::uint64_t> offer_part(const PublicationId& id, const PartReceipt& part,
+                                   std::span<const std::byte> bytes,
+                                   const Deadline& deadline) override {
+    DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Reply reply,
+                               client_.ask({.ask = Ask::kEndpoints, .id = id}, deadline));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Endpoint* const at, rank_of(part, reply));
+    return shared_.offer(*at, id, part, bytes, deadline);
+  }
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_report(report));
@@ -120,6 +130,13 @@ class Receiver final : public ReceiveRoad {
   }
 
  private:
+  [[nodiscard]] static Result<const Endpoint*> rank_of(const PartReceipt& part,
+                                                       const Reply& reply) {
+    const auto at = std::ranges::find(reply.endpoints, part.rank, &Endpoint::rank);
+    if (at != reply.endpoints.end()) return &*at;
+    return error(StatusCode::kIncomplete, "peer: trainer rank ", part.rank, ", which has part '",
+                 part.name, "', is not known to the leader");
+  }
   [[nodiscard]] Backoff look_again() const {
     return {road_->options.poll_first, road_->options.poll_longest};
   }

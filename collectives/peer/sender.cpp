@@ -7,6 +7,7 @@
 #include "collectives/peer/client.h"
 #include "collectives/peer/part_server.h"
 #include "collectives/peer/peer_road.h"
+#include "core/setting_values.h"
 
 namespace driftless::peer {
 namespace {
@@ -15,6 +16,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kAbortTime{5'000};
 constexpr milliseconds kAskTime{1'000};
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+// At least `bytes`, as people write it.
+constexpr std::uint64_t whole_mib(std::uint64_t bytes) { return (bytes + kMiB - 1) / kMiB * kMiB; }
 
 // What a rank asks of the leader. On the leader it is the Board, elsewhere the Client.
 class Leader {
@@ -164,6 +169,13 @@ class Sender final : public SendRoad {
   Result<std::vector<ReceiverReport>> receivers() override { return leader_.board()->receivers(); }
   [[nodiscard]] std::vector<std::string> left() const override {
     return leader_.board() == nullptr ? std::vector<std::string>() : leader_.board()->left();
+  }
+  Status check_version_size(std::uint64_t bytes) override {
+    if (bytes <= road_->options.ring_bytes) return {};
+    return error(StatusCode::kNoSpace, "peer: a full version of rank ", road_->rank,
+                 " takes up to ", bytes, " bytes, and road.ring_size is ",
+                 road_->options.ring_bytes, ": raise road.ring_size to ",
+                 size_text(whole_mib(bytes)), ", or publish deltas (mode: delta)");
   }
   [[nodiscard]] std::vector<std::string> notes() const override {
     const Endpoint& at = server_->endpoint();

@@ -61,6 +61,21 @@ class SharedReader::Read {
     return places_.files(part_.name, memory, memory.get());
   }
 
+  // The bytes of chunks that are kept.
+  [[nodiscard]] Result<std::uint64_t> offer(std::span<const std::byte> bytes) {
+    DRIFTLESS_RETURN_IF_ERROR(know_hashes());
+    std::uint64_t kept = 0;
+    for (std::uint64_t chunk = 0; chunk < hashes_.size(); ++chunk) {
+      const ByteRange range = chunk_at(chunk, part_.size_bytes);
+      const auto one = bytes.subspan(range.offset, range.size_bytes);
+      if (xxh3_128(one) != hashes_[chunk] || !keep(chunk, one)) continue;
+      kept += one.size();
+      if (exchange_.kept.size() == kMaxExchanged) DRIFTLESS_RETURN_IF_ERROR(ask({}).status());
+    }
+    if (exchange_ != Exchange()) DRIFTLESS_RETURN_IF_ERROR(ask({}).status());
+    return kept;
+  }
+
  private:
   struct Piece {  // a chunk that is wanted
     std::uint64_t chunk = 0;
@@ -283,7 +298,7 @@ class SharedReader::Read {
                        "' of ", to_string(id_), " is damaged");
         }
         place(chunk, one);
-        keep(chunk, one);
+        static_cast<void>(keep(chunk, one));
         (source.number == 0 ? reader_.trainer_bytes_ : reader_.receiver_bytes_) += one.size();
         bytes = bytes.subspan(one.size());
       }
@@ -291,9 +306,10 @@ class SharedReader::Read {
     return {};
   }
 
-  void keep(std::uint64_t chunk, std::span<const std::byte> bytes) {
-    if (!reader_.start_server().ok() || !reader_.kept_.keep(id_, part_, chunk, bytes)) return;
+  [[nodiscard]] bool keep(std::uint64_t chunk, std::span<const std::byte> bytes) {
+    if (!reader_.start_server().ok() || !reader_.kept_.keep(id_, part_, chunk, bytes)) return false;
     note_kept(chunk);
+    return true;
   }
 
   void note_kept(std::uint64_t chunk) {
@@ -388,6 +404,17 @@ Result<std::vector<MappedFile>> SharedReader::read(const Endpoint& rank, const P
                                                    std::span<const ByteRange> ranges,
                                                    const Deadline& deadline) {
   return Read(*this, rank, id, part, ranges, deadline).run();
+}
+
+Result<std::uint64_t> SharedReader::offer(const Endpoint& rank, const PublicationId& id,
+                                          const PartReceipt& part, std::span<const std::byte> bytes,
+                                          const Deadline& deadline) {
+  if (bytes.size() != part.size_bytes) {
+    return error(StatusCode::kInvalidArgument, "peer: ", bytes.size(), " bytes of part '",
+                 part.name, "', which has ", part.size_bytes);
+  }
+  if (!reads(rank, part, 2)) return std::uint64_t{0};  // somebody may join
+  return Read(*this, rank, id, part, {}, deadline).offer(bytes);
 }
 
 }  // namespace driftless::peer

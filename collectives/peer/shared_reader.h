@@ -31,6 +31,12 @@ class SharedReader {
                                                      const PartReceipt& part,
                                                      std::span<const ByteRange> ranges,
                                                      const Deadline& deadline);
+  // Bytes of a whole part that were not read: chunks of it that have their hash are kept and
+  // served. Returns their bytes.
+  [[nodiscard]] Result<std::uint64_t> offer(const Endpoint& rank, const PublicationId& id,
+                                            const PartReceipt& part,
+                                            std::span<const std::byte> bytes,
+                                            const Deadline& deadline);
   // Publications that are there. Others are kept no more.
   void keep_only(const std::vector<PublicationId>& ids) { kept_.keep_only(ids); }
   [[nodiscard]] std::uint64_t kept_bytes() const { return kept_.bytes(); }

@@ -18,6 +18,7 @@ class PartSink {
   // `directory` exists: the hidden one, which all ranks share.
   [[nodiscard]] virtual Status begin(const std::string& directory, const Deadline& deadline) = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<File>> create_part(const std::string& name) = 0;
+  [[nodiscard]] virtual bool writes_at_once() const { return false; }
   [[nodiscard]] virtual Result<std::vector<PartReceipt>> flush(const Deadline& deadline) = 0;
   [[nodiscard]] virtual Status abort() = 0;
 };

@@ -8,6 +8,8 @@ namespace {
 
 // Between two looks at the deadline.
 constexpr std::uint64_t kReadPieceBytes = std::uint64_t{8} << 20;
+// Of memory that parts were read into, kept for the next version.
+constexpr std::uint64_t kKeptBytes = std::uint64_t{256} << 20;
 
 class FilePart final : public HashedPart {
  public:
@@ -65,6 +67,7 @@ class PartFilesSink final : public PartSink {
     parts_.push_back(std::make_shared<FilePart>(*fs_, directory_, name, std::move(file)));
     return make_part_file(parts_.back());
   }
+  [[nodiscard]] bool writes_at_once() const override { return true; }
 
   Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
     std::vector<PartReceipt> receipts;
@@ -161,7 +164,7 @@ Status read_range(File& file, std::uint64_t offset, std::span<std::byte> into,
 Result<std::vector<MappedFile>> read_ranges(FileSystem& fs, std::uint64_t map_above_bytes,
                                             const std::string& directory, const PartReceipt& part,
                                             std::span<const ByteRange> ranges,
-                                            const Deadline& deadline) {
+                                            const Deadline& deadline, KeptMemory& kept) {
   DRIFTLESS_RETURN_IF_ERROR(check_file_name(part.name));
   const PartPlace place = place_of(directory, part);
   DRIFTLESS_RETURN_IF_ERROR(check_part(fs, place, part));
@@ -170,7 +173,7 @@ Result<std::vector<MappedFile>> read_ranges(FileSystem& fs, std::uint64_t map_ab
   const RangePlaces places(ranges);
   if (places.total_bytes() > map_above_bytes) return map_ranges(fs, place, part, ranges);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte> memory,
-                             allocate_ranges(places, place.path));
+                             allocate_ranges(places, place.path, &kept));
   for (std::size_t i = 0; i < ranges.size(); ++i) {
     DRIFTLESS_RETURN_IF_ERROR(
         read_range(*file, place.begin() + ranges[i].offset, places.of(i, memory.get()), deadline));
@@ -185,9 +188,10 @@ std::unique_ptr<PartSink> make_part_files_sink(FileSystem& fs) {
 }
 
 PartReader make_part_files_reader(FileSystem& fs, std::uint64_t map_above_bytes) {
-  return [&fs, map_above_bytes](const std::string& directory, const PartReceipt& part,
-                                std::span<const ByteRange> ranges, const Deadline& deadline) {
-    return read_ranges(fs, map_above_bytes, directory, part, ranges, deadline);
+  const auto kept = std::make_shared<KeptMemory>(kKeptBytes);
+  return [&fs, map_above_bytes, kept](const std::string& directory, const PartReceipt& part,
+                                      std::span<const ByteRange> ranges, const Deadline& deadline) {
+    return read_ranges(fs, map_above_bytes, directory, part, ranges, deadline, *kept);
   };
 }
 

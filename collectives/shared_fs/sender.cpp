@@ -184,6 +184,7 @@ class Sender final : public SendRoad {
     if (!part.ok()) return or_fenced(part.status());
     return part;
   }
+  [[nodiscard]] bool writes_at_once() const override { return sink_->writes_at_once(); }
 
   Result<std::vector<PartReceipt>> flush(const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(check_begun("flushing"));

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Follows a run into tensors of its own, and ends when the run has ended.
+/* Receives a run into tensors of its own, and ends when the run has ended.
  *
  *   follow CONFIG TENSORS BASE OUT [KEY=VALUE...]
  *
  * CONFIG is the job's YAML file, KEY=VALUE overrides a setting. TENSORS is a text file with a line
  * for each tensor of the model: its name, its type and its shape ("model.norm.weight BF16 1024").
- * BASE is a file with the bytes of all of them, one after the other, as the trainer started; or
- * "-": then they begin empty, and the trainer must publish an anchor. What they hold at the end is
- * written to OUT.
+ * BASE is a file with the bytes of all tensors, one after the other, as the trainer started. With
+ * "-" the tensors hold nothing, and the trainer must publish an anchor. The program writes the
+ * bytes of the tensors at the end to OUT.
  *
  *   cc -std=c99 follow.c $(pkg-config --cflags --libs driftless)
  */
@@ -34,7 +34,7 @@ typedef struct {
   tensor tensors[MAX_TENSORS];
 } model;
 
-/* An engine would stop taking requests here, and go on there. */
+/* Stands for an engine, which would stop taking requests in pause and continue in resume. */
 typedef struct {
   unsigned pauses, resumes;
 } engine;
@@ -49,7 +49,7 @@ static int32_t resume_engine(void* user) {
   return DRIFTLESS_OK;
 }
 
-/* MPI waits for a process that does not come: there is no way on. */
+/* MPI waits for a process that does not join. Nothing can interrupt that call: end the process. */
 static void end_late(void* user, const char* what) {
   (void)user;
   fprintf(stderr, "follow: %s\n", what);
@@ -155,17 +155,17 @@ static int register_tensors(driftless_receiver* receiver, const model* from) {
   return 1;
 }
 
-/* Takes what is new until the trainer has said that nothing follows. */
+/* Takes every new version until the run has ended and its last version is held. */
 static int follow(driftless_receiver* receiver, driftless_error** error) {
   int idle;
   for (idle = 0; idle < IDLE_SECONDS; idle++) {
     int32_t staged = 0;
     driftless_end end = {0};
     driftless_code code = driftless_stage(receiver, 1000, &staged, error);
-    /* The trainer was asked for an anchor; its next version brings one. */
+    /* No anchor yet. The receiver has asked for one; it comes with the trainer's next version. */
     if (code == DRIFTLESS_WRONG_BASE) continue;
     if (code != DRIFTLESS_OK) return failed("staging", *error);
-    if (staged) { /* all that was slow is done: now the engine is stopped for a moment */
+    if (staged) { /* the slow part is done: commit pauses the engine only for a moment */
       driftless_report report = {0};
       report.struct_size = sizeof report;
       if (driftless_commit(receiver, &report, error) != DRIFTLESS_OK) {
@@ -246,7 +246,7 @@ int main(int argc, char** argv) {
   ok =
       ok && run(receiver, &weights,
                 strcmp(argv[3], "-") == 0 ? DRIFTLESS_HOLDS_NOTHING : DRIFTLESS_HOLDS_BASE, &error);
-  /* After a failure no process is waited for. */
+  /* After a failure, close without waiting for other processes. */
   if (driftless_close(&receiver, ok ? DRIFTLESS_BY_CONFIG : 0, &error) != DRIFTLESS_OK && ok) {
     ok = failed("closing", error);
   }

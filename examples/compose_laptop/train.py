@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model that trains on the CPU, a version after every step.
+"""Trains a small model on the CPU, and publishes a version after every step.
 
     train.py model              makes the checkpoint that both sides start from
     train.py train STEPS        trains it
@@ -31,13 +31,13 @@ def train(steps):
         source = driftless.torch.ShardedModel(model)  # published in bf16
         publisher = driftless.Publisher(job, source, checkpoint=MODEL)
         for _ in range(steps):
-            # Your step goes here: completions of the engine, rewards, a loss. This one is noise.
+            # Replace this by your step: completions, rewards, a loss. It trains on noise.
             tokens = torch.randint(model.config.vocab_size, (4, 32))
             optimizer.zero_grad()
             model(input_ids=tokens, labels=tokens).loss.backward()
             optimizer.step()
             print(publisher.publish(source), flush=True)
-            time.sleep(0.5)  # so that there is something to see
+            time.sleep(0.5)  # slow enough to watch
         publisher.declare_end()
 
 

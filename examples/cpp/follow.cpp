@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Follows a run into tensors of its own, and ends when the run has ended: examples/c/follow.c in
-// C++, and staging on a thread while the engine works.
+// Receives a run into tensors of its own, and ends when the run has ended: examples/c/follow.c in
+// C++, with a thread that stages while the engine works.
 //
 //   follow CONFIG TENSORS BASE OUT [KEY=VALUE...]
 //
-// TENSORS has a line for each tensor: its name, its type, its shape. BASE holds their bytes, one
-// after the other, as the trainer started, or is "-". What they hold at the end is written to OUT.
+// TENSORS has a line for each tensor: its name, its type, its shape. BASE has the bytes of all
+// tensors, one after the other, as the trainer started, or is "-". The program writes the bytes of
+// the tensors at the end to OUT.
 #include <chrono>
 #include <cstddef>
 #include <fstream>
@@ -51,7 +52,7 @@ std::vector<Tensor> read_tensors(const std::string& path) {
   return tensors;
 }
 
-// What an engine does between two updates; here it counts how often it could.
+// Stands for an engine. It counts the steps that it could make between two updates.
 class Engine {
  public:
   void generate() {
@@ -73,7 +74,8 @@ class Engine {
   long steps_ = 0;
 };
 
-// On a thread of its own. An anchor that is not there yet comes with the trainer's next version.
+// Runs on a thread of its own. DRIFTLESS_WRONG_BASE: there is no anchor yet; the trainer's next
+// version brings one.
 bool stage(const Receiver& receiver) {
   int32_t staged = 0;
   try {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The C handles of driftless.h as C++ objects: errors are thrown, everything frees itself.
+// The C handles of driftless.h as C++ objects, which throw errors and free themselves.
 #pragma once
 
 #include <driftless/driftless.h>
@@ -31,9 +31,9 @@ class Receiver {
   }
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
-  ~Receiver() { driftless_close(&handle_, 0, nullptr); }  // after a failure: does not wait
+  ~Receiver() { driftless_close(&handle_, 0, nullptr); }  // does not wait for others
 
-  // call(driftless_..., ARGUMENTS) without the error, which is thrown.
+  // Calls driftless_...(ARGUMENTS, &error) and throws the error.
   template <typename Function, typename... Arguments>
   static void call(Function function, Arguments... arguments) {
     driftless_error* error = nullptr;

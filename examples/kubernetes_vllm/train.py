@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2 trains a transformers model, a version after every step. Its pod may end and come again: it
-goes on from its last checkpoint, and receivers go on with the same run.
+"""FSDP2 trains a transformers model, and publishes a version after every step. If its pod is
+restarted, it continues from its last checkpoint, and receivers continue to follow the same run.
 
     torchrun ... train.py MODEL CHECKPOINT STEPS [KEY=VALUE ...]     settings over driftless.yaml
 """
@@ -24,7 +24,7 @@ SAVE_EVERY = 20
 
 
 class Training:
-    """What a checkpoint has."""
+    """The contents of a checkpoint."""
 
     def __init__(self, path):
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -45,7 +45,7 @@ class Training:
         self.done = state["done"]
 
     def step(self):
-        # Your step goes here: completions of the engines, rewards, a loss. This one is noise.
+        # Replace this by your step: completions, rewards, a loss. It trains on noise.
         tokens = torch.randint(self.model.config.vocab_size, (4, 32), device=self.model.device)
         self.optimizer.zero_grad()
         self.model(input_ids=tokens, labels=tokens).loss.backward()
@@ -65,7 +65,7 @@ def main():
     source = driftless.torch.ShardedModel(training.model)  # published in bf16
     group = driftless.torch.publisher_group()
     publisher = driftless.Publisher(job, source, group=group, checkpoint=path)
-    if Path(checkpoint, ".metadata").exists():  # after the publisher has seen the base
+    if Path(checkpoint, ".metadata").exists():  # load after the publisher has read the base
         dcp.load({"training": training}, checkpoint_id=checkpoint)
     while training.done < steps:
         training.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2 in actors of Ray, and rollouts that follow in others, generating all the while.
+"""FSDP2 in Ray actors. Rollouts in other actors follow the run, and generate all the while.
 
     train.py MODEL STEPS [KEY=VALUE ...]      settings over driftless.yaml
 """
@@ -17,11 +17,11 @@ import driftless
 import driftless.torch
 
 TRAINERS, ROLLOUTS = int(os.environ.get("TRAINERS", 4)), int(os.environ.get("ROLLOUTS", 4))
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # Ray shows an actor its own GPU
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # an actor sees only its own GPU
 
 
 def load(path, dtype):
-    from transformers import AutoModelForCausalLM  # here: Ray cannot pickle it
+    from transformers import AutoModelForCausalLM  # not at the top: Ray cannot pickle it
 
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(DEVICE)
 
@@ -29,7 +29,7 @@ def load(path, dtype):
 @ray.remote
 class Trainer:
     def address(self):
-        """Where the trainers meet: a port of this actor's host that is free now."""
+        """The rendezvous address: a free port on this actor's host."""
         with socket.socket() as found:
             found.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
@@ -51,7 +51,7 @@ class Trainer:
         publisher = driftless.Publisher(job, source, group=group, checkpoint=path)
         source.publish_after(optimizer, publisher, print if rank == 0 else lambda report: None)
         for _ in range(steps):
-            # Your step goes here: completions of the rollouts, rewards, a loss. This one is noise.
+            # Replace this by your step: completions, rewards, a loss. It trains on noise.
             tokens = torch.randint(model.config.vocab_size, (4, 32), device=DEVICE)
             optimizer.zero_grad()
             model(input_ids=tokens, labels=tokens).loss.backward()
@@ -66,7 +66,7 @@ class Trainer:
 @ray.remote
 class Rollout:
     def follow(self, rank, path, settings):
-        """Until the run ends: the version that the model holds then, and how much it generated."""
+        """Follows until the run ends. Returns the version that the model holds, and its tokens."""
         from driftless.engines import transformers
 
         engine = transformers.Engine(load(path, torch.bfloat16))

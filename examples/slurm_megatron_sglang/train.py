@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megatron-core trains a Qwen3, and every optimizer step is a version.
+"""megatron-core trains a Qwen3, and publishes a version after every optimizer step.
 
     srun ... train.py --tp 2 --pp 2 --steps 100 --update-weight-...      docs/start/megatron.md
 
-The sizes are those of config.json of --update-weight-hf-checkpoint. A training script of your own
-needs the lines with driftless in them, or none (`python -m driftless.megatron SCRIPT`).
+Its sizes are in the config.json of --update-weight-hf-checkpoint. Your own training script needs only
+the lines with driftless in them, or no change (`python -m driftless.megatron SCRIPT`).
 """
 
 import argparse
@@ -67,7 +67,7 @@ def build(hf, args):
 
 
 def forward(vocabulary, model):
-    """Your batch and your loss go here: completions of the engine, rewards. This one is noise."""
+    """Replace this by your batch and loss: completions, rewards. It trains on noise."""
     tokens = torch.randint(vocabulary, (BATCH, LENGTH), device=DEVICE)
     places = torch.arange(LENGTH, device=DEVICE).expand(BATCH, -1)
     mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=DEVICE).triu(1)[None, None]
@@ -82,7 +82,7 @@ def main():
     args = parser.parse_args()
     hf = json.loads(Path(args.update_weight_hf_checkpoint, "config.json").read_text())
 
-    driftless.megatron.torch_environment()  # RANK, WORLD_SIZE and so on, from srun
+    driftless.megatron.torch_environment()  # sets RANK, WORLD_SIZE and so on from srun
     if DEVICE == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# FSDP2 under torchrun on some GPUs of a host, vLLM on the others, and an agent between them.
+# Runs FSDP2 under torchrun on some GPUs of a host, vLLM on the others, and an agent between them.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# To change.
+# Adapt these.
 MODEL=${MODEL:-/models/Qwen3-8B}       # a Hugging Face checkpoint: both sides start from it
 TRAIN_ENV=${TRAIN_ENV:-/venvs/train}   # a Python environment with torch, transformers, driftless
-VLLM_ENV=${VLLM_ENV:-/venvs/vllm}      # one with vllm, driftless
+VLLM_ENV=${VLLM_ENV:-/venvs/vllm}      # a Python environment with vllm, driftless
 TRAIN_GPUS=${TRAIN_GPUS:-0,1,2,3}
 VLLM_GPUS=${VLLM_GPUS:-4,5,6,7}
 VLLM_OPTIONS=${VLLM_OPTIONS:---tensor-parallel-size 4}
@@ -28,7 +28,7 @@ server=$!
 agent=$!
 
 until curl --silent --fail --output /dev/null "http://127.0.0.1:$PORT/health"; do
-  kill -0 "$server"                    # it has ended: so does this script
+  kill -0 "$server"                    # exits if the server has ended
   sleep 1
 done
 CUDA_VISIBLE_DEVICES=$TRAIN_GPUS \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2 trains a transformers model, and every optimizer step is a version.
+"""FSDP2 trains a transformers model, and publishes a version after every optimizer step.
 
     torchrun ... train.py MODEL STEPS [KEY=VALUE ...]     settings over driftless.yaml
 """
@@ -35,7 +35,7 @@ publisher = driftless.Publisher(job, source, group=group, checkpoint=path)
 source.publish_after(optimizer, publisher, print if dist.get_rank() == 0 else lambda report: None)
 
 for _ in range(steps):
-    # Your step goes here: completions of the engine, rewards, a loss. This one trains on noise.
+    # Replace this by your step: completions of the engine, rewards, a loss. It trains on noise.
     tokens = torch.randint(model.config.vocab_size, (4, 32), device=device)
     optimizer.zero_grad()
     model(input_ids=tokens, labels=tokens).loss.backward()

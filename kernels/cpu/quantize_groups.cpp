@@ -32,8 +32,8 @@ void quantize_group(const std::byte* weights, std::byte* packed, std::byte* scal
   std::uint8_t codes[kGroup];
   for (unsigned i = 0; i < kGroup; ++i) {
     const float rounded = std::bit_cast<float>(std::uint32_t{bits[i]} << 16) / scale + kRounds;
-    codes[i] = static_cast<std::uint8_t>(
-        (std::bit_cast<std::uint32_t>(rounded) & kCodeBits) ^ kStoredPlus);
+    codes[i] = static_cast<std::uint8_t>((std::bit_cast<std::uint32_t>(rounded) & kCodeBits) ^
+                                         kStoredPlus);
   }
   for (unsigned i = 0; i < kGroup; i += 2) {
     packed[i / 2] = static_cast<std::byte>(codes[i] | codes[i + 1] << 4);

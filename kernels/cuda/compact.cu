@@ -60,8 +60,8 @@ CompactParts carve_compact(Carver& carver, const CompactShape& shape, MemoryKind
   parts.steps = carver.take<CompactSteps>(shape.steps);
   parts.bad = carver.take<std::uint32_t>(1);
   if (kind == MemoryKind::kDevice) {
-    parts.sums = carver.take<std::uint32_t>(std::uint64_t{shape.tiles} *
-                                            tile_sums(shape.fields.unit_bytes));
+    parts.sums =
+        carver.take<std::uint32_t>(std::uint64_t{shape.tiles} * tile_sums(shape.fields.unit_bytes));
   }
   return parts;
 }
@@ -93,8 +93,8 @@ Status fill_blocks(const CompactFields& fields, std::span<const CompactBlock> bl
     }
     host.blocks[b] = block;
     for (std::uint64_t at = 0; at < block.place.units; at += tile_units) {
-      const auto units = static_cast<std::uint32_t>(
-          std::min<std::uint64_t>(tile_units, block.place.units - at));
+      const auto units =
+          static_cast<std::uint32_t>(std::min<std::uint64_t>(tile_units, block.place.units - at));
       host.tiles[tile++] = {at, 0, 0, b, units, 0, 0};
     }
   }

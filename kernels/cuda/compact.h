@@ -31,8 +31,8 @@ struct CompactShape {
 // From streams to positions, new values and old ones, as a Patch takes them.
 class CompactDecode {
  public:
-  // 2 KiB per tile (8 of units of one byte), 1 KiB per table, 384 bytes per list of steps; on the host 200 per block, 48 per
-  // tile, and the tables.
+  // 2 KiB per tile (8 of units of one byte), 1 KiB per table, 384 bytes per list of steps; on the
+  // host 200 per block, 48 per tile, and the tables.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const CompactBlock> blocks,
                                                     std::span<const CompactTable> tables);
   // `tiles`: of all blocks, one after the other, as many and as large as the entries say. kCorrupt

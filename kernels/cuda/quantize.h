@@ -20,7 +20,7 @@ struct QuantizePart {
   std::byte* codes_dev = nullptr;  // null: only the largest magnitudes
 };
 
-// 96 bytes for each part, 4 for each block that parts touch; the same of pinned memory.
+// 80 bytes for each part, 4 for each block that parts touch; the same of pinned memory.
 [[nodiscard]] WorkspaceSize quantize_workspace_size(std::span<const QuantizePart> parts);
 // One launch for all parts, which write nothing that another one reads or writes. The workspace is
 // free again once the work is done.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driftless: ships exactly the changed weights from trainers to rollout engines.
 
-Importing this needs neither torch nor MPI nor CUDA. docs/start/python.md tells how it is used.
+Importing this needs neither torch nor MPI nor CUDA. docs/start/python.md shows how to use it.
 """
 
 from . import errors, kernels

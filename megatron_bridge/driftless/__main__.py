@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `driftless`: `map` is Python, everything else the native command of the package."""
+"""The command `driftless`: `map` runs in Python, all other commands in the package's native
+binary."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of driftless (TensorRef) as arrays of others. numpy and torch are imported when they are asked for."""
+"""Views of TensorRef as numpy arrays and torch tensors. Each library is imported on first use."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def to_numpy(ref: Any) -> Any:
 
 
 def _bytes_of(ref: TensorRef) -> TensorRef:
-    """The same memory without a type: DLPack names not all of them everywhere."""
+    """The same memory as bytes: not every version of DLPack names every dtype."""
     size = [ref.size_bytes]
     return TensorRef.from_pointer(ref.data_address, "U8", size, device=ref.device, owner=ref)
 
 
 def to_torch(ref: Any) -> Any:
-    """A view, of torch's own type. torch knows no read-only tensors: what is read-only here must
-    not be written through it."""
+    """A view in torch's own dtype. torch has no read-only tensors: do not write through a view of a
+    read-only TensorRef."""
     import warnings
 
     import torch

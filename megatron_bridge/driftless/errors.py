@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What driftless raises: every class is an Error and a builtin, and has the library's code.
+"""The exceptions of driftless: each is an Error and a builtin, and carries the library's code.
 
-A code names the next action; docs/start/python.md lists them.
+A code names the caller's next action; docs/start/python.md lists them.
 """
 
 from __future__ import annotations
 
 
 class Error(Exception):
-    """Anything that driftless refuses or fails at."""
+    """The base of all errors that driftless raises."""
 
     code: str = "internal"
 
@@ -77,5 +77,5 @@ _BY_CODE: dict[str, type[Error]] = {kind.code: kind for kind in Error.__subclass
 
 
 def error_of(code: str, message: str) -> Error:
-    """The exception that stands for a status of the library."""
+    """The exception for a status of the library."""
     return _BY_CODE.get(code, InternalError)(message)

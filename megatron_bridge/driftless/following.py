@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call for a rollout: follow(). It composes what docs/start/python.md has step by step: a Job, a
-target and a Receiver; for an engine that serves HTTP an Agent."""
+"""follow(): one call for a rollout. It composes the steps that docs/start/python.md shows: a Job, a
+target and a Receiver; for an engine that serves HTTP, an Agent."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from .where import Where, config_of, in_mpi
 
 _logger = logging.getLogger(__name__)
 
-_SLICE_S = 1.0  # of a wait
-_ASK_S = 0.5  # between two tries to reach an engine
+_SLICE_S = 1.0  # a wait comes in slices, so that close() and the timeout are noticed
+_ASK_S = 0.5  # between two attempts to reach an engine
 
 
 class Held(NamedTuple):
-    """What a follower holds. `proven`: its weights are `version` by the run's digest of it; else
-    `unproven` is the reason."""
+    """The version that a follower holds. `proven`: the weights match the run's digest of `version`;
+    otherwise `unproven` is the reason why they could not be checked."""
 
     run: str
     version: int
@@ -60,21 +60,23 @@ def follow(
         for update in driftless.follow(model, "weights"):
             print(update.version)
 
-    The loop ends when the run has ended and its last version is held. The weights change between
-    two rounds of the loop, and at no other time. A loop of one's own calls update() instead.
+    The loop ends when the run has ended and the follower holds its last version. The weights change
+    only between two rounds of the loop. A loop of your own calls update() instead.
 
-    `model` is what follows:
-    - a torch module that holds the base: `base`, or the checkpoint that a transformers model was
-      loaded from; its own types may differ from the checkpoint's. Without either, the module's
-      weights are the base, in the types that are published;
+    `model` is one of:
+    - a torch module that holds the base. `base` names the base checkpoint; by default it is the one
+      that a transformers model was loaded from. The module's dtypes may differ from the
+      checkpoint's. If there is no checkpoint, the module's weights are the base, and the run must
+      publish the module's dtypes;
     - a dict of tensors (torch, numpy) that hold the base, by the published names;
-    - a checkpoint's directory, patched in place;
-    - the http(s):// address of a vLLM or SGLang server of this host that has our receiver inside
+    - a checkpoint directory, which is patched in place;
+    - the http(s):// address of a vLLM or SGLang server on this host that runs Driftless' receiver
       (docs/start/engines.md): an agent in this process drives it, and `update` is its record.
 
-    `where`: as in publish(), and http(s)://host/path of a bucket. `timeout_s`: without anything new
-    for so long the loop raises DeadlineExceededError; None: it waits. `pause`, `resume`: called
-    around each commit. `overrides`: "key=value" over the configuration."""
+    `where`: as in publish(), or http(s)://host/path of a bucket. `timeout_s`: the loop raises
+    DeadlineExceededError after this time without a new version; None: it waits forever. `pause`,
+    `resume`: called before and after each commit. `overrides`: "key=value" over the
+    configuration."""
     config = config_of(where, overrides)
     if isinstance(model, str) and model.startswith(("http://", "https://")):
         if base is not None or pause is not None or resume is not None:
@@ -95,8 +97,9 @@ class Follower:
         self._drop = weakref.finalize(self, _drop, side.job, os.getpid())
 
     def update(self, timeout_s: float = 0.0) -> Any:
-        """Takes what is newer, and waits for it so long: the UpdateReport of a commit, of an engine
-        its record (docs/operate/metrics.md). None: nothing newer came."""
+        """Commits the newest version, after waiting up to `timeout_s` for one. Returns the
+        UpdateReport of the commit, or the record of an engine (docs/operate/metrics.md). None: no
+        newer version came."""
         if not self._drop.alive:
             return None
         done = self._side.update(timeout_s)
@@ -105,7 +108,7 @@ class Follower:
 
     @property
     def held(self) -> Held:
-        """As of the last update; also once it is closed."""
+        """As of the last update; also valid after close()."""
         return self._held
 
     @property
@@ -114,7 +117,7 @@ class Follower:
 
     @property
     def ended(self) -> bool:
-        """The run has ended, and its last version is held. False after a trainer that crashed."""
+        """The run has ended, and its last version is held. False if the trainer crashed."""
         return self._ended
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,7 +140,7 @@ class Follower:
         raise StopIteration
 
     def close(self) -> None:
-        """Signs off. The weights stay as they are."""
+        """Closes the receiver, which publishers see. The weights stay as they are."""
         if self._drop.detach() is None:
             return
         try:
@@ -167,7 +170,7 @@ class _Side(Protocol):
 
 
 class _Weights:
-    """Of this process, or a checkpoint's."""
+    """Follows with weights of this process, or with a checkpoint directory."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class _Weights:
 
 
 class _Engine:
-    """A server of this host, behind an agent of this process."""
+    """Follows with a server on this host, through an agent in this process."""
 
     def __init__(self, url: str, where: Where, config: Config, overrides: Sequence[str]) -> None:
         if isinstance(where, Config) or "engines[0].url" in config.settings():
@@ -251,8 +254,8 @@ class _Engine:
 
     def leave(self) -> None:
         end = self._agent.end(confirm=self._over)
-        behind = [each["engine"] for each in end["engines"] if each["version"] < end["version"]]
-        if self._over and (behind or not end["all_have_it"]):
+        late = [each["engine"] for each in end["engines"] if each["version"] < end["version"]]
+        if self._over and (late or not end["all_have_it"]):
             raise IncompleteError(
                 f"the run ended at version {end['version']}, and {self._url} does not have it; "
                 "start vLLM or SGLang again, and follow again"
@@ -263,7 +266,7 @@ def _target_of(model: Any, base: str | os.PathLike[str] | None) -> Target:
     if isinstance(model, str | os.PathLike):
         if base is not None:
             raise InvalidArgumentError(
-                "base= is for a module; a checkpoint's directory has its version in it"
+                "base= is for a module; a checkpoint directory records its version"
             )
         return CheckpointTarget(os.fspath(model))
     if isinstance(model, Mapping):
@@ -286,8 +289,8 @@ def _target_of(model: Any, base: str | os.PathLike[str] | None) -> Target:
 
 
 def _check_ways(target: Any) -> None:
-    """A module's receiver refuses the first version that changes a tensor which cannot be written.
-    Here the whole module is meant to follow, so it is refused at once."""
+    """A module's receiver refuses only the first version that changes an unwritable tensor. A
+    follower needs every tensor, so it refuses such a module at once."""
     layout = target.layout
     ways = getattr(target, "ways", {}) if layout is not None else {}
     bad = [spec.name for spec in layout.tensors if _is_refused(ways, spec.name)] if ways else []
@@ -314,7 +317,7 @@ def _memory(tensors: dict[str, Any]) -> MemoryTarget:
 
 
 def _kind_of(url: str, wait_s: float) -> str:
-    """As find_engine_kind() of plugin/engines. A server that is starting is waited for."""
+    """As find_engine_kind() of plugin/engines. Waits for a server that is still starting."""
     until, waiting = time.monotonic() + wait_s, Waiting()
     while True:
         try:
@@ -326,7 +329,7 @@ def _kind_of(url: str, wait_s: float) -> str:
                     f"{problem}; no engine answered for {wait_s:g} s: start it, or give its address"
                 ) from problem
         except Error:
-            return "vllm"  # which has no such page
+            return "vllm"  # vLLM has no such page
         waiting.look(lambda: f"no engine answers on {url} yet")
         time.sleep(_ASK_S)
 
@@ -336,13 +339,13 @@ def _warn(failure: str) -> None:
 
 
 def _no_grad() -> contextlib.AbstractContextManager[Any]:
-    """Targets of torch write into parameters; without torch there are none."""
+    """Targets of torch write into parameters. Without torch this does nothing."""
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else contextlib.nullcontext()
 
 
 def _drop(job: Job, process: int) -> None:
-    """Of one that nobody closed."""
+    """Releases the job of a follower that was not closed."""
     if os.getpid() == process:
         with contextlib.suppress(Exception):
             job.leave()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores of objects for the road object_store that are reached through Python.
+"""Object stores of the road object_store that are reached through Python.
 
-``road.object_store.url: hf://user/bucket/prefix`` is a Hugging Face bucket; a `driftless.Job` opens it here. Another
-store is a class with the methods of `ObjectStore`, and a line in `SCHEMES`."""
+``road.object_store.url: hf://user/bucket/prefix`` is a Hugging Face bucket; `driftless.Job` opens
+it here. To add a store, write a class with the methods of `ObjectStore` and add it to `SCHEMES`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from urllib.parse import unquote
 
 
 class ObjectStore(Protocol):
-    """Named, immutable objects. Keys are relative to the store's prefix. Calls may come from several
-    threads at once. FileNotFoundError: there is no such object; FileExistsError: of put() with
-    `only_new`; ValueError, PermissionError, NotImplementedError: trying again does not help. After any
-    other exception the call is made again, until its deadline."""
+    """Named, immutable objects. Keys are relative to the store's prefix. Several threads may call
+    at once. FileNotFoundError: the object does not exist. FileExistsError: put() with `only_new`
+    found the object. ValueError, PermissionError, NotImplementedError: a retry cannot help. The
+    caller retries after any other exception, until its deadline."""
 
     name: str
 
     def put(self, key: str, data: bytes, only_new: bool) -> None:
-        """An object appears whole. A store that ignores `only_new` is found out, and refused."""
+        """Writes an object atomically. The road probes `only_new` and refuses a store that ignores
+        it."""
 
     def put_file(self, key: str, path: str) -> None: ...
     def size(self, key: str) -> int: ...
     def read(self, key: str, offset: int, size: int) -> bytes:
-        """As far as the object goes."""
+        """At most `size` bytes; fewer at the end of the object."""
 
     def list(self, prefix: str) -> Iterable[tuple[str, int]]:
-        """Keys that begin with `prefix`, and sizes; in any order."""
+        """Keys that begin with `prefix`, with sizes, in any order."""
 
     def remove(self, key: str) -> None: ...
 
 
 class HuggingFaceBucket:
-    """A prefix of a bucket of the Hugging Face Hub, through huggingface_hub (2.4 or later), with the
-    token that it finds (HF_TOKEN, or `hf auth login`).
+    """A prefix of a bucket of the Hugging Face Hub, through huggingface_hub (2.4 or later). It uses
+    the token that huggingface_hub finds (HF_TOKEN, or `hf auth login`).
 
-    Buckets have no conditional writes, so put() looks before and after it writes a new object. You
-    must make sure that only one publisher runs: one that sleeps between its look and its write, and
-    is overtaken meanwhile, writes over an object of the other. Buckets are read file by file, so a
-    part is downloaded once, into a temporary directory, and read from there."""
+    Buckets have no conditional writes, so put() reads before and after it writes a new object. You
+    must make sure that only one publisher runs: a publisher that stalls between read and write can
+    overwrite an object of the publisher that replaced it. Buckets are read file by file, so a part
+    is downloaded once, into a temporary directory, and read from there."""
 
-    KEPT = 4  # files of the last parts that were read
+    KEPT = 4  # downloaded files, of the parts read last
 
     def __init__(self, bucket_id: str, prefix: str = "", api: Any = None):
         if api is None:
@@ -66,7 +67,8 @@ class HuggingFaceBucket:
         if only_new and self._exists(key):
             raise FileExistsError(key)
         self._batch(add=[(data, self.prefix + key)])
-        if only_new and self.read(key, 0, len(data) + 1) != data:  # of two that put at once
+        # another publisher put it at the same time
+        if only_new and self.read(key, 0, len(data) + 1) != data:
             raise FileExistsError(key)
 
     def put_file(self, key: str, path: str) -> None:
@@ -95,7 +97,7 @@ class HuggingFaceBucket:
                     yield each.path.removeprefix(self.prefix), int(each.size)
 
     def read(self, key: str, offset: int, size: int) -> bytes:
-        if not key.startswith("parts/"):  # may be another one the next time
+        if not key.startswith("parts/"):  # may have changed by the next read
             with self._new_file() as path:
                 self._download(key, path)
                 with open(path, "rb") as file:
@@ -139,22 +141,22 @@ class HuggingFaceBucket:
         with self._refused():
             self.api.download_bucket_files(self.bucket_id, files=[(info, path)])
         if path.stat().st_size != info.size:
-            raise OSError(f"{key}: {path.stat().st_size} bytes came, {info.size} were expected")
+            raise OSError(f"{key}: {path.stat().st_size} bytes received, {info.size} expected")
 
     def _batch(self, **operations: Any) -> None:
-        """A batch that failed in part raises BucketBatchError, also with status 200."""
+        """A batch that failed partly raises BucketBatchError, also with status 200."""
         with self._refused():
             self.api.batch_bucket_files(self.bucket_id, **operations)
 
     @contextlib.contextmanager
     def _refused(self) -> Iterator[None]:
-        """What the Hub refuses for good, as an error after which nothing is tried again."""
+        """Turns permanent refusals of the Hub into errors that are not retried."""
         try:
             yield
         except Exception as error:
             status = getattr(getattr(error, "response", None), "status_code", None)
             if status in (401, 403):
-                raise PermissionError(f"{self.name}: the Hub says {status}; check the token") from None
+                raise PermissionError(f"{self.name}: the Hub answers {status}; check the token") from None
             if status == 404 and "Entry" in type(error).__name__:
                 raise FileNotFoundError(self.name) from None
             if status == 404:

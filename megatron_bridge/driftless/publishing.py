@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One call for a trainer: publish(). It composes what docs/start/sharded.md has step by step: a
-Job, a ShardedModel, a Publisher that begins with the base checkpoint, and the end of the run."""
+"""publish(): one call for a trainer. It composes the steps that docs/start/sharded.md shows: a Job,
+a ShardedModel, a Publisher that starts from the base checkpoint, and the end of the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-# Types between which a cast keeps the values' meaning. Narrower ones come with scales.
+# A cast between these types keeps the values' meaning. Narrower types need scales.
 _CASTS = ("F64", "F32", "F16", "BF16")
 
 
@@ -48,24 +48,27 @@ def publish(
                 optimizer.step()
                 run.publish()
 
-    The end of the block ends the run, and receivers end with its last version. After an exception,
-    sys.exit(1) or Ctrl-C in it the run has no end: receivers wait, and the next start goes on.
+    Leaving the block ends the run, and receivers end with its last version. If the block exits with
+    an exception, sys.exit(1) or Ctrl-C, the run stays open: receivers wait, and the next start of
+    the trainer continues it.
 
-    `model`: any module, of DTensors (FSDP2) too, then on every rank. `where`: a directory that both
-    sides see, s3://bucket/prefix, hf://user/bucket/prefix, or a configuration's file. `base`: the
-    checkpoint that rollouts start from, a directory or a name that the model hub's cache has; what
-    is published has its names and types. None: the one that a transformers model was loaded from;
-    of any other module, its weights as they are now, as `dtype` if it is given.
+    `model`: any module. With DTensors (FSDP2), every rank calls publish(). `where`: a directory
+    that both sides can reach, s3://bucket/prefix, hf://user/bucket/prefix, or a configuration file.
+    `base`: the checkpoint that rollouts start from, a directory or a name in the model hub's cache;
+    the run publishes its names and dtypes. By default it is the checkpoint that a transformers
+    model was loaded from; for any other module, its current weights, cast to `dtype` if it is
+    given.
 
-    `optimizer`: a version after every optimizer.step(), without calls to run.publish(). `export`:
-    other names, or nothing, for a shard (ShardedModel). `overrides`: "key=value" over the
+    `optimizer`: publishes a version after every optimizer.step(), without calls to run.publish().
+    `export`: renames a shard, or leaves it out (ShardedModel). `overrides`: "key=value" over the
     configuration."""
     return Publishing(model, where, base, optimizer, dtype, export, overrides)
 
 
 class Publishing:
-    """A run that publish() has opened. Every rank makes the same calls. `run`: its id; `version`: its
-    newest; `last`: the report of the newest version that this process published, None: none yet."""
+    """A run that publish() has opened. Every rank makes the same calls. `run`: its id. `version`:
+    the newest version. `last`: the report of the last version that this process published, or
+    None."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Publishing:
             by_hub = not job.launched and config.settings()["hub.group"] == "true"
             self._group = Group(job) if by_hub else publisher_group()
             began = source if checkpoint is None else _of_base(source, checkpoint, quantizes)
-            group = None if job.launched or by_hub else self._group  # the job's own
+            group = None if job.launched or by_hub else self._group  # None: the job's own group
             self._publisher = Publisher(job, began, group=group, checkpoint=checkpoint)
         except BaseException:
             job.leave()
@@ -112,24 +115,25 @@ class Publishing:
             _logger.warning("driftless: %s", note)
         self._left_open = weakref.finalize(self, _left_open, job, self.run, os.getpid())
         if optimizer is not None:
-            self._hook = source.publish_after(optimizer, self._publisher, self._tell)
+            self._hook = source.publish_after(optimizer, self._publisher, self._record)
 
     def publish(self, step: int | None = None) -> PublishReport:
-        """The weights as they are now, as the next version; on all ranks, or on none. `step`: the
-        training step, if a rank may leave out a call. What fails is raised, and the next version
-        carries its changes."""
+        """Publishes the current weights as the next version; on all ranks, or on none. `step`: the
+        training step, needed if a rank may leave out a call. Failures are raised, and the next
+        version carries the changes."""
         report = self._publisher.publish(self._source, step=step)
-        self._tell(report)
+        self._record(report)
         return report
 
     @property
     def publisher(self) -> Publisher:
-        """For what has no short form: receivers(), request_anchor(), notes."""
+        """The publisher, for calls that have no short form: receivers(), request_anchor(),
+        notes."""
         return self._publisher
 
     def close(self) -> None:
-        """Ends the run, once every rank is here. If one left after a failure, or does not come, the
-        first rank raises, and the run has no end."""
+        """Ends the run, once every rank has called this. If a rank left after a failure, or does
+        not come, the first rank raises, and the run stays open."""
         if not self._stop():
             return
         try:
@@ -141,12 +145,12 @@ class Publishing:
         self._job.close()
 
     def leave(self) -> None:
-        """Goes without an end of the run: what follows it waits for the next start."""
+        """Leaves the run open: its receivers wait for the trainer's next start."""
         if not self._stop():
             return
         if self._group.rank != 0:
             with contextlib.suppress(Exception):  # the first rank need not wait for this one
-                self._said_at_the_end(b"left")
+                self._gather_departures(b"left")
         self._job.leave()
 
     def __enter__(self) -> Publishing:
@@ -160,16 +164,17 @@ class Publishing:
             self.leave()
 
     def _stop(self) -> bool:
-        """False: it was closed before."""
+        """Returns False if it was closed before."""
         if self._hook is not None:
             self._hook.remove()
         return self._left_open.detach() is not None
 
     def _agree_on_the_end(self) -> None:
         """[collective] Raises on the leader unless every rank came here."""
-        group, words = self._said_at_the_end(b"")
+        group, words = self._gather_departures(b"")
         left = [rank for rank, each in enumerate(words) if each]
-        if self._job.launched:  # MPI's leader need not be torch's first rank; nobody is gone yet
+        # MPI's leader may be another rank than torch's first; all are still here
+        if self._job.launched:
             left = [*group.broadcast(bytes(rank % 256 for rank in left[:8]), self._wait_s)]
         if left:
             raise IncompleteError(
@@ -177,20 +182,20 @@ class Publishing:
                 "wait; start the trainer again to go on"
             )
 
-    def _said_at_the_end(self, word: bytes) -> tuple[Group | PublisherGroup, list[bytes]]:
+    def _gather_departures(self, word: bytes) -> tuple[Group | PublisherGroup, list[bytes]]:
         group = self._group if isinstance(self._group, Group) else self._group.for_publisher()
         group.begin_epoch(0)
         return group, group.gather(word, self._wait_s)
 
-    def _tell(self, report: PublishReport) -> None:
+    def _record(self, report: PublishReport) -> None:
         self.last, self.version = report, report.version
         for failure in self._publisher.tell_engines():
             _logger.warning("driftless: version %s: %s", report.version, failure)
 
 
 def _left_open(job: Job, run: str, process: int) -> None:
-    """Of one that nobody closed, when it is dropped or the process ends. Whether training came to
-    its end cannot be told from here: sys.exit(1) looks the same. So the run gets none."""
+    """Runs for a Publishing that was not closed, when it is dropped or the process exits. A normal
+    end of training and sys.exit(1) look the same here, so the run stays open."""
     if os.getpid() != process:
         return
     with contextlib.suppress(Exception):
@@ -205,13 +210,13 @@ def _left_open(job: Job, run: str, process: int) -> None:
 def _checkpoint_of(
     model: Any, base: str | os.PathLike[str] | None
 ) -> CheckpointSource | None:
-    """None: the module's own weights are the base."""
+    """Returns None if the module's own weights are the base."""
     name = base_of(model, base)
     return None if name is None else CheckpointSource(name)
 
 
 def base_of(model: Any, base: str | os.PathLike[str] | None) -> str | None:
-    """The directory of `base`, or of what a transformers model was loaded from."""
+    """The directory of `base`, or of the checkpoint that a transformers model was loaded from."""
     name, revision = base, None
     if name is None:
         name = getattr(model, "name_or_path", None)
@@ -228,7 +233,7 @@ def base_of(model: Any, base: str | os.PathLike[str] | None) -> str | None:
 
 
 def unwrapped(model: Any) -> Any:
-    """Without DistributedDataParallel, which puts `module.` before every name."""
+    """The module without DistributedDataParallel, which puts `module.` before every name."""
     parallel = type(model).__name__ in ("DistributedDataParallel", "DataParallel")
     return model.module if parallel else model
 
@@ -241,8 +246,8 @@ def _source_of(
     on_gpu: bool,
     quantizes: bool,
 ) -> ShardedModel:
-    """`quantizes`: the checkpoint is quantized, and the publisher makes its tensors of bfloat16, or
-    refuses it."""
+    """`quantizes`: the checkpoint is quantized, and the publisher either makes its tensors from
+    bfloat16 or refuses it."""
     from .torch import ShardedModel
     from .torch_dtypes import TORCH_DTYPES
 
@@ -290,7 +295,7 @@ def _check(shard: Shard, spec: Any, path: str) -> None:
 def _of_base(
     source: ShardedModel, checkpoint: CheckpointSource, quantizes: bool
 ) -> CheckpointShards | OfferedBoxes:
-    """What this rank publishes, with the base's bits."""
+    """The shards that this rank publishes, with the base's bits."""
     specs, boxes = source.tensors(), source.boxes()
     offered = OfferedBoxes if quantizes else CheckpointShards
     return offered(checkpoint, specs, boxes, source.left_to_others())

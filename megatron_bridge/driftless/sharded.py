@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of a sharded trainer holds, as a source for `Publisher`: no gather, any sharding."""
+"""The shards of one rank of a sharded trainer, as a source for `Publisher`: any sharding, no
+gather."""
 
 from __future__ import annotations
 
@@ -12,55 +13,55 @@ from typing import Any, NamedTuple
 from ._native import CheckpointSource, TensorRef, TensorSpec
 from .errors import InvalidArgumentError
 
-BUCKET_BYTES = 64 << 20  # of tensors that visit() holds at a time
+BUCKET_BYTES = 64 << 20  # visit() holds at most this much at a time
 
-_SCALES = "_scale_inv"  # behind a quantized tensor's name: its scales
-_PACKED = "_packed"  # the same in INT4: its codes, beside which are its scales and its shape
+_SCALES = "_scale_inv"  # suffix of the name of a quantized tensor's scales
+_PACKED = "_packed"  # suffix of the codes of an INT4 tensor, which has scales and a shape beside them
 _OF_PACKED = (_PACKED, "_scale", "_shape")
 
 Boxes = list[tuple[list[int], list[int]] | None]
 
 
 class Shard(NamedTuple):
-    """A rank's part of a tensor."""
+    """One rank's box of a tensor."""
 
-    name: str  # the tensor's, as the engine's checkpoint has it
-    tensor: Any  # what this rank holds: a box of the whole
+    name: str  # the tensor's name in the engine's checkpoint
+    tensor: Any  # the box that this rank holds
     shape: Sequence[int]  # of the whole tensor
-    offset: Sequence[int]  # where the box begins
-    owner: bool = True  # whether this rank publishes it: of replicas, one does
-    watched: bool = False  # snapshot: none: others than Publisher.capture() write it
+    offset: Sequence[int]  # of the box in the whole tensor
+    owner: bool = True  # whether this rank publishes it; one of several replicas does
+    watched: bool = False  # with snapshot: none: code other than Publisher.capture() writes it
 
 
 class ShardedSource:
-    """`shards`: (name, local tensor, full shape, offset, owner), as Shard has them. All ranks'
-    shards together have every element: gaps are refused when a run is opened, and so is a tensor
-    that no rank owns. The same box on several ranks is published by the lowest, and must have the
-    same bits; another overlap is refused. Of a tensor of which this rank holds several boxes (parts
-    of a fused one), each is a shard. The tensors are read where they are, on every publish(), so one
-    object serves all steps of parameters that are updated in place."""
+    """`shards`: (name, local tensor, full shape, offset, owner), as in Shard. The shards of all
+    ranks together must cover every element: opening a run refuses gaps, and tensors that no rank
+    owns. If several ranks hold the same box, the lowest rank publishes it, and all must hold the
+    same bits; any other overlap is refused. If this rank holds several boxes of a tensor (parts of
+    a fused one), each is a shard. Every publish() reads the tensors in place, so one object serves
+    all steps of parameters that are updated in place."""
 
     def __init__(self, shards: Iterable[Sequence[Any]], bucket_bytes: int = BUCKET_BYTES) -> None:
         self._bucket_bytes = bucket_bytes
         self._shards, self._others = parted(shards)
 
     def shards(self) -> Sequence[Shard]:
-        """What this rank publishes."""
+        """The shards that this rank publishes."""
         return self._shards
 
     def dtype(self, shard: Shard) -> str:
-        """As safetensors spells it."""
+        """The dtype, as safetensors spells it."""
         return TensorRef(shard.tensor).dtype
 
     def ready(self, shard: Shard) -> Any:
-        """What is read of it: contiguous, of dtype()."""
+        """The tensor to read: contiguous, of dtype()."""
         return shard.tensor
 
     def tensors(self) -> list[TensorSpec]:
         return [TensorSpec(s.name, self.dtype(s), list(s.shape)) for s in self.shards()]
 
     def boxes(self) -> Boxes:
-        """Of each of tensors(): (offsets, sizes) of what this rank has; None: all of it."""
+        """For each of tensors(), (offsets, sizes) of this rank's box; None: the whole tensor."""
         return [
             None if tuple(s.tensor.shape) == tuple(s.shape) else (list(s.offset), _sizes(s))
             for s in self.shards()
@@ -70,7 +71,7 @@ class ShardedSource:
         return [s.watched for s in self.shards()]
 
     def left_to_others(self) -> list[str]:
-        """Tensors of which this rank publishes nothing, as of the last shards()."""
+        """Tensors that only other ranks publish, as of the last shards()."""
         return self._others
 
     def visit(self) -> Iterator[list[tuple[int, Any]]]:
@@ -88,7 +89,7 @@ class ShardedSource:
 
 
 class CheckpointShards(ShardedSource):
-    """The boxes that a source offers, out of a checkpoint: what its publisher is opened with."""
+    """The boxes that a source offers, read from a checkpoint: the publisher opens with them."""
 
     def __init__(
         self,
@@ -109,9 +110,9 @@ class CheckpointShards(ShardedSource):
 
 
 class OfferedBoxes:
-    """The boxes that a source offers, as CheckpointShards, for a publisher that reads the
-    checkpoint by itself: one with FP8 blocks, whose tensors are others. Nothing is looked up in it
-    before it is asked for."""
+    """The boxes that a source offers, for a publisher that reads the checkpoint by itself: with FP8
+    blocks, the checkpoint's tensors differ from the source's. Nothing is looked up in the
+    checkpoint before it is needed."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class OfferedBoxes:
 
 
 def is_quantized(directory: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint's config.json says that it is."""
+    """Whether the config.json of a checkpoint declares it as quantized."""
     try:
         config = json.loads((Path(directory) / "config.json").read_text())
     except (OSError, ValueError):
@@ -146,8 +147,8 @@ def is_quantized(directory: str | os.PathLike[str]) -> bool:
 
 
 def trained_types(base: CheckpointSource) -> dict[str, str]:
-    """Which types a trainer offers of a quantized checkpoint, by name: bfloat16 for what has scales
-    there, and no scales."""
+    """The dtypes that a trainer must offer for a quantized checkpoint, by name: bfloat16 for tensors
+    that have scales in the checkpoint. The scales themselves are left out."""
     there = {spec.name: spec.dtype for spec in base.tensors()}
     scaled = {name for name in there if name + _SCALES in there}
     packed = {name.removesuffix(_PACKED) for name in there if name.endswith(_PACKED)}
@@ -158,7 +159,7 @@ def trained_types(base: CheckpointSource) -> dict[str, str]:
 
 
 def _of_base(base: CheckpointSource, spec: TensorSpec, box: Any) -> Shard:
-    """The files are mapped: nothing is read before it is asked for."""
+    """The files are mapped: nothing is read before it is used."""
     tensor = base.tensor(spec.name).torch()
     offset, sizes = box or ([0] * tensor.dim(), tensor.shape)
     for dimension, (begin, size) in enumerate(zip(offset, sizes, strict=True)):
@@ -167,8 +168,8 @@ def _of_base(base: CheckpointSource, spec: TensorSpec, box: Any) -> Shard:
 
 
 def parted(shards: Iterable[Sequence[Any]]) -> tuple[list[Shard], list[str]]:
-    """Those that this rank publishes, and the names of the others. Raises on one that does not lie
-    in its tensor. A tensor without elements is published, too: engines have it."""
+    """The shards that this rank publishes, and the names of the others. Raises if a shard exceeds
+    its tensor. Empty tensors are published too, because engines have them."""
     own: list[Shard] = []
     others: dict[str, None] = {}
     for shard in map(_checked, shards):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publishing from torch: modules of DTensors (FSDP2, HSDP, FSDP x TP, EP), and process groups.
 
-Every rank publishes what it holds: no `full_tensor()`, no gather. docs/start/sharded.md shows it.
+Every rank publishes the shards that it holds: no `full_tensor()`, no gather. docs/start/sharded.md.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ __all__ = [
     "unstack",
 ]
 
-# What wrappers put into the names of parameters.
+# Prefixes that wrappers add to the names of parameters.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def publisher_group() -> PublisherGroup:
-    """Of all ranks of the default process group; if there is none, of this process. Collective."""
+    """All ranks of the default process group; this process alone if there is none. Collective."""
     alone = not dist.is_initialized() or dist.get_world_size() == 1
     return PublisherGroup(None if alone else dist.new_group(backend="gloo"))
 
 
 def shard_of(name: str, tensor: torch.Tensor) -> Shard:
-    """This rank's part of a parameter: a DTensor's local shard, or a whole tensor. Of replicas that
-    its placements name, the first is the owner. Of others (plain tensors, the slices of a mesh)
-    every rank is: when a run is opened, the lowest that holds a box gets it."""
+    """This rank's box of a parameter: the local shard of a DTensor, or a whole tensor. Of replicas
+    that the placements name, the first is the owner. For all others (plain tensors, slices of a
+    mesh) every rank is an owner: when a run opens, the lowest rank that holds a box publishes
+    it."""
     if not isinstance(tensor, DTensor):
         return Shard(name, tensor, tuple(tensor.shape), (0,) * tensor.dim())
     if any(isinstance(placement, Partial) for placement in tensor.placements):
@@ -50,7 +51,7 @@ def shard_of(name: str, tensor: torch.Tensor) -> Shard:
             f"{name}: its placements {tensor.placements} hold sums that are not reduced yet"
         )
     place = tensor.device_mesh.get_coordinate()
-    if place is None:  # of a mesh that this rank is not in
+    if place is None:  # this rank is not in the mesh
         nothing = torch.empty((0,) * max(tensor.dim(), 1), dtype=tensor.dtype)
         return Shard(name, nothing, tuple(tensor.shape) or (1,), (0,) * nothing.dim(), False)
     sizes, offset = compute_local_shape_and_global_offset(
@@ -70,8 +71,8 @@ def shard_of(name: str, tensor: torch.Tensor) -> Shard:
 
 
 def unstack(shard: Shard, name: Callable[[int], str]) -> Iterator[Shard]:
-    """A stacked tensor (experts along the first dimension) as the tensors that checkpoints have:
-    `name(number)` of each."""
+    """Splits a stacked tensor (experts along the first dimension) into the tensors that checkpoints
+    have: `name(number)` is the name of each."""
     for row in range(shard.tensor.shape[0]):
         number = int(shard.offset[0]) + row
         yield Shard(
@@ -82,11 +83,11 @@ def unstack(shard: Shard, name: Callable[[int], str]) -> Iterator[Shard]:
 class ShardedModel(ShardedSource):
     """A module's parameters and persistent buffers as a source: one object for all steps.
 
-    `dtype`: what floating-point tensors are published as, which is what the engine's checkpoint
-    has: a type, or a function of the published name; None: as they are. `export`: from one shard
-    under the module's name to what is published of it (other names, unstack(), nothing); the
-    module's names if it is None. Tied parameters are published once, under the first name.
-    `on_gpu`: shards are compared where they lie, which needs `snapshot: pinned` or `device`."""
+    `dtype`: the dtype in which floating-point tensors are published, which is that of the engine's
+    checkpoint: a dtype, or a function of the published name; None: unchanged. `export`: maps a
+    shard under the module's name to the shards that are published (renamed, unstack(), none); None:
+    unchanged. Tied parameters are published once, under the first name. `on_gpu`: shards are
+    compared on the GPU, which needs `snapshot: pinned` or `device`."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class ShardedModel(ShardedSource):
         self._export = export
 
     def shards(self) -> Sequence[Shard]:
-        """As they are now: FSDP may have put others in the module's place since the last step."""
+        """The current shards: FSDP may have replaced the module's tensors since the last step."""
         shards, self._others = parted(self.exported())
         return shards
 
@@ -125,8 +126,8 @@ class ShardedModel(ShardedSource):
         publisher: Publisher,
         then: Callable[[PublishReport], None] = lambda report: None,
     ) -> Any:
-        """Publishes a version after every `optimizer.step()`, and calls `then` with its report. A
-        failure comes out of step(). Returns the hook's handle: `handle.remove()` ends it."""
+        """Publishes a version after every `optimizer.step()`, and calls `then` with its report.
+        Failures are raised by step(). Returns the hook's handle: `handle.remove()` stops it."""
 
         def publish(*_: Any) -> None:
             then(publisher.publish(self))
@@ -140,18 +141,19 @@ class ShardedModel(ShardedSource):
         return wanted or shard.tensor.dtype
 
     def exported(self) -> Iterator[Shard]:
-        """All that this rank holds, under the published names; shards() are those that it owns."""
+        """All shards that this rank holds, under the published names; shards() has those it
+        owns."""
         for name, tensor in unique_tensors(self._module):
             shard = shard_of(name, tensor)
             yield from (shard,) if self._export is None else self._export(shard)
 
 
 def unique_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a module, ties once. FSDP's state_dict() shards what a forward pass left
-    gathered."""
+    """A module's tensors, tied ones once. Not from FSDP's state_dict(), which shards parameters
+    that a forward pass left gathered."""
     state = module.state_dict()
     first: dict[int, str] = {}
-    again = set()  # names of tied parameters but the first that the module saves
+    again = set()  # names of tied parameters, except the first that the module saves
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if name in state and first.setdefault(id(parameter), name) != name:
             again.add(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's types by the names that safetensors has for them."""
+"""torch's dtypes by their names in safetensors."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As safetensors spells it; torch's own name if it has none."""
+    """The name in safetensors, or torch's own name if there is none."""
     return _NAMES.get(dtype, str(dtype).removeprefix("torch."))

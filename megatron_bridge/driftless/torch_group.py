@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How publisher ranks that torch.distributed joined agree: what `driftless.Publisher` asks of a
-group.
+"""Agreement among publisher ranks that torch.distributed joined: the group of
+`driftless.Publisher`.
 
-Messages lie in the store that the ranks met at, under a random name that rank 0 makes for each
-group, and under the number of the version's attempt. The store may outlive the processes (torchrun
-starts them again with the same one): what it keeps of them has another name. A collective of gloo
-that one rank came too late for is never over: the group is of no more use, and no version after it
-would come about. So the name is the only thing that is sent over the process group.
+Messages go through the store of the rendezvous. Their keys have a random name that rank 0 makes for
+each group, and the number of the version's attempt. The random name keeps keys apart that an
+earlier start left in the store (torchrun restarts processes with the same store). Only that name is
+sent over the process group: a gloo collective that one rank entered too late never ends, and would
+make the group useless for all later versions.
 
-Each rank keeps the number of its attempt in the store, too. Whoever waits for a rank that has gone
-on to a later attempt fails at once: that rank left this one out, or gave it up.
+Each rank also writes its attempt number to the store. A rank that waits for one with a later
+attempt number fails at once: the other rank left this attempt out, or gave it up.
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ import torch.distributed as dist
 from ._native import Waiting, launch
 from .errors import DeadlineExceededError, IncompleteError, InvalidArgumentError
 
-_SHORTEST_S, _LONGEST_S = 0.0002, 0.05  # between two looks
-_FIRST_ASK_S, _LAST_ASK_S = 0.2, 4.0  # between two looks at where the silent ranks are
+_SHORTEST_S, _LONGEST_S = 0.0002, 0.05  # between two polls
+_FIRST_ASK_S, _LAST_ASK_S = 0.2, 4.0  # between two reads of the attempt numbers of silent ranks
 _STEP_SHIFT = 16  # collectives/group.h: Group::kStepShift
 
 
 class PublisherGroup:
-    """`group`: of the ranks that publish; all of them make one at a time. None: this rank is alone."""
+    """`group`: the ranks that publish; all must construct it together. None: this rank is alone."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         self._store: Any = _store_of(group) if group is not None and self.size > 1 else None
-        self._opened = 0  # publishers that were made with it
+        self._opened = 0  # publishers made with this group
         self._epoch = self._message = 0
-        self._said: list[list[str]] = [[], []]  # keys of ours: of the epoch before, of this one
+        self._our_keys: list[list[str]] = [[], []]  # of the previous epoch, of this one
 
     def for_publisher(self) -> PublisherGroup:
         """The same ranks, for one publisher: each counts its epochs from 0."""
         self._opened += 1
         made = copy.copy(self)
-        made._said = [[], []]  # other ranks may still read what the publisher before it said
+        made._our_keys = [[], []]  # other ranks may still read the keys of the previous publisher
         return made
 
     def begin_epoch(self, number: int) -> None:
         self._epoch, self._message = number, 0
-        for key in self._said.pop(0):  # who waits for it now comes too late
+        for key in self._our_keys.pop(0):  # a rank that still waits for it is too late
             self._store.delete_key(key)
-        self._said.append([])
+        self._our_keys.append([])
         if self.size > 1:
             self._store.set(f"{self._opened}/at/{self.rank}", str(number))
 
     def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """All ranks' bytes, on rank 0; nothing on the others."""
+        """Returns all ranks' bytes on rank 0, and nothing on the others."""
         if self.size == 1:
             return [data]
         message = self._next()
         if self.rank != 0:
-            self._say(f"{message}/{self.rank}", data)
+            self._write(f"{message}/{self.rank}", data)
             return []
         keys = [f"{message}/{rank}" for rank in range(1, self.size)]
         self._wait(keys, timeout_s, range(1, self.size))
         return [data, *map(self._store.get, keys)]
 
     def broadcast(self, data: bytes, timeout_s: float) -> bytes:
-        """Rank 0's bytes, on every rank."""
+        """Returns rank 0's bytes on every rank."""
         if self.size == 1:
             return data
         message = self._next()
         if self.rank == 0:
-            self._say(message, data)
+            self._write(message, data)
             return data
         self._wait([message], timeout_s, [0])
         return bytes(self._store.get(message))
@@ -84,8 +84,8 @@ class PublisherGroup:
         self._message += 1
         return f"{self._opened}/{self._epoch}/{self._message}"
 
-    def _say(self, key: str, data: bytes) -> None:
-        self._said[-1].append(key)
+    def _write(self, key: str, data: bytes) -> None:
+        self._our_keys[-1].append(key)
         self._store.set(key, data)
 
     def _wait(self, keys: list[str], timeout_s: float, ranks: Sequence[int]) -> None:
@@ -94,17 +94,17 @@ class PublisherGroup:
         ask = time.monotonic() + ask_s
         waiting = Waiting()
         while not self._store.check(keys):
-            waiting.look(lambda: self._silent_text(keys, ranks))
+            waiting.look(lambda: self._describe_silent(keys, ranks))
             late = time.monotonic() >= until
             if late or time.monotonic() >= ask:
                 each = zip(keys, ranks, strict=True)
-                self._look(dict(each), timeout_s if late else None)
+                self._check_progress(dict(each), timeout_s if late else None)
                 ask_s = min(2 * ask_s, _LAST_ASK_S)
                 ask = time.monotonic() + ask_s
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_S)
 
-    def _silent_text(self, keys: list[str], ranks: Sequence[int]) -> str:
+    def _describe_silent(self, keys: list[str], ranks: Sequence[int]) -> str:
         each = zip(keys, ranks, strict=True)
         silent = [rank for key, rank in each if not self._store.check([key])]
         return (
@@ -115,12 +115,12 @@ class PublisherGroup:
             else f"publisher rank {self.rank}: all ranks have just answered"
         )
 
-    def _look(self, ranks: dict[str, int], waited_s: float | None) -> None:
-        """Raises if a rank that is waited for has gone on, or if all have been waited for."""
+    def _check_progress(self, ranks: dict[str, int], waited_s: float | None) -> None:
+        """Raises if a rank that we wait for is ahead of us, or after the deadline."""
         silent = [rank for key, rank in ranks.items() if not self._store.check([key])]
         at = {rank: self._at(rank) for rank in silent[: None if waited_s is None else 8]}
         gone = [rank for rank in at if at[rank] > self._epoch]
-        # What it said before it went on is there by now.
+        # A rank writes its message before it goes on, so the message is visible by now.
         if any(rank in gone and not self._store.check([key]) for key, rank in ranks.items()):
             raise IncompleteError(
                 f"publisher rank {self.rank} is at {_place(self._epoch)}, rank {gone[0]} at "
@@ -129,14 +129,14 @@ class PublisherGroup:
             )
         if waited_s is None or not silent:
             return
-        behind = [rank for rank in at if at[rank] != self._epoch]
+        out_of_step = [rank for rank in at if at[rank] != self._epoch]
         raise DeadlineExceededError(
             f"publisher rank {self.rank} waited {waited_s:.1f} s for ranks {silent[:8]} "
             f"({len(silent)} of {self.size})"
             + (
-                f"; it is at {_place(self._epoch)}, rank {behind[0]} at {_place(at[behind[0]])}: if "
+                f"; it is at {_place(self._epoch)}, rank {out_of_step[0]} at {_place(at[out_of_step[0]])}: if "
                 "a rank left out a publish(), they meet again with publish(step=)"
-                if behind
+                if out_of_step
                 else ""
             )
         )
@@ -154,7 +154,7 @@ def _place(epoch: int) -> str:
 
 
 def _store_of(group: dist.ProcessGroup) -> dist.Store:
-    """A connection of its own: a call that waits holds up all others of the same one."""
+    """A connection of its own: a waiting call blocks all others of the same connection."""
     store = dist.distributed_c10d._get_default_store()
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
@@ -166,8 +166,9 @@ def _store_of(group: dist.ProcessGroup) -> dist.Store:
 
 
 def torch_environment() -> None:
-    """Under mpirun and srun: what torch.distributed wants to be told, for this process' part of
-    mpirun's command line (rollouts are other parts). Leaves alone what is set."""
+    """Sets the environment that torch.distributed needs under mpirun and srun, for the ranks of
+    this process' part of mpirun's command line (rollouts are other parts). Keeps variables that are
+    set."""
     place = launch()
     if place.launcher not in ("mpirun", "srun") or place.world == 0:
         return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TRL's asynchronous trainers, with Driftless as what moves their weights.
+"""Driftless as the weight transfer of TRL's asynchronous trainers.
 
     AsyncGRPOTrainer(..., weight_transfer=driftless.trl.WeightTransfer(config, base=model_path))
 
-TRL calls it on its main process, with whole tensors. docs/start/trl.md shows it.
+TRL calls it on its main process, with whole tensors. docs/start/trl.md shows how.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ _logger = logging.getLogger(__name__)
 
 
 class WeightTransfer:
-    """What TRL asks of a weight transfer (its WeightTransferProtocol). A version of the run for every
-    sync: the first one, of the weights as they were loaded, too.
+    """Implements TRL's WeightTransferProtocol. Every sync publishes a version, also the first one,
+    which has the weights as they were loaded.
 
-    `config`: of Driftless, or its file. `base`: the checkpoint that trainer and engines start from;
-    what TRL sends is published under its names and in its types, and what TRL does not send (frozen
-    towers, stored copies of tied tensors) is no part of the run: receivers that hold it prove that
-    it is the base's. `wait_for`: so many receivers (agents, engines) report the version, with its
-    digest, before a sync returns; if they do not within `timeout_s`, that is an error. Engines are
-    paused by their own receivers, for the commit alone: pause() and
-    resume() do nothing."""
+    `config`: Driftless' configuration, or its file. `base`: the checkpoint that trainer and engines
+    start from. The run has the names and dtypes of `base`, and only the tensors that TRL sends.
+    Receivers that hold others (frozen towers, stored copies of tied tensors) prove that these are
+    the base's. `wait_for`: how many receivers (agents, engines) must report the version, with its
+    digest, before a sync returns; it is an error if they do not within `timeout_s`. pause() and
+    resume() do nothing: receivers pause their engines by themselves, for the commit only."""
 
     def __init__(
         self,
@@ -56,27 +55,28 @@ class WeightTransfer:
         self._job: Job | None = None
         self._publisher: Publisher | None = None
         self._named: set[str] = set()
-        self._left_behind: dict[str, tuple[int, str]] = {}  # said before the first version
+        # reports from before the first version
+        self._earlier_reports: dict[str, tuple[int, str]] = {}
         self.last: PublishReport | None = None
 
     def init_weight_transfer(self) -> None:
         self._job = Job(self._config, "trainer", launched=False)
 
     def pause(self) -> None:
-        """Nothing: an engine goes on until its receiver has the version ready."""
+        """Does nothing: an engine generates until its receiver has staged the version."""
 
     def send_weights(self, iterator: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._job is None:
             raise RuntimeError("send_weights() before init_weight_transfer()")
         sent = taken(self._base, iterator)
-        if self._publisher is None:  # which tensors the run has is known now
+        if self._publisher is None:  # the first sync shows which tensors the run has
             base = {name: self._base.tensor(name) for name in sent}
             source = Tensors(self._base, base)
             self._publisher = Publisher(self._job, source, checkpoint=self._base)
             for note in self._publisher.notes:
                 _logger.warning("driftless: %s", note)
             found = self._publisher.receivers()
-            self._left_behind = {each.id: (each.version, each.proof) for each in found}
+            self._earlier_reports = {each.id: (each.version, each.proof) for each in found}
         self.last = self._publisher.publish(Tensors(self._base, sent))
         self._await_receivers(self._publisher, self.last)
 
@@ -84,7 +84,7 @@ class WeightTransfer:
         """Nothing: see pause()."""
 
     def destroy(self) -> None:
-        """The run has ended, and receivers are told."""
+        """Ends the run; receivers see that."""
         job, publisher = self._job, self._publisher
         self._job = self._publisher = None
         try:
@@ -116,16 +116,17 @@ class WeightTransfer:
             time.sleep(0.02)
 
     def _holds(self, receiver: ReceiverReport, sent: PublishReport) -> bool:
-        """By its digest: a number may be what a receiver of an earlier run left behind. One that
-        holds some of the tensors has a digest of its own; it counts if it was said in this run."""
+        """Compares digests: an earlier run's receiver may have left a report with the same version
+        number. A receiver of only some tensors has another digest; it counts if it reported in this
+        run."""
         if receiver.version != sent.version or not receiver.digest:
             return False
         if receiver.partial:
-            return self._left_behind.get(receiver.id) != (receiver.version, receiver.proof)
+            return self._earlier_reports.get(receiver.id) != (receiver.version, receiver.proof)
         return receiver.digest == sent.digest
 
     def _name_unproven(self, ids: Iterable[str]) -> None:
-        """A receiver that does not prove all tensors of the version counts, and is named, once."""
+        """Logs, once, each counted receiver that does not prove all tensors of the version."""
         if new := sorted(set(ids) - self._named):
             self._named.update(new)
             logging.getLogger(__name__).warning(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's checkpoint engines, with Driftless as what moves the weights.
+"""Driftless as a checkpoint engine of verl.
 
     actor_rollout_ref.rollout.checkpoint_engine:
       backend: driftless
       custom_backend_module: driftless.verl
       engine_kwargs: { driftless: { config: driftless.yaml, base: MODEL } }
 
-verl imports this module in its driver, its trainers and its rollouts. docs/start/verl.md shows it.
+verl imports this module in its driver, its trainers and its rollouts. docs/start/verl.md shows how.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _logger = logging.getLogger(__name__)
 
 BACKEND = "driftless"
 IDENTITY = f"{BACKEND}/identity"
-Identity = tuple[str, int, str]  # run, version, digest: a number alone says nothing
+Identity = tuple[str, int, str]  # run, version, digest: version numbers repeat across runs
 
 
 @CheckpointEngineRegistry.register(BACKEND)
 class DriftlessEngine(CheckpointEngine):
-    """Both sides of verl's checkpoint engine: a version of the run for every sync.
+    """Both sides of verl's checkpoint engine. Every sync publishes a version.
 
-    `config`: the file of Driftless's configuration. `base`: the checkpoint that trainer and rollouts
-    start from; what verl sends is published under its names and in its types. `timeout_s`: until a
-    rollout has a published version. `is_master`: verl says it to trainers, and to no rollout."""
+    `config`: the file of Driftless' configuration. `base`: the checkpoint that trainer and rollouts
+    start from; the run has its names and dtypes. `timeout_s`: how long a rollout may take to
+    receive a published version. `is_master`: verl sets it on trainers only."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class DriftlessEngine(CheckpointEngine):
         self._trainer = _Trainer(loaded, base, bool(is_master))
         self._rollout = _Rollout(loaded, base, timeout_s)
 
-    # What verl asks of an engine. Publishers and receivers meet on the road: there is no topology.
+    # verl's interface. Publishers and receivers meet on the road, so there is no topology to build.
 
     def prepare(self) -> dict[str, Any]:
         return {}
@@ -87,7 +87,7 @@ class DriftlessEngine(CheckpointEngine):
         """Nothing: see build_topology()."""
 
     def finalize(self) -> None:
-        """Nothing: a publisher and a receiver live as long as their process."""
+        """Does nothing: a publisher and a receiver live as long as their process."""
 
     async def send_weights(
         self, weights: Any, global_steps: int | None = None
@@ -99,16 +99,16 @@ class DriftlessEngine(CheckpointEngine):
         found = {"version": report.version, "changed": report.changed_units,
                  "wire_bytes": report.wire_bytes, "publish_ms": report.total_ms}  # fmt: skip
         metrics: dict[str, Any] = {f"{BACKEND}/{name}": value for name, value in found.items()}
-        return {**metrics, IDENTITY: self._trainer.identity(report)}  # update_weights() takes it out
+        return {**metrics, IDENTITY: self._trainer.identity(report)}  # update_weights() removes it
 
     async def receive_weights(
         self, global_steps: int | None = None
     ) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """All tensors of the version that is held: verl's engines may have dropped theirs."""
+        """All tensors of the held version: verl's engines may have dropped theirs."""
         for name, tensor in self._rollout.weights():
             yield name, tensor
 
-    # What update_weights(), below, asks of a rollout's engine.
+    # update_weights(), below, calls these on each rollout's engine.
 
     def stage(self, wanted: Identity) -> None:
         self._rollout.stage(wanted)
@@ -124,7 +124,8 @@ class DriftlessEngine(CheckpointEngine):
 
 
 class _Trainer:
-    """One rank's. Every rank publishes its shards; or, of whole tensors, the first publishes all."""
+    """One rank's trainer side. Every rank publishes its shards; of whole tensors, only the first
+    does."""
 
     def __init__(self, config: Config, base: str, master: bool) -> None:
         self._config, self._path, self._master = config, base, master
@@ -139,13 +140,13 @@ class _Trainer:
         return self._publisher.run, report.version, str(report.digest)
 
     def send(self, weights: Any, step: int | None = None) -> PublishReport | None:
-        """None on ranks that publish nothing."""
+        """Returns None on ranks that publish nothing."""
         engine = weights if hasattr(weights, "get_per_tensor_param") else None
         if self._base is None:
             base = CheckpointSource(self._path)
             self._tied = tied_names(base)
             self._shards = EngineShards.of(engine, base, self._tied)
-            self._base = base  # once the way is chosen: it stays
+            self._base = base  # from here on: shards, or whole tensors
         if self._shards is not None:
             return self._published(self._shards, self._shards.of_base(), step)
         if engine is not None:
@@ -154,7 +155,7 @@ class _Trainer:
 
     def _send_whole(self, weights: Iterable[tuple[str, torch.Tensor]]) -> PublishReport | None:
         assert self._base is not None
-        if not self._master:  # but it takes part in every tensor's gather
+        if not self._master:  # it only takes part in every tensor's gather
             for _ in weights:
                 pass
             return None
@@ -175,8 +176,8 @@ class _Trainer:
 
 
 class _Rollout:
-    """One worker's: the weights of the version that its engine has or is about to get, in host
-    memory."""
+    """One worker's rollout side: the weights of the version that its engine has, or gets next, in
+    host memory."""
 
     def __init__(self, config: Config, base: str, timeout_s: float) -> None:
         self._config, self._base, self._timeout_s = config, base, timeout_s
@@ -184,7 +185,7 @@ class _Rollout:
         self._receiver: Receiver | None = None
 
     def stage(self, wanted: Identity) -> None:
-        """Fetches a version that is published, and all before it. The engine works on."""
+        """Fetches a published version, and all before it, while the engine generates."""
         run, version, _ = wanted
         deadline = time.monotonic() + self._timeout_s
         receiver = self._opened()
@@ -195,7 +196,7 @@ class _Rollout:
             )
         while receiver.version < version and receiver.staged_version != version:
             if receiver.stage(timeout_s=min(1.0, self._timeout_s)):
-                if receiver.staged_version != version:  # one of those before
+                if receiver.staged_version != version:  # an earlier version
                     receiver.commit()
             elif time.monotonic() > deadline:
                 raise DeadlineExceededError(
@@ -212,7 +213,7 @@ class _Rollout:
             raise MismatchError(f"the rollout {receiver.id} holds {self.held()}, not {wanted}")
 
     def take_back(self, wanted: Identity) -> None:
-        """What was held before this version, staged or committed, is held again."""
+        """Undoes this version, staged or committed: the one before is held again."""
         receiver, (run, version, _) = self._receiver, wanted
         if receiver is None or receiver.run != run:
             return
@@ -259,8 +260,8 @@ async def _all(refs: Iterable[Awaitable[Any]]) -> list[Any]:
 async def _to_the_end(
     work: Iterable[Coroutine[Any, Any, BaseException | None]],
 ) -> list[BaseException | None]:
-    """What each returned, once all have ended. If this is cancelled meanwhile, they go on, and it is
-    the first thing that is returned."""
+    """The results of all tasks, once all have ended. If this is cancelled meanwhile, the tasks go
+    on, and the cancellation is the first result."""
     tasks = [asyncio.ensure_future(each) for each in work]
     ended: list[BaseException | None] = []
     while not all(task.done() for task in tasks):
@@ -272,15 +273,15 @@ async def _to_the_end(
 
 
 class _Sync:
-    """One update of all replicas. Engines generate until a version is ready beside each of them, are
-    paused for the commit alone, and go on whatever fails."""
+    """One update of all replicas. Engines generate until every one has the version staged beside
+    it, are paused for the commit only, and resume whatever fails."""
 
     def __init__(self, manager: CheckpointEngineManager, steps: dict[Identity, int | None]) -> None:
         self._manager, self._steps = manager, steps
         self._rollout = _group([worker for each in manager.replicas for worker in each.workers])
 
     async def run(self, global_steps: int | None) -> dict[str, float]:
-        # By this mode, and no other, verl hands its training engine out, and so its shards.
+        # In this mode only, verl passes its training engine, and with it the shards.
         sends = self._manager.actor_wg.update_weights(
             global_steps=global_steps, mode="delta_sharded"
         )
@@ -304,7 +305,7 @@ class _Sync:
         return metrics
 
     async def _each(self, method: str, wanted: Identity) -> None:
-        """A method of every rollout's engine. If one fails, all take the version back."""
+        """Calls a method of every rollout's engine. If one fails, all take the version back."""
         count = self._rollout.world_size
         call = self._rollout.execute_checkpoint_engine
         try:
@@ -317,9 +318,9 @@ class _Sync:
             raise
 
     async def _deliver(self, replica: Any) -> BaseException | None:
-        """The engine loads what is held beside it, the new version or the one before, because
-        releasing the cache may have dropped its weights; then it goes on. It stays paused if its
-        ranks do not hold one version, or if it fails twice to load: what it has is not known."""
+        """The engine loads the version held beside it, new or old, because releasing the cache may
+        have dropped its weights. Then it resumes. It stays paused if its ranks do not hold one
+        version, or if loading fails twice: its weights are then unknown."""
         group = _group(replica.workers)
         failure: Exception = RuntimeError()
         for _ in range(2):
@@ -352,5 +353,5 @@ async def _update_weights(
     return await _Sync(self, steps).run(global_steps)
 
 
-# Not by `rollout.checkpoint_manager_class`, which half of verl's trainers do not look at.
+# Not by `rollout.checkpoint_manager_class`, which half of verl's trainers ignore.
 CheckpointEngineManager.update_weights = _update_weights

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shards that verl's training engines hand out, as a source for `Publisher`: driftless.verl."""
+"""The shards of verl's training engines, as a source for `Publisher` (used by driftless.verl)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .torch_dtypes import dtype_name
 
 
 class EngineShards:
-    """What verl's training engine hands out of this rank's shards, as a source. Each pass asks the
-    engine anew, and one tensor is held at a time."""
+    """This rank's shards as verl's training engine exports them. Each pass exports them anew, and
+    holds one tensor at a time."""
 
     def __init__(self, engine: Any, base: CheckpointSource, tied: frozenset[str]) -> None:
         self._engine, self._base, self._tied = engine, base, tied
@@ -33,15 +33,17 @@ class EngineShards:
 
     @classmethod
     def of(cls, engine: Any, base: CheckpointSource, tied: frozenset[str]) -> EngineShards | None:
-        """None, on all ranks, if on one the engine hands out none, or others than the base has: then
-        its whole tensors are what it means. What fails on one rank fails on all. Collective."""
-        if engine is None or getattr(engine, "_qat_enabled", False):  # quantized: whole ones only
+        """Returns None, on all ranks, if the engine of one exports no shards, or shards that do not
+        match the base: verl then sends whole tensors. A failure on one rank fails on all.
+        Collective."""
+        # quantized: verl exports whole tensors only
+        if engine is None or getattr(engine, "_qat_enabled", False):
             return None
         made = cls(engine, base, tied)
         found = _Found()
         try:
             made._learn(found)
-        except (NotImplementedError, AssertionError):  # how verl says that it has no such export
+        except (NotImplementedError, AssertionError):  # verl's way to refuse this export
             found.fits = False
         except Exception as error:
             found.failure = f"{type(error).__name__}: {error}"
@@ -96,7 +98,7 @@ class EngineShards:
         return CheckpointShards(self._base, self._specs, self._boxes, list(self._others))
 
     def _all(self) -> Iterator[Shard | None]:
-        """None: one that only verl can translate."""
+        """Yields None for a shard that only verl can translate."""
         given, _ = self._engine.get_per_tensor_param_shard()
         for name, local, spec in given:
             if name in self._tied:
@@ -113,9 +115,9 @@ class EngineShards:
 
 @dataclass
 class _Found:
-    """What a rank found of its engine's shards, for the others."""
+    """The outcome of one rank's look at its engine's shards, sent to all ranks."""
 
-    fits: bool = True  # all of them are the base's
+    fits: bool = True  # all of them match the base
     failure: str | None = None
 
 
@@ -132,7 +134,7 @@ def _publishes(shard: Shard) -> bool:
 
 
 def _as_parameter(local: torch.Tensor, spec: Any) -> torch.Tensor:
-    """verl hands shards out flat, with the mesh and the placements of what they were cut from."""
+    """verl exports shards flat, with mesh and placements of the original tensor."""
     if spec.mesh is None:
         return local.detach().view(spec.full_shape)
     whole = torch.empty(spec.full_shape, device="meta")
@@ -144,7 +146,7 @@ def _as_parameter(local: torch.Tensor, spec: Any) -> torch.Tensor:
 
 
 def tied_names(base: CheckpointSource) -> frozenset[str]:
-    """What a state_dict() of tied embeddings has, and the base has not: the same tensor again."""
+    """Names that the state_dict() of tied embeddings has and the base lacks: stored copies."""
     config = Path(base.path, "config.json")
     known = json.loads(config.read_text()) if config.is_file() else {}
     tied = known.get("tie_word_embeddings", known.get("text_config", {}).get("tie_word_embeddings"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run is, in one word: for publish() and follow()."""
+"""Parses the `where` argument of publish() and follow()."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BUCKETS = ("s3://", "hf://", "http://", "https://")
 
 
 def config_of(where: Where, overrides: Sequence[str] = ()) -> Config:
-    """`where`: a directory that both sides see, s3://bucket/prefix, hf://user/bucket/prefix (of a
-    follower also http(s)://host/path), a configuration's file, or a Config. A path is a file if it
-    is one, or ends as one. `overrides`: key=value over it."""
+    """`where`: a directory that both sides can reach, s3://bucket/prefix, hf://user/bucket/prefix
+    (in follow() also http(s)://host/path), a configuration file, or a Config. A path names a file
+    if the file exists, or if it has a configuration's suffix. `overrides`: key=value over it."""
     if isinstance(where, Config):
         if overrides:
             raise InvalidArgumentError("overrides= is for an address or a file, not for a Config")
@@ -39,11 +39,11 @@ def config_of(where: Where, overrides: Sequence[str] = ()) -> Config:
 
 
 def _text(kind: str, key: str, value: str) -> str:
-    """As YAML; a text of JSON is one of YAML, whatever is in it."""
+    """One line of YAML. JSON is a subset of YAML, so any text is quoted correctly."""
     return json.dumps({"road": {"kind": kind, "layout": "frames", kind: {key: value}}})
 
 
 def in_mpi(config: Config) -> bool | None:
-    """`launched` of a Job: a road that needs no MPI is not joined by MPI, whoever started the
-    process; of the others the launcher decides."""
+    """The argument `launched` of a Job. False: the road needs no MPI, so the process does not join
+    MPI even under mpirun. None: the launcher decides."""
     return False if config.takes_groups else None

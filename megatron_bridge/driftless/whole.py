@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole tensors that a trainer sends one after the other, as a source for `Publisher`."""
+"""Whole tensors that a trainer sends one after another, as a source for `Publisher`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .torch_dtypes import TORCH_DTYPES
 
 
 class Tensors:
-    """Tensors of the base's names as a source."""
+    """A source of tensors under the base's names."""
 
     def __init__(self, base: CheckpointSource, tensors: dict[str, Any]) -> None:
         self._specs = [spec for spec in base.tensors() if spec.name in tensors]
@@ -34,9 +34,9 @@ class Tensors:
 def taken(
     base: CheckpointSource, iterator: Iterable[tuple[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """What a trainer sends comes once, and a dense version is read twice: it is kept, in the base's
-    types, in host memory. All of it is taken, whatever fails: the other ranks take part in every
-    tensor's gather."""
+    """Receives all tensors into host memory, in the base's dtypes: the trainer sends them once, but
+    a dense version is read twice. It drains the iterator even after a failure, because the other
+    ranks take part in every tensor's gather."""
     specs = {spec.name: spec for spec in base.tensors()}
     found: dict[str, torch.Tensor] = {}
     wrong: WrongLayoutError | None = None

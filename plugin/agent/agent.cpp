@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::string_view kRole = "agent";
 constexpr auto kLookForDelivery = std::chrono::milliseconds(100);
+constexpr auto kLookAtRoad = std::chrono::seconds(1);
 
 // What is worth another try. All else is a matter of the configuration or of another run.
 bool may_pass(StatusCode code) {
@@ -66,6 +67,19 @@ void Agent::fail(const Status& status) {
 }
 
 // Engines may lose a version between two updates.
+// Readiness must not depend on what this agent has taken alone: an agent that stays far behind its
+// trainer would be ready for ever. A road that cannot be listed is deliver()'s failure.
+void Agent::look_at_road() {
+  RunView* const view = sinks_->view();
+  if (view == nullptr || !next_look_.expired()) return;
+  next_look_ = Deadline::after(kLookAtRoad);
+  const auto listed = road_->list(Deadline::after(config_.receiver.report_deadline));
+  if (!listed.ok()) return;
+  std::uint64_t newest = 0;
+  for (const PublicationId& id : *listed) newest = std::max(newest, id.version);
+  view->listed(newest);
+}
+
 void Agent::show() {
   RunView* const view = sinks_->view();
   if (view == nullptr) return;
@@ -159,6 +173,7 @@ Status Agent::open_engines() {
 Result<bool> Agent::step() {
   DRIFTLESS_ASSIGN_OR_RETURN(const bool delivered, deliver());
   const bool taken = take_updates();
+  look_at_road();
   show();
   if (delivered && !met_) once_ = Deadline::after(config_.connect_deadline);
   if (delivered || taken || contact_.due()) DRIFTLESS_RETURN_IF_ERROR(report());

@@ -79,7 +79,8 @@ class Agent {
   [[nodiscard]] bool all_took_or_waits(std::uint64_t version);
   [[nodiscard]] std::string who_is_behind(std::uint64_t last) const;
   void complete(EngineRecord& record) const;
-  void show();  // what the status server shows beside the records
+  void show();          // what the status server shows beside the records
+  void look_at_road();  // at most once per kLookAtRoad: how far this agent is behind
   void tell(const Status& status) const;
   void fail(const Status& status);  // told, and recorded
 
@@ -100,10 +101,11 @@ class Agent {
   std::optional<EndOfRun> end_;
   // With once: since something was handed over, until all of what was there is.
   Deadline once_ = Deadline::after(std::chrono::milliseconds(0));
-  bool met_ = false;                     // all was handed over, once
-  std::optional<Deadline> grace_;        // after the end, for those that are behind
-  std::set<std::string> reached_;        // workers that had the last version
-  Waiting waiting_;                      // for those that are behind, at the end
+  bool met_ = false;               // all was handed over, once
+  std::optional<Deadline> grace_;  // after the end, for those that are behind
+  std::set<std::string> reached_;  // workers that had the last version
+  Waiting waiting_;                // for those that are behind, at the end
+  Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));  // at the road's newest
   double stage_ms_ = 0, commit_ms_ = 0;  // of an engine's last update, or the last hand-over
 };
 

@@ -11,15 +11,15 @@ set_target_properties(driftless_c PROPERTIES
   OUTPUT_NAME driftless EXPORT_NAME c SOVERSION ${abi} VERSION ${abi}.${PROJECT_VERSION}
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib
   LINK_DEPENDS ${c_abi}/driftless.map)
-# Included as <driftless/driftless.h>, in the build folder as where it is installed.
+# Included as <driftless/driftless.h>, in the build folder as well as when installed.
 set(c_abi_include ${CMAKE_BINARY_DIR}/rooms/c_abi)
 file(MAKE_DIRECTORY ${c_abi_include}/driftless)
 file(CREATE_LINK ${c_abi}/driftless.h ${c_abi_include}/driftless/driftless.h SYMBOLIC)
 target_include_directories(driftless_c PUBLIC
   $<BUILD_INTERFACE:${c_abi_include}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-target_compile_options(driftless_c PRIVATE $<$<CONFIG:Release>:-O1>)  # calls into the libraries
+target_compile_options(driftless_c PRIVATE $<$<CONFIG:Release>:-O1>)  # it only calls the libraries
 target_compile_definitions(driftless_c PRIVATE "DRIFTLESS_VERSION=\"${PROJECT_VERSION}\"")
-# What the roads need is loaded (on_demand/): of what the rooms link, only what is used stays.
+# Roads load their libraries on demand (on_demand/); unused parts of linked rooms are dropped.
 target_link_libraries(driftless_c PRIVATE driftless_loading_roads
                       nlohmann_json::nlohmann_json driftless_compile_options)
 target_link_options(driftless_c PRIVATE

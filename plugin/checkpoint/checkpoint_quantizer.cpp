@@ -47,11 +47,10 @@ nlohmann::ordered_json fp8_config(QuantizeRule rule) {
   return config;
 }
 nlohmann::ordered_json int4_config(unsigned group) {
-  nlohmann::ordered_json weights = {{"num_bits", 4},          {"type", "int"},
-                                    {"symmetric", true},      {"strategy", "group"},
-                                    {"group_size", group},    {"dynamic", false},
-                                    {"observer", "minmax"},   {"actorder", nullptr},
-                                    {"block_structure", nullptr}};
+  nlohmann::ordered_json weights = {
+      {"num_bits", 4},        {"type", "int"},       {"symmetric", true},
+      {"strategy", "group"},  {"group_size", group}, {"dynamic", false},
+      {"observer", "minmax"}, {"actorder", nullptr}, {"block_structure", nullptr}};
   nlohmann::ordered_json only = {{"targets", {"Linear"}},
                                  {"weights", std::move(weights)},
                                  {"input_activations", nullptr},

@@ -9,8 +9,8 @@
 namespace driftless {
 
 struct QuantizeOptions {
-  std::string checkpoint;  // a directory
-  std::string out;         // is not there yet
+  std::string checkpoint;                     // a directory
+  std::string out;                            // is not there yet
   QuantizeRule rule = QuantizeRule::kLinear;  // of FP8 blocks
   unsigned int4_group = 0;                    // weights of a group in INT4; 0: FP8 blocks
   // Patterns of the shell, of tensors' names. `only`: these, instead of the default choice. `skip`:

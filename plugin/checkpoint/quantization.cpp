@@ -56,12 +56,11 @@ unsigned int4_group_of(const Json& config) {
   const Json weights = only.is_object() ? only.value("weights", Json()) : Json();
   if (!weights.is_object() || !only.value("input_activations", Json()).is_null()) return 0;
   const Json size = weights.value("group_size", Json());
-  const bool made_here = weights.value("num_bits", Json()) == 4 &&
-                         text_of(weights, "type") == "int" &&
-                         text_of(weights, "strategy") == "group" &&
-                         weights.value("symmetric", Json(true)) == true &&
-                         weights.value("actorder", Json()).is_null() &&
-                         size.is_number_unsigned() && is_int4_group(size.get<std::uint64_t>());
+  const bool made_here =
+      weights.value("num_bits", Json()) == 4 && text_of(weights, "type") == "int" &&
+      text_of(weights, "strategy") == "group" && weights.value("symmetric", Json(true)) == true &&
+      weights.value("actorder", Json()).is_null() && size.is_number_unsigned() &&
+      is_int4_group(size.get<std::uint64_t>());
   return made_here ? size.get<unsigned>() : 0;
 }
 
@@ -199,13 +198,13 @@ Result<TensorSpec> scales_of(const TensorSpec& matrix) {
 Result<Int4Tensors> int4_tensors_of(const TensorSpec& matrix, unsigned group) {
   const std::uint64_t rows = matrix.shape[0], columns = matrix.shape[1];
   Int4Tensors made;
-  DRIFTLESS_ASSIGN_OR_RETURN(made.packed, TensorSpec::make(concat(matrix.name, kPackedSuffix),
-                                                           DType::kI32,
-                                                           {rows, columns / kInt4InWord}));
+  DRIFTLESS_ASSIGN_OR_RETURN(made.packed,
+                             TensorSpec::make(concat(matrix.name, kPackedSuffix), DType::kI32,
+                                              {rows, columns / kInt4InWord}));
   DRIFTLESS_ASSIGN_OR_RETURN(made.scales, TensorSpec::make(concat(matrix.name, kGroupScaleSuffix),
                                                            DType::kBF16, {rows, columns / group}));
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      made.shape, TensorSpec::make(concat(matrix.name, kShapeSuffix), DType::kI32, {2}));
+  DRIFTLESS_ASSIGN_OR_RETURN(made.shape,
+                             TensorSpec::make(concat(matrix.name, kShapeSuffix), DType::kI32, {2}));
   return made;
 }
 
@@ -235,9 +234,9 @@ Result<QuantizedAs> needs_quantization(FileSystem& fs, const Checkpoint& base,
   DRIFTLESS_ASSIGN_OR_RETURN(const Json config, quantization_of(fs, base));
   if (!config.is_null()) DRIFTLESS_RETURN_IF_ERROR(check_scheme(base, config, settings));
   as.int4_group = config.is_null() ? 0 : int4_group_of(config);
-  DRIFTLESS_ASSIGN_OR_RETURN(
-      const std::size_t scales,
-      as.int4_group > 0 ? check_groups(base, as.int4_group) : check_scales(base));
+  DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t scales, as.int4_group > 0
+                                                           ? check_groups(base, as.int4_group)
+                                                           : check_scales(base));
   as.quantized = !config.is_null() && scales > 0;
   if (as.quantized || (config.is_null() && scales == 0 && !asked)) return as;
   return error(StatusCode::kInvalidArgument, "the base ", base.path(), " has scales of ", scales,

@@ -11,15 +11,15 @@ namespace driftless {
 
 // Behind the name of the quantized tensor: that of its scales.
 inline constexpr std::string_view kScaleSuffix = "_scale_inv";
-// INT4, as compressed-tensors stores it: in the place of the tensor its codes, their scales, and how
-// many rows and columns it has.
+// INT4, as compressed-tensors stores it: in the place of the tensor its codes, their scales, and
+// how many rows and columns it has.
 inline constexpr std::string_view kPackedSuffix = "_packed", kGroupScaleSuffix = "_scale",
                                   kShapeSuffix = "_shape";
 inline constexpr std::string_view kModelConfigName = "config.json";
 
 struct QuantizedAs {
-  bool quantized = false;  // else the weights are the base's as they are
-  unsigned int4_group = 0;  // 0: FP8 blocks
+  bool quantized = false;                     // else the weights are the base's as they are
+  unsigned int4_group = 0;                    // 0: FP8 blocks
   QuantizeRule rule = QuantizeRule::kLinear;  // of FP8 blocks
 
   [[nodiscard]] std::string_view rule_name() const {
@@ -27,11 +27,11 @@ struct QuantizedAs {
   }
 };
 
-// `weights`: what is to be published. Not quantized if the base has these tensors as they are, or is
-// not quantized. kUnsupported, naming the scheme and what to use instead, if the base is quantized
-// by another one than FP8 blocks of 128x128 with float32 scales or INT4 in symmetric groups of 32 or
-// 128; kWrongLayout, by name, if its scales and tensors do not fit; kInvalidArgument if the settings
-// do not fit the base.
+// `weights`: what is to be published. Not quantized if the base has these tensors as they are, or
+// is not quantized. kUnsupported, naming the scheme and what to use instead, if the base is
+// quantized by another one than FP8 blocks of 128x128 with float32 scales or INT4 in symmetric
+// groups of 32 or 128; kWrongLayout, by name, if its scales and tensors do not fit;
+// kInvalidArgument if the settings do not fit the base.
 [[nodiscard]] Result<QuantizedAs> needs_quantization(FileSystem& fs, const Checkpoint& base,
                                                      const WeightLayout& weights,
                                                      const QuantizeSettings& settings);

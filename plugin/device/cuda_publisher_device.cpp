@@ -105,7 +105,7 @@ class CudaPublisherDevice final : public PublisherDevice {
 
   Result<std::vector<std::uint32_t>> fetch_captured(
       unsigned threads,
-      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges)>& use) override {
+      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges&)>& use) override {
     DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
     return captured_.fetch(work_.stream, threads, use);
   }

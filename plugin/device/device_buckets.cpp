@@ -42,8 +42,12 @@ class DeviceBuckets final : public PlacedChanges {
     DRIFTLESS_RETURN_IF_ERROR(
         gpu_->reserve(*workspace_, dev_plan_.used(), host_plan_.used(), "staging a delta"));
     bool on_device = false;
+    std::vector<Uploader::Stretch> uploads;
     for (PlacedBucket& each : buckets_) {
-      DRIFTLESS_RETURN_IF_ERROR(place_streams(each));
+      DRIFTLESS_RETURN_IF_ERROR(place_streams(each, uploads));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->uploader.copy(uploads, gpu_->stream));
+    for (PlacedBucket& each : buckets_) {
       DRIFTLESS_RETURN_IF_ERROR(make_patch(each));
       on_device = on_device || each.bucket.memory == MemoryKind::kDevice;
     }
@@ -146,8 +150,8 @@ class DeviceBuckets final : public PlacedChanges {
     }
   }
 
-  // The streams brought to the device.
-  Status place_streams(PlacedBucket& each) {
+  // The streams brought to the device; what lies on the host, once `uploads` are copied.
+  Status place_streams(PlacedBucket& each, std::vector<Uploader::Stretch>& uploads) {
     const BucketView& view = each.bucket.view;
     each.old_dev = workspace_->dev.data() + each.old_at;
     each.positions_dev = view.positions.data();
@@ -155,8 +159,7 @@ class DeviceBuckets final : public PlacedChanges {
     if (usable_there(each.bucket)) return {};
     std::byte* const positions = workspace_->dev.data() + each.positions_at;
     std::byte* const values = workspace_->dev.data() + each.values_at;
-    DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, view.positions, each.bucket.memory));
-    DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(values, view.values, each.bucket.memory));
+    DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, values, each.bucket, uploads));
     each.positions_dev = positions;
     each.values_dev = values;
     return {};

@@ -147,25 +147,26 @@ Result<std::vector<std::uint32_t>> DeviceCapture::fetch(const DeviceStream& stre
   for (std::size_t i = 0; i < used_; ++i) {
     Run& run = runs_[i];
     DRIFTLESS_RETURN_IF_ERROR(run.done.hold(stream));
-    DRIFTLESS_ASSIGN_OR_RETURN(std::vector<FoundTile> tiles, found_tiles(run, stream, missing));
-    // As they lie in the slots, as many as fit the memory that they pass through.
+    DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FoundTile> tiles,
+                               found_tiles(run, stream, missing));
+    // By their slots, as many as fit the memory that they pass through: of all that begin within
+    // `step` slots, none ends more than a tile past them.
     const std::uint64_t most =
         kFetchBytes / (sizeof(std::uint16_t) + 2 * std::uint64_t{run.unit_bytes}) - 1024;
-    for (std::span<FoundTile> rest = tiles; !rest.empty();) {
-      std::size_t some = 1;
-      while (some < rest.size() && rest[some].base + rest[some].count - rest.front().base <= most) {
-        ++some;
-      }
-      DRIFTLESS_RETURN_IF_ERROR(fetch_some(run, rest.first(some), stream, threads, use));
-      rest = rest.subspan(some);
+    const std::uint64_t step = most - cuda::CaptureBatch::kTileBytes / run.unit_bytes;
+    std::vector<std::vector<FoundTile>> together(run.room / step + 1);
+    for (const FoundTile& tile : tiles) together[tile.base / step].push_back(tile);
+    for (const std::vector<FoundTile>& some : together) {
+      if (some.empty()) continue;
+      DRIFTLESS_RETURN_IF_ERROR(fetch_some(run, some, stream, threads, use));
     }
   }
   used_ = 0;
   return missing;
 }
 
-// Those that have changes, in the order of their slots. Tiles of which they are not there name
-// their blocks.
+// Those that have changes, block by block, ascending. Tiles of which they are not there name their
+// blocks.
 Result<std::vector<DeviceCapture::FoundTile>> DeviceCapture::found_tiles(
     Run& run, const DeviceStream& stream, std::vector<std::uint32_t>& missing) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t changed, count(run, stream));
@@ -193,16 +194,27 @@ Result<std::vector<DeviceCapture::FoundTile>> DeviceCapture::found_tiles(
     }
     if (!whole) missing.push_back(run.numbers[i]);
   }
-  std::ranges::sort(found, {}, &FoundTile::base);
   return found;
 }
 
+// Changes of consecutive slots, from `first` on.
+struct DeviceCapture::Fetched {
+  std::uint64_t first = 0, width = 1;
+  const std::uint16_t* offsets = nullptr;
+  const std::byte *values = nullptr, *old_values = nullptr;
+};
+
 // A piece of a ChangeStore at a time, of what is there of it.
-Status DeviceCapture::fetch_some(const Run& run, std::span<FoundTile> tiles,
+Status DeviceCapture::fetch_some(const Run& run, std::span<const FoundTile> tiles,
                                  const DeviceStream& stream, unsigned threads,
                                  const UseChanges& use) {
-  const std::uint64_t width = run.unit_bytes, first = tiles.front().base;
-  const std::uint64_t count = tiles.back().base + tiles.back().count - first;
+  const std::uint64_t width = run.unit_bytes;
+  std::uint64_t first = tiles.front().base, end = 0;
+  for (const FoundTile& tile : tiles) {
+    first = std::min(first, tile.base);
+    end = std::max(end, tile.base + tile.count);
+  }
+  const std::uint64_t count = end - first;
   const cuda::CaptureBatch::Slots slots = run.places();
   std::byte* const offsets = fetched_.data();
   std::byte* const values = offsets + device_aligned(count * sizeof(std::uint16_t));
@@ -213,40 +225,52 @@ Status DeviceCapture::fetch_some(const Run& run, std::span<FoundTile> tiles,
   DRIFTLESS_RETURN_IF_ERROR(
       stream.copy(old_values, slots.old_values_dev + first * width, count * width));
   DRIFTLESS_RETURN_IF_ERROR(stream.wait());
-  std::ranges::sort(tiles, {},
-                    [](const FoundTile& tile) { return std::pair(tile.number, tile.tile); });
   std::vector<std::span<const FoundTile>> pieces;
   for (std::span<const FoundTile> rest = tiles; !rest.empty();) {
-    const auto end = std::ranges::find_if(rest, [&](const FoundTile& tile) {
+    const auto next = std::ranges::find_if(rest, [&](const FoundTile& tile) {
       return tile.number != rest.front().number || tile.piece() != rest.front().piece();
     });
-    pieces.push_back(rest.first(static_cast<std::size_t>(end - rest.begin())));
+    pieces.push_back(rest.first(static_cast<std::size_t>(next - rest.begin())));
     rest = rest.subspan(pieces.back().size());
   }
-  const std::uint64_t tile_units = cuda::CaptureBatch::kTileBytes / width;
-  return parallel_for(pieces.size(), threads, [&](std::size_t task, unsigned) -> Status {
-    PieceChanges changes;
-    std::size_t own_count = 0;
-    for (const FoundTile& tile : pieces[task]) own_count += tile.count;
-    changes.offsets.reserve(own_count);
-    changes.values.reserve(own_count * width);
-    changes.old_values.reserve(own_count * width);
-    for (const FoundTile& tile : pieces[task]) {
-      const std::uint64_t at = tile.base - first;
-      const auto begin = static_cast<std::uint32_t>(tile.tile % kPieceTiles * tile_units);
-      const auto* const own = reinterpret_cast<const std::uint16_t*>(offsets) + at;
-      std::transform(own, own + tile.count, std::back_inserter(changes.offsets),
-                     [&](std::uint16_t offset) { return begin + offset; });
-      const auto add = [&](std::vector<std::byte>& to, const std::byte* from) {
-        to.insert(to.end(), from + at * width, from + (at + tile.count) * width);
-      };
-      add(changes.values, values);
-      add(changes.old_values, old_values);
-    }
-    const FoundTile& here = pieces[task].front();
-    use(here.number, here.piece(), std::move(changes));
+  const Fetched fetched{first, width, reinterpret_cast<const std::uint16_t*>(offsets), values,
+                        old_values};
+  exchanged_.resize(std::max<std::size_t>({exchanged_.size(), threads, 1}));
+  return parallel_for(pieces.size(), threads, [&](std::size_t task, unsigned worker) -> Status {
+    use_piece(fetched, pieces[task], exchanged_[worker], use);
     return {};
   });
+}
+
+void DeviceCapture::use_piece(const Fetched& fetched, std::span<const FoundTile> tiles,
+                              PieceChanges& changes, const UseChanges& use) {
+  const std::uint64_t width = fetched.width;
+  const std::uint64_t tile_units = cuda::CaptureBatch::kTileBytes / width;
+  std::size_t count = 0;
+  for (const FoundTile& tile : tiles) count += tile.count;
+  changes.offsets.clear();  // what a failure left
+  changes.values.clear();
+  changes.old_values.clear();
+  // A little more: the memory is used again, for pieces that differ.
+  const std::size_t room = count + count / 8;
+  changes.offsets.reserve(room);
+  changes.values.reserve(room * width);
+  changes.old_values.reserve(room * width);
+  for (const FoundTile& tile : tiles) {
+    const std::uint64_t at = tile.base - fetched.first;
+    const auto begin = static_cast<std::uint32_t>(tile.tile % kPieceTiles * tile_units);
+    const std::size_t before = changes.offsets.size();
+    changes.offsets.resize(before + tile.count);
+    std::transform(fetched.offsets + at, fetched.offsets + at + tile.count,
+                   changes.offsets.begin() + static_cast<std::ptrdiff_t>(before),
+                   [begin](std::uint16_t offset) { return begin + offset; });
+    const auto add = [&](std::vector<std::byte>& to, const std::byte* from) {
+      to.insert(to.end(), from + at * width, from + (at + tile.count) * width);
+    };
+    add(changes.values, fetched.values);
+    add(changes.old_values, fetched.old_values);
+  }
+  use(tiles.front().number, tiles.front().piece(), changes);
 }
 
 }  // namespace driftless

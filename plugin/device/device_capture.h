@@ -21,7 +21,7 @@ namespace driftless {
 class DeviceCapture {
  public:
   static constexpr std::uint64_t kFetchBytes = std::uint64_t{32} << 20;
-  using UseChanges = std::function<void(std::uint32_t, std::uint64_t, PieceChanges)>;
+  using UseChanges = std::function<void(std::uint32_t, std::uint64_t, PieceChanges&)>;
 
   // The first time that such pairs come, waits: room is made for what is found. Later a quarter
   // more than ever before fits, and never more than `limit_bytes` for all (4 bytes and two values a
@@ -64,13 +64,19 @@ class DeviceCapture {
   [[nodiscard]] Result<std::uint64_t> count(const Run& run, const DeviceStream& stream);
   [[nodiscard]] Result<std::vector<FoundTile>> found_tiles(Run& run, const DeviceStream& stream,
                                                            std::vector<std::uint32_t>& missing);
-  [[nodiscard]] Status fetch_some(const Run& run, std::span<FoundTile> tiles,
+  // Of tiles in the order of their blocks, whose slots fit kFetchBytes together.
+  [[nodiscard]] Status fetch_some(const Run& run, std::span<const FoundTile> tiles,
                                   const DeviceStream& stream, unsigned threads,
                                   const UseChanges& use);
+  // Those of one piece of a ChangeStore, once they came. `changes` is its thread's alone.
+  struct Fetched;
+  static void use_piece(const Fetched& fetched, std::span<const FoundTile> tiles,
+                        PieceChanges& changes, const UseChanges& use);
 
   std::vector<Run> runs_;
-  std::size_t used_ = 0;  // of them, since the last fetch()
-  DeviceBuffer fetched_;  // pinned
+  std::size_t used_ = 0;                 // of them, since the last fetch()
+  DeviceBuffer fetched_;                 // pinned
+  std::vector<PieceChanges> exchanged_;  // by thread: memory for the next piece
 };
 
 }  // namespace driftless

@@ -244,17 +244,17 @@ class ChangesOnDevice final : public PlacedChanges {
 
   // Also of frames that lie on the device: what was measured is what a commit writes.
   Status place_streams(std::span<const SourceBucket> buckets) {
+    std::vector<Uploader::Stretch> uploads;
     for (const std::size_t number : used_) {
       const SourceBucket& bucket = buckets[number];
       PlacedStreams& streams = streams_[number];
       std::byte* const positions = dev(streams.positions_at);
       std::byte* const values = dev(streams.values_at);
-      DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, bucket.view.positions, bucket.memory));
-      DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(values, bucket.view.values, bucket.memory));
+      DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(positions, values, bucket, uploads));
       streams.positions_dev = positions;
       streams.values_dev = values;
     }
-    return {};
+    return gpu_->uploader.copy(uploads, gpu_->stream);
   }
 
   Status find_ends(const Group& group) {

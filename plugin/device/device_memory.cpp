@@ -380,33 +380,32 @@ std::uint64_t Uploader::pinned_bytes() const {
   return sum;
 }
 
-// One thread does not fill a slot as fast as the bus empties it.
-Status Uploader::fill(const Slot& slot, std::span<const std::byte> from) {
-  constexpr std::uint64_t kPieceBytes = std::uint64_t{1} << 20;
-  constexpr unsigned kThreads = 4;
-  return parallel_for(
-      (from.size() + kPieceBytes - 1) / kPieceBytes, std::min(kThreads, default_threads()),
-      [&](std::size_t i, unsigned) -> Status {
-        const auto piece = from.subspan(
-            i * kPieceBytes, std::min<std::uint64_t>(kPieceBytes, from.size() - i * kPieceBytes));
-        std::memcpy(slot.buffer.data() + i * kPieceBytes, piece.data(), piece.size());
-        return {};
-      });
+Status Uploader::copy_piece(const Stretch& piece, unsigned lane, const DeviceStream& stream) {
+  const Slot& slot = next(lane);
+  DRIFTLESS_RETURN_IF_ERROR(slot.travelled.wait());
+  std::memcpy(slot.buffer.data(), piece.from.data(), piece.from.size());
+  DRIFTLESS_RETURN_IF_ERROR(stream.copy(piece.to_dev, slot.buffer.data(), piece.from.size()));
+  return slot.travelled.record(stream);
 }
 
-Status Uploader::copy(std::byte* to_dev, std::span<const std::byte> from,
-                      const DeviceStream& stream) {
-  while (!from.empty()) {
-    const auto piece = from.first(std::min<std::uint64_t>(from.size(), kSlotBytes));
-    const Slot& slot = next();
-    DRIFTLESS_RETURN_IF_ERROR(slot.travelled.wait());
-    DRIFTLESS_RETURN_IF_ERROR(fill(slot, piece));
-    DRIFTLESS_RETURN_IF_ERROR(stream.copy(to_dev, slot.buffer.data(), piece.size()));
-    DRIFTLESS_RETURN_IF_ERROR(slot.travelled.record(stream));
-    to_dev += piece.size();
-    from = from.subspan(piece.size());
+Status Uploader::copy(std::span<const Stretch> stretches, const DeviceStream& stream) {
+  std::vector<Stretch> pieces;
+  for (Stretch rest : stretches) {
+    while (!rest.from.empty()) {
+      const auto some = rest.from.first(std::min<std::uint64_t>(rest.from.size(), kSlotBytes));
+      pieces.push_back({rest.to_dev, some});
+      rest = {rest.to_dev + some.size(), rest.from.subspan(some.size())};
+    }
   }
-  return {};
+  int device = 0;
+  DRIFTLESS_RETURN_IF_ERROR(check(cudaGetDevice(&device), "asking for the GPU"));
+  // Small pieces, one after the other, are done before a thread has begun.
+  const unsigned lanes = pieces.size() > 2 ? std::min(kLanes, default_threads()) : 1;
+  return parallel_for(pieces.size(), lanes, [&](std::size_t i, unsigned lane) -> Status {
+    const OnDevice on(device);  // a thread begins without one
+    DRIFTLESS_RETURN_IF_ERROR(on.status());
+    return copy_piece(pieces[i], lane, stream);
+  });
 }
 
 // While one slot is emptied the next one is on its way.
@@ -422,7 +421,7 @@ Status Uploader::read(std::span<std::byte> to, const std::byte* from_dev,
   };
   while (!to.empty()) {
     const auto piece = to.first(std::min<std::uint64_t>(to.size(), kSlotBytes));
-    Slot& slot = next();
+    Slot& slot = next(0);
     DRIFTLESS_RETURN_IF_ERROR(slot.travelled.wait());
     DRIFTLESS_RETURN_IF_ERROR(stream.copy(slot.buffer.data(), from_dev, piece.size()));
     DRIFTLESS_RETURN_IF_ERROR(slot.travelled.record(stream));

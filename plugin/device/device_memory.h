@@ -130,18 +130,28 @@ class DeviceArena {
   std::uint64_t used_ = 0;  // of it
 };
 
-// Copies host memory of any kind to the device, through two pinned buffers in turn: one is filled
-// while the other travels. One thread at a time.
+// Copies host memory of any kind to the device, through pinned slots: some are filled while others
+// travel. One thread at a time calls it; it fills slots on up to kLanes threads, which have their
+// own slots, and have ended when the call returns.
 class Uploader {
  public:
-  static constexpr std::uint64_t kSlotBytes = std::uint64_t{8} << 20;
+  static constexpr std::uint64_t kSlotBytes = std::uint64_t{2} << 20;
 
   Uploader() = default;
   [[nodiscard]] static Result<Uploader> make();
 
-  // Queues the copy on `stream`; `from` may go when it returns. Always with the same stream.
+  struct Stretch {
+    std::byte* to_dev = nullptr;
+    std::span<const std::byte> from;
+  };
+  // Queues the copies on `stream`, in any order among themselves; what they are from may go when it
+  // returns. Always with the same stream.
+  [[nodiscard]] Status copy(std::span<const Stretch> stretches, const DeviceStream& stream);
   [[nodiscard]] Status copy(std::byte* to_dev, std::span<const std::byte> from,
-                            const DeviceStream& stream);
+                            const DeviceStream& stream) {
+    const Stretch stretch{to_dev, from};
+    return copy({&stretch, 1}, stream);
+  }
   // Fills `to` from the device; waits for it.
   [[nodiscard]] Status read(std::span<std::byte> to, const std::byte* from_dev,
                             const DeviceStream& stream);
@@ -149,15 +159,22 @@ class Uploader {
   [[nodiscard]] std::uint64_t pinned_bytes() const;
 
  private:
+  // One thread does not fill slots as fast as the bus empties them.
+  static constexpr unsigned kLanes = 4;
+  static constexpr unsigned kLaneSlots = 2;
   struct Slot {
     DeviceBuffer buffer;
     DeviceEvent travelled;
   };
-  [[nodiscard]] static Status fill(const Slot& slot, std::span<const std::byte> from);
-  [[nodiscard]] Slot& next() { return slots_[turn_++ % slots_.size()]; }
+  // The next slot of a lane, which has travelled once it is waited for.
+  [[nodiscard]] Slot& next(unsigned lane) {
+    return slots_[lane * kLaneSlots + turns_[lane]++ % kLaneSlots];
+  }
+  // A piece of at most kSlotBytes.
+  [[nodiscard]] Status copy_piece(const Stretch& piece, unsigned lane, const DeviceStream& stream);
 
-  std::array<Slot, 2> slots_;
-  std::size_t turn_ = 0;
+  std::array<Slot, std::size_t{kLanes} * kLaneSlots> slots_;
+  std::array<std::size_t, kLanes> turns_{};  // each is its lane's alone
 };
 
 // Memory that an operation works in.

@@ -3,7 +3,7 @@
 // plugin/device.
 //
 // Memory of the device: a byte for each weight that is coded at a time, 6 bytes for each of their
-// blocks and 96 for each box; pinned: as much for blocks and boxes. It is kept.
+// blocks and 80 for each box; pinned: as much for blocks and boxes. It is kept.
 #pragma once
 
 #include "plugin/device/device_memory.h"

@@ -22,6 +22,19 @@ struct GpuContext {
     if (kind == MemoryKind::kDevice) return stream.copy(to_dev, from.data(), from.size());
     return uploader.copy(to_dev, from, stream);
   }
+  // Both streams of a bucket: what lies on the host goes to `uploads`, which is for the uploader;
+  // what lies on the device is queued.
+  [[nodiscard]] Status copy(std::byte* positions_dev, std::byte* values_dev,
+                            const SourceBucket& bucket, std::vector<Uploader::Stretch>& uploads) {
+    const BucketView& view = bucket.view;
+    if (bucket.memory == MemoryKind::kHost) {
+      uploads.push_back({positions_dev, view.positions});
+      uploads.push_back({values_dev, view.values});
+      return {};
+    }
+    DRIFTLESS_RETURN_IF_ERROR(copy(positions_dev, view.positions, bucket.memory));
+    return copy(values_dev, view.values, bucket.memory);
+  }
   // Makes it at least so large; kNoSpace, saying for what, if that is more than allowed.
   [[nodiscard]] Status reserve(DeviceWorkspace& held, std::uint64_t dev_bytes,
                                std::uint64_t host_bytes, const std::string& what);

@@ -37,6 +37,11 @@ void RunView::reaches_trainer(bool reaches) {
   reaches_ = reaches;
 }
 
+void RunView::listed(std::uint64_t version) {
+  const std::scoped_lock lock(mutex_);
+  listed_ = version;
+}
+
 // The end, once it is declared, and what a trainer says of itself stay.
 TrainerState RunView::trainer() const {
   if (role_ == "trainer" || now_.trainer == TrainerState::kEnded) return now_.trainer;
@@ -142,9 +147,14 @@ Readiness RunView::readiness(std::uint64_t max_lag) const {
   } else if (agent && failing()) {
     found.reason = concat("the next version cannot be taken: ", now_.failing);
   }
+  const std::uint64_t newest = std::max(now_.version, listed_);
+  if (agent && found.reason.empty() && newest - now_.version > max_lag) {
+    found.lag = newest - now_.version;
+    found.reason = concat("the road has version ", newest, ", this agent holds ", now_.version);
+  }
   for (const EngineRecord& engine : now_.engines) {
     if (!agent || !found.reason.empty()) break;
-    const std::uint64_t lag = now_.version > engine.version ? now_.version - engine.version : 0;
+    const std::uint64_t lag = newest > engine.version ? newest - engine.version : 0;
     found.lag = std::max(found.lag, lag);
     const bool none = engine.version == 0;
     if (!none && lag <= max_lag) continue;

@@ -47,6 +47,8 @@ class RunView final : public RecordSink {
   // manifest says, before its record is added; and whether reports reach the trainer.
   void made(std::string_view created);
   void reaches_trainer(bool reaches);
+  // Of an agent: the newest version that its road lists, whether it was taken or not.
+  void listed(std::uint64_t version);
   // The trainer has declared the end of the run.
   void end_run();
 
@@ -58,7 +60,7 @@ class RunView final : public RecordSink {
 
   // The versions above `since`, at most the newest kVersions.
   [[nodiscard]] RunStatus status(std::uint64_t since = 0) const;
-  // `max_lag`: versions that an engine may be behind.
+  // `max_lag`: versions that an agent and its engines may be behind the newest one on the road.
   [[nodiscard]] Readiness readiness(std::uint64_t max_lag) const;
 
  private:
@@ -72,9 +74,10 @@ class RunView final : public RecordSink {
   bool open_ = false;
   // The list below is copied by its pointers, so that the mutex is held for a moment.
   std::deque<std::shared_ptr<const VersionRecord>> versions_;
-  std::deque<Moment> made_;  // of an agent: the newest versions, ascending
-  bool reaches_ = true;      // of an agent: the trainer
-  RunStatus now_;            // without versions
+  std::deque<Moment> made_;   // of an agent: the newest versions, ascending
+  bool reaches_ = true;       // of an agent: the trainer
+  std::uint64_t listed_ = 0;  // of an agent: the newest version on its road
+  RunStatus now_;             // without versions
   std::chrono::steady_clock::time_point failed_at_{};  // now_.failing
 };
 

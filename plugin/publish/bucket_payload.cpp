@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buckets of the running comparison, as frames or as flush files. While one bucket is filled the
-// one before is encoded, compressed and written by a thread of its own: two buckets and one encoded
-// one are all that is held.
+// Buckets of the running comparison, as frames or as flush files. While one bucket is filled those
+// before it are encoded, compressed and written by threads of their own: one, or, if the road takes
+// several parts at a time, up to kMostWriters. All that is held is two buckets and one encoded one;
+// of several writers, smaller ones that take no more together.
 #include <algorithm>
 
 #include "plugin/publish/rank_payload.h"
@@ -9,44 +10,122 @@
 namespace driftless {
 namespace {
 
-// Hands full buckets to a writer, one at a time.
+constexpr unsigned kMostWriters = 4;
+constexpr std::uint64_t kLeastSharedBytes = std::uint64_t{8} << 20;  // of a bucket that is divided
+
+// How many threads write frames of this payload at a time.
+unsigned writers_of(const PayloadContext& context) {
+  const bool one = context.directory_layout != DirectoryLayout::kFrames ||
+                   context.frames != nullptr || !context.background ||
+                   context.buffer_bytes < kLeastSharedBytes || !context.road->writes_at_once();
+  // The other half of the processors finds what is to be written.
+  return one ? 1 : std::clamp(context.threads / 2, 1U, kMostWriters);
+}
+
+// A frame into a part that was created for it.
+Result<Hash128> write_part(const FrameContext& frame, const BucketView& bucket,
+                           std::vector<std::byte>& encoded, File& part) {
+  if (frame.encoding == Encoding::kDeltasZstd) {  // into memory
+    encoded.clear();
+    DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
+    DRIFTLESS_RETURN_IF_ERROR(part.pwrite(0, encoded));
+    DRIFTLESS_RETURN_IF_ERROR(part.sync());
+    return frame_table_hash(encoded);
+  }
+  std::uint64_t at = 0;
+  DRIFTLESS_ASSIGN_OR_RETURN(const Hash128 table,
+                             write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
+                               const std::uint64_t offset = std::exchange(at, at + bytes.size());
+                               return part.pwrite(offset, bytes);
+                             }));
+  DRIFTLESS_RETURN_IF_ERROR(part.sync());
+  return table;
+}
+
+// Hands full buckets to writers. The caller's thread fills a bucket, numbers and creates its part;
+// from then until settle() the lane is its writer's alone.
 class BucketWriter {
  public:
-  using Write = std::function<Status(const BucketView&)>;
-
-  BucketWriter(const PayloadContext& context, Write write)
-      : builders_(context.buffers->buckets),
-        write_(std::move(write)),
-        writer_(context.background, context.clock) {
-    for (BucketBuilder& builder : builders_) builder.clear();  // what a failure left
+  // Both outlive it.
+  BucketWriter(const PayloadContext& context, PayloadFindings& findings)
+      : context_(context), findings_(findings), writers_(writers_of(context)) {
+    for (unsigned i = 0; i <= writers_; ++i) {
+      lanes_.emplace_back(context, context.buffers->bucket(i));
+      lanes_.back().bucket.builder.clear();  // what a failure left
+    }
+    if (context.clock != nullptr) context.clock->has_writers(writers_);
   }
 
-  [[nodiscard]] BucketBuilder& filling() { return builders_[filling_]; }
+  [[nodiscard]] BucketBuilder& filling() { return lanes_[filling_].bucket.builder; }
+  [[nodiscard]] unsigned writers() const { return writers_; }
 
-  // Passes the bucket on and turns to the other one, which is empty then.
+  // Passes the bucket on and turns to the next one, which is empty then.
   Status hand_over() {
-    BucketBuilder& full = filling();
-    if (full.empty()) return {};
-    DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this, &full] {
-      Status written = write_(full.view());
-      full.clear();
+    Lane& full = lanes_[filling_];
+    if (full.bucket.builder.empty()) return {};
+    if (writers_ == 1) DRIFTLESS_RETURN_IF_ERROR(settle_all());  // one at a time
+    const std::uint32_t index = parts_++;
+    if (writers_ > 1) {
+      DRIFTLESS_ASSIGN_OR_RETURN(
+          full.part, context_.road->create_part(frame_file_name(context_.frame.rank, index)));
+    }
+    DRIFTLESS_RETURN_IF_ERROR(full.writer.hand_over([this, &full, index] {
+      Status written = write(full, index);
+      full.part.reset();
+      full.bucket.builder.clear();
       return written;
     }));
-    if (writer_.background()) filling_ = 1 - filling_;
-    return {};
+    if (full.writer.background()) filling_ = (filling_ + 1) % lanes_.size();
+    return settle(lanes_[filling_]);
   }
 
   // Waits until everything that was handed over is written.
   Status finish() {
     DRIFTLESS_RETURN_IF_ERROR(hand_over());
-    return writer_.finish();
+    return settle_all();
   }
 
  private:
-  std::array<BucketBuilder, 2>& builders_;
-  Write write_;
+  struct Lane {
+    Lane(const PayloadContext& context, PayloadBuffers::Bucket& own)
+        : bucket(own), writer(context.background, context.clock) {}
+    PayloadBuffers::Bucket& bucket;
+    std::unique_ptr<File> part;  // of several writers
+    PayloadFindings findings;    // of this lane's frames
+    BackgroundWriter writer;     // last: its thread ends before what it uses
+  };
+
+  // On the lane's thread.
+  Status write(Lane& lane, std::uint32_t index) const {
+    const BucketView bucket = lane.bucket.builder.view();
+    if (lane.part == nullptr) return write_bucket(context_, bucket, index, lane.findings);
+    FrameContext frame = context_.frame;
+    frame.index = index;
+    DRIFTLESS_ASSIGN_OR_RETURN(lane.findings.tables[frame_file_name(frame.rank, index)],
+                               write_part(frame, bucket, lane.bucket.encoded, *lane.part));
+    return {};
+  }
+
+  // Waits for the lane's thread; the lane is the caller's again.
+  Status settle(Lane& lane) {
+    DRIFTLESS_RETURN_IF_ERROR(lane.writer.finish());
+    findings_.tables.merge(lane.findings.tables);
+    return {};
+  }
+  // The oldest first: of several failures that of the first bucket is returned.
+  Status settle_all() {
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      DRIFTLESS_RETURN_IF_ERROR(settle(lanes_[(filling_ + i) % lanes_.size()]));
+    }
+    return {};
+  }
+
+  const PayloadContext& context_;
+  PayloadFindings& findings_;
+  const unsigned writers_;
   std::size_t filling_ = 0;
-  BackgroundWriter writer_;  // last: its thread ends before what it uses
+  std::uint32_t parts_ = 0;
+  std::deque<Lane> lanes_;  // last: their threads end before what they use
 };
 
 // Others would read a position of 8 bytes as one of 4, and see no fault.
@@ -75,8 +154,7 @@ Status write_flush(const PayloadContext& context, const BucketView& bucket, std:
 class BucketPayload final : public RankPayload {
  public:
   explicit BucketPayload(const PayloadContext& context)
-      : context_(context),
-        writer_(context, [this](const BucketView& bucket) { return write(bucket); }) {}
+      : context_(context), writer_(context_, findings_) {}
 
   Status add(std::span<const PairedTensor> batch) override {
     return context_.store->each_change(
@@ -131,23 +209,22 @@ class BucketPayload final : public RankPayload {
     }
   }
 
-  // Nothing overlaps the writing of the last bucket, so none is more than a quarter of what went
-  // before it, the first ones apart. In files every bucket costs a file: there they are full.
+  // Nothing overlaps the writing of the last buckets, so none is more than a quarter of what went
+  // before it, the first ones apart; of several writers, less. In files every bucket costs a file:
+  // there they are full.
   [[nodiscard]] std::uint64_t full_at() const {
     constexpr std::uint64_t kFirstBytes = std::uint64_t{2} << 20;
     if (context_.directory_layout != DirectoryLayout::kFrames) return context_.buffer_bytes;
-    return std::min(context_.buffer_bytes, std::max(kFirstBytes, handed_bytes_ / 4));
-  }
-
-  // On the writer's thread.
-  Status write(const BucketView& bucket) {
-    return write_bucket(context_, bucket, parts_++, findings_);
+    const std::uint64_t writers = writer_.writers();
+    // A bucket for each writer and the one that is filled, and as many that are encoded.
+    const std::uint64_t most =
+        writers == 1 ? context_.buffer_bytes : context_.buffer_bytes * 3 / (2 * (writers + 1));
+    return std::min(most, std::max(kFirstBytes, handed_bytes_ / (writers == 1 ? 4 : 2 * writers)));
   }
 
   PayloadContext context_;
   std::uint64_t handed_bytes_ = 0;  // of the buckets before the one that is filled
-  std::uint32_t parts_ = 0;
-  std::uint32_t number_ = 0;  // in the store, of what is collected
+  std::uint32_t number_ = 0;        // in the store, of what is collected
   BlockSplitter splitter_;
   BucketWriter writer_;  // last: its thread ends before what it uses
 };
@@ -162,20 +239,15 @@ Status write_bucket(const PayloadContext& context, const BucketView& bucket, std
   FrameContext frame = context.frame;
   frame.index = index;
   const std::string name = frame_file_name(frame.rank, index);
-  if (frame.encoding == Encoding::kDeltasZstd || context.frames != nullptr) {  // into memory
-    std::vector<std::byte>& encoded = context.buffers->encoded;
+  std::vector<std::byte>& encoded = context.buffers->encoded;
+  if (context.frames != nullptr) {
     encoded.clear();
     DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
     return put_frame(context, name, encoded, findings);
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> part, context.road->create_part(name));
-  std::uint64_t at = 0;
-  DRIFTLESS_ASSIGN_OR_RETURN(findings.tables[name],
-                             write_frame(frame, bucket, [&](std::span<const std::byte> bytes) {
-                               const std::uint64_t offset = std::exchange(at, at + bytes.size());
-                               return part->pwrite(offset, bytes);
-                             }));
-  return part->sync();
+  DRIFTLESS_ASSIGN_OR_RETURN(findings.tables[name], write_part(frame, bucket, encoded, *part));
+  return {};
 }
 
 std::unique_ptr<RankPayload> make_bucket_payload(const PayloadContext& context) {

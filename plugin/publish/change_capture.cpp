@@ -111,9 +111,9 @@ Status ChangeCapture::watch(void* stream) {
 Status ChangeCapture::fetch() {
   if (!on_gpu()) return {};
   const auto missing = device_->fetch_captured(
-      threads_, [this](std::uint32_t number, std::uint64_t piece, PieceChanges changes) {
+      threads_, [this](std::uint32_t number, std::uint64_t piece, PieceChanges& changes) {
         if (unknown_bits(number, changes.values)) fresh_.mark_whole(number);
-        fresh_.add(number, piece, std::move(changes));
+        fresh_.exchange(number, piece, changes);
       });
   for (std::size_t i = 0; missing.ok() && i < missing->size(); ++i) {
     fresh_.mark_whole((*missing)[i]);

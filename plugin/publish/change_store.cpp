@@ -68,22 +68,38 @@ void ChangeStore::add(const DeltaView& later, const std::byte* old_values) {
   add(later.tensor, later.origin / units, std::move(changes));
 }
 
-void ChangeStore::add(std::uint32_t number, std::uint64_t piece, PieceChanges later) {
-  OwnBlock& block = blocks_[number];
-  const std::atomic_ref<bool> whole(block.whole);
-  if (whole) return;
-  if (bytes_ + later.size_bytes() > limit_bytes_) {
-    whole = true;
+void PieceChanges::clear() {
+  constexpr std::size_t kLeastOffsets = 1024;
+  if (offsets.capacity() > std::max(kLeastOffsets, 2 * offsets.size())) {
+    *this = {};
     return;
   }
-  PieceChanges& kept = block.pieces[piece];
-  const std::uint64_t before = kept.size_bytes();
-  if (kept.offsets.empty()) {
-    kept = std::move(later);
-  } else {
-    merge(kept, later, block.unit_bytes);
+  offsets.clear();
+  values.clear();
+  old_values.clear();
+}
+
+void ChangeStore::add(std::uint32_t number, std::uint64_t piece, PieceChanges later) {
+  exchange(number, piece, later);
+}
+
+void ChangeStore::exchange(std::uint32_t number, std::uint64_t piece, PieceChanges& later) {
+  OwnBlock& block = blocks_[number];
+  const std::atomic_ref<bool> whole(block.whole);
+  if (!whole && bytes_ + later.size_bytes() > limit_bytes_) whole = true;
+  if (!whole) {
+    PieceChanges& kept = block.pieces[piece];
+    const std::uint64_t before = kept.size_bytes();
+    if (kept.offsets.empty()) {
+      std::swap(kept, later);
+    } else {
+      merge(kept, later, block.unit_bytes);
+    }
+    bytes_ += kept.size_bytes() - before;
   }
-  bytes_ += kept.size_bytes() - before;
+  later.offsets.clear();
+  later.values.clear();
+  later.old_values.clear();
 }
 
 void ChangeStore::release_whole() {
@@ -132,6 +148,14 @@ void ChangeStore::clear() {
   for (OwnBlock& block : blocks_) {
     block.whole = false;
     for (PieceChanges& piece : block.pieces) piece = {};
+  }
+  bytes_ = 0;
+}
+
+void ChangeStore::clear_and_keep() {
+  for (OwnBlock& block : blocks_) {
+    block.whole = false;
+    std::ranges::for_each(block.pieces, &PieceChanges::clear);
   }
   bytes_ = 0;
 }

@@ -4,7 +4,8 @@
 // and after the last; one that is as it was before is dropped.
 //
 // Memory: 4 bytes and two values a change, and 72 bytes for each 2 MiB of weights. Past `limit`
-// bytes a block is only marked: it goes out whole.
+// bytes a block is only marked: it goes out whole. A publisher on a GPU keeps this memory for the
+// next version (clear_and_keep()).
 #pragma once
 
 #include <atomic>
@@ -23,6 +24,8 @@ struct PieceChanges {
   [[nodiscard]] std::uint64_t size_bytes() const {
     return offsets.size() * sizeof(std::uint32_t) + 2 * values.size();
   }
+  // No changes, and the memory that they had, unless that is more than twice what they took.
+  void clear();
 };
 
 // One thread at a time, except if a call says otherwise.
@@ -45,6 +48,8 @@ class ChangeStore {
   void add(const DeltaView& later, const std::byte* old_values);
   // The same, of a piece of a block.
   void add(std::uint32_t number, std::uint64_t piece, PieceChanges later);
+  // The same; `later` has no changes then, and perhaps memory of the store's for the next ones.
+  void exchange(std::uint32_t number, std::uint64_t piece, PieceChanges& later);
   // Once add() is done on all threads: gives back what blocks that go out whole still hold.
   void release_whole();
   // All of another store of the same blocks, which is empty then.
@@ -67,6 +72,8 @@ class ChangeStore {
   [[nodiscard]] std::uint64_t size_bytes() const { return bytes_; }
   [[nodiscard]] bool empty() const;
   void clear();
+  // Keeps the memory of what it held for the next changes.
+  void clear_and_keep();
 
  private:
   struct OwnBlock : Block {

@@ -273,7 +273,13 @@ void LiveStore::send_whole(const std::set<std::uint32_t>& whole, std::span<const
 }
 
 void LiveStore::commit() {
-  sent_.clear();
+  if (on_gpu()) {
+    // Memory that nobody has touched is slow to fill: the next changes are fetched into this.
+    sent_.clear_and_keep();
+    capture_.fresh().add(sent_);
+  } else {
+    sent_.clear();
+  }
   changes_.clear();
   captured_ = false;
 }

@@ -213,7 +213,8 @@ class Publisher {
                                   const Deadline& deadline);
   [[nodiscard]] Status assemble(WeightSource& base, const WeightSource& live, Status ready,
                                 const Deadline& deadline);
-  [[nodiscard]] Status seed(WeightSource& base, WeightSource& live, const Deadline& deadline);
+  [[nodiscard]] Status seed(WeightSource& base, WeightSource& live, Status ready,
+                            const Deadline& deadline);
   [[nodiscard]] Status start_or_resume(const Deadline& deadline);
   [[nodiscard]] Status open_live(WeightSource& live);
   [[nodiscard]] Status make_live_store(std::vector<OwnedTensor> owned, const WeightSource& live);

@@ -64,8 +64,8 @@ class PublisherDevice {
   // Compares on the device. kUnsupported if the layout needs the snapshot in host memory.
   [[nodiscard]] virtual Result<std::unique_ptr<RankPayload>> make_payload(
       const PayloadContext& context) = 0;
-  // Quantizes boxes where they lie, or measures them only. Done when it returns; codes stay until the
-  // next call.
+  // Quantizes boxes where they lie, or measures them only. Done when it returns; codes stay until
+  // the next call.
   [[nodiscard]] virtual Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes,
                                         bool coded) = 0;
   // What the last payload found goes into the snapshot: queued on a stream of its own.
@@ -86,12 +86,12 @@ class PublisherDevice {
   // Until that is done, and all comparisons are.
   [[nodiscard]] virtual Status wait_for_trainer() = 0;
   // Brings over what was captured, in the order of the calls, as pieces of a ChangeStore (block,
-  // piece); on so many threads, each piece on one. Returns the
-  // numbers (TensorPair::tensor) of which changes are missing: there were more than `limit_bytes`
-  // in all, or far more than ever before.
+  // piece); on so many threads, each piece on one. `use` may take the changes, and leave others'
+  // memory in their place. Returns the numbers (TensorPair::tensor) of which changes are missing:
+  // there were more than `limit_bytes` in all, or far more than ever before.
   [[nodiscard]] virtual Result<std::vector<std::uint32_t>> fetch_captured(
       unsigned threads,
-      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges)>& use) = 0;
+      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges&)>& use) = 0;
 };
 
 }  // namespace driftless

@@ -74,6 +74,15 @@ Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* hist
   return receiver->leave();
 }
 
+// What a full version takes at most: the bytes that this rank owns, and what frames add to them.
+std::uint64_t full_version_bytes(const WeightStore& store) {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < store.owned().size(); ++i) {
+    bytes += framed_bytes(store.size_bytes(i), store.spec(i).name);
+  }
+  return bytes;
+}
+
 // What only a snapshot can do.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
                             const QuantizedWeights* quantized, const AssemblyMessage& told) {
@@ -127,7 +136,13 @@ Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& optio
 Status Publisher::open_ranks(WeightSource& base, WeightSource& live, Status ready,
                              const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(assemble(base, live, std::move(ready), deadline));
-  DRIFTLESS_RETURN_IF_ERROR(seed(base, live, deadline));
+  Status fits;
+  if (options_.mode == UpdateMode::kFull) {
+    fits = road_.check_version_size(full_version_bytes(*store_));
+  }
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // a rank's versions may not fit
+  if (over) fits = {};
+  DRIFTLESS_RETURN_IF_ERROR(seed(base, live, std::move(fits), deadline));
   if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(compare_with_base(base, deadline));
   return start_or_resume(deadline);
 }
@@ -147,9 +162,8 @@ Status Publisher::open_quantized(const WeightSource& own) {
   if (!base.ok() && settings.scheme == QuantizeScheme::kAuto) return {};
   DRIFTLESS_RETURN_IF_ERROR(base.status());
   quantized_base_ = std::make_unique<Checkpoint>(std::move(*base));
-  DRIFTLESS_ASSIGN_OR_RETURN(quantized_,
-                             QuantizedWeights::make(fs, *quantized_base_, own, settings, threads_,
-                                                    options_.device.get()));
+  DRIFTLESS_ASSIGN_OR_RETURN(quantized_, QuantizedWeights::make(fs, *quantized_base_, own, settings,
+                                                                threads_, options_.device.get()));
   if (!quantized_) quantized_base_.reset();
   if (!quantized_ || quantized_->as().int4_group == 0 || options_.device == nullptr) return {};
   return error(StatusCode::kUnsupported,
@@ -288,9 +302,11 @@ Status Publisher::open_live(WeightSource& live) {
   return quantized_live_->open(std::move(places));
 }
 
-Status Publisher::seed(WeightSource& base, WeightSource& live, const Deadline& deadline) {
+Status Publisher::seed(WeightSource& base, WeightSource& live, Status ready,
+                       const Deadline& deadline) {
   BaseMessage mine;
-  if (live_ != nullptr) mine.status = open_live(live);
+  mine.status = std::move(ready);
+  if (mine.status.ok() && live_ != nullptr) mine.status = open_live(live);
   std::vector<Digest> digests(run_.layout.size());
   // Without a snapshot the base is read for its digests alone.
   const auto add = [&](std::span<const PairedTensor> batch) -> Status {

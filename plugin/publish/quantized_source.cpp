@@ -120,11 +120,10 @@ Status QuantizedSource::visit(const std::function<Status(std::span<const Offered
     bytes += code_bytes + scale_bytes;
     std::byte* const codes = made.emplace_back(code_bytes).data();
     std::byte* const scales = made.emplace_back(scale_bytes).data();
-    DRIFTLESS_RETURN_IF_ERROR(group > 0
-                                  ? quantize_int4(quantizer(), group, weights.data, rows, columns,
-                                                  threads_, codes, scales)
-                                  : quantize_fp8(quantizer(), as_.rule, weights.data, rows, columns,
-                                                 threads_, codes, scales));
+    DRIFTLESS_RETURN_IF_ERROR(group > 0 ? quantize_int4(quantizer(), group, weights.data, rows,
+                                                        columns, threads_, codes, scales)
+                                        : quantize_fp8(quantizer(), as_.rule, weights.data, rows,
+                                                       columns, threads_, codes, scales));
     if (part.codes) batch.push_back({*part.codes, codes});
     if (part.scales) batch.push_back({*part.scales, scales});
     if (!part.shape) continue;

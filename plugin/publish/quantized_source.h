@@ -16,9 +16,9 @@ class QuantizedSource final : public WeightSource {
   // exactly the tensors of `base`, those with scales in bfloat16 and without the scales.
   [[nodiscard]] static Result<QuantizedSource> make(const Checkpoint& weights,
                                                     const WeightLayout& base,
-                                                    std::string companions_dir, const QuantizedAs& as,
-                                                    unsigned threads, unsigned stage = 0,
-                                                    unsigned stages = 1);
+                                                    std::string companions_dir,
+                                                    const QuantizedAs& as, unsigned threads,
+                                                    unsigned stage = 0, unsigned stages = 1);
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return tensors_; }
   [[nodiscard]] std::string companions_dir() const override { return companions_dir_; }
   // Holds kBatchBytes of codes and scales, or those of one tensor if it has more.

@@ -44,11 +44,24 @@ LiveStore::Options without_sweep(LiveStore::Options options) {
   return options;
 }
 
-// The block of a part that an element of it is in.
-std::uint64_t block_of(const MatrixPart& part, std::uint64_t at) {
-  return (part.row + at / part.columns) / kQuantizeBlock * part.blocks_wide() +
-         (part.column + at % part.columns) / kQuantizeBlock;
-}
+// The blocks of a part that elements of it are in; they ascend, mostly in a row that was seen.
+class BlockFinder {
+ public:
+  explicit BlockFinder(const MatrixPart& part) : part_(part) {}
+  [[nodiscard]] std::uint32_t find(std::uint64_t at) {
+    if (at - row_begin_ >= part_.columns) {
+      const std::uint64_t row = at / part_.columns;
+      row_begin_ = row * part_.columns;
+      row_block_ = (part_.row + row) / kQuantizeBlock * part_.blocks_wide();
+    }
+    const std::uint64_t column = at - row_begin_;
+    return static_cast<std::uint32_t>(row_block_ + (part_.column + column) / kQuantizeBlock);
+  }
+
+ private:
+  const MatrixPart& part_;
+  std::uint64_t row_begin_ = 0, row_block_ = 0;  // of the last one's row
+};
 
 struct CodeChange {
   std::uint64_t at = 0;  // in the box
@@ -88,25 +101,34 @@ void add_diff(const WeightStore& of, std::uint32_t number, const std::byte* befo
 }
 
 // What changes add to the digest of each tensor.
-std::map<std::uint32_t, Digest> sum_changes(const WeightStore& of, const ChangeStore& store) {
-  std::map<std::uint32_t, Digest> sums;
+Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const ChangeStore& store,
+                                                    unsigned threads) {
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> tasks;
   for (std::uint32_t i = 0; i < store.blocks(); ++i) {
-    const DigestTensorKey key = digest_tensor_key(of.spec(i).name);
     for (std::uint64_t piece = 0; piece < store.pieces(i); ++piece) {
-      const DeltaView delta = store.delta(i, piece);
-      if (delta.count() == 0) continue;
-      sums[of.owned(i).tensor()] += digest_block_change(host_kernels(), key, of.owned(i).place(),
-                                                        delta, store.old_values(i, piece));
+      if (store.delta(i, piece).count() > 0) tasks.emplace_back(i, piece);
     }
   }
+  std::vector<Digest> own(tasks.size());
+  DRIFTLESS_RETURN_IF_ERROR(parallel_for(tasks.size(), threads, [&](std::size_t task, unsigned) {
+    const auto [i, piece] = tasks[task];
+    own[task] =
+        digest_block_change(host_kernels(), digest_tensor_key(of.spec(i).name), of.owned(i).place(),
+                            store.delta(i, piece), store.old_values(i, piece));
+    return Status();
+  }));
+  std::map<std::uint32_t, Digest> sums;
+  for (std::size_t i = 0; i < tasks.size(); ++i) sums[of.owned(tasks[i].first).tensor()] += own[i];
   return sums;
 }
 
-// All codes of a block, of which the scale changed. `rows`: of the matrix, from the block's first on.
+// All codes of a block, of which the scale changed. `rows`: of the matrix, from the block's first
+// on.
 void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
                const MatrixBlocks& blocks, const std::byte* rows, std::uint32_t block,
                std::vector<CodeChange>& changes) {
   const BoxOfBlock here = box_of_block(matrix.part, block);
+  const Fp8Coder coder(rule, blocks.largest[block]), coder_now(rule, blocks.largest_now[block]);
   for (std::uint64_t i = here.row; i < here.row + here.rows; ++i) {
     const std::uint64_t first = i * matrix.part.columns + here.column;
     auto change = std::ranges::lower_bound(blocks.changes, first, {}, &WeightChange::at);
@@ -114,22 +136,35 @@ void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
       const std::uint16_t now = unit_16(rows, at - here.row * matrix.part.columns);
       while (change != blocks.changes.end() && change->at < at) ++change;
       const bool changed = change != blocks.changes.end() && change->at == at;
-      const std::uint8_t old_code =
-          fp8_code(rule, blocks.largest[block], changed ? change->before : now);
-      const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
+      const std::uint8_t old_code = coder.code(changed ? change->before : now);
+      const std::uint8_t code = coder_now.code(now);
       if (old_code != code) changes.push_back({at, old_code, code});
     }
   }
 }
 
-// What the changes of a matrix make of its blocks, as far as they say. Those whose largest weight
-// fell, and no other one rose above it, must be looked at.
+void take_changes(MatrixBlocks& blocks) {
+  std::size_t count = 0;
+  for (const DiffPiece& piece : blocks.pieces) count += piece.delta.count();
+  blocks.changes.reserve(count);
+  for (const DiffPiece& piece : blocks.pieces) {
+    const DeltaView& delta = piece.delta;
+    for (std::uint64_t i = 0; i < delta.count(); ++i) {
+      blocks.changes.push_back({delta.origin + delta.offsets[i], unit_16(piece.old_values, i),
+                                unit_16(delta.values, i)});
+    }
+  }
+}
+
+// Applies the changes of a matrix to the largest magnitudes of its blocks. Returns the blocks whose
+// largest weight fell while no other one rose above it: they must be measured again.
 std::vector<std::uint32_t> apply_changes(const MatrixPart& part, MatrixBlocks& blocks) {
   std::vector<std::uint16_t> now = blocks.own;
   for (const auto& [block, size] : blocks.own_now) now[block] = size;  // measured already
   std::vector<bool> changed(now.size()), fell(now.size());
+  BlockFinder finder(part);
   for (const WeightChange& change : blocks.changes) {
-    const std::uint64_t block = block_of(part, change.at);
+    const std::uint32_t block = finder.find(change.at);
     const std::uint16_t own = blocks.own[block], size = counted_size(change.now);
     changed[block] = true;
     if (counted_size(change.before) == own && size < own) fell[block] = true;
@@ -154,8 +189,7 @@ QuantizedStore::QuantizedStore(const WeightLayout& layout, QuantizedWeights& wei
       options_(options),
       numbers_(std::move(parts.numbers)),
       own_numbers_(std::move(parts.own_numbers)),
-      live_(*parts.own_layout, std::move(parts.own), parts.device,
-            without_sweep(options.live)),
+      live_(*parts.own_layout, std::move(parts.own), parts.device, without_sweep(options.live)),
       kept_(live_.owned().size(), kNotHere),
       live_of_(owned().size(), kNotHere),
       made_(owned().size()),
@@ -188,8 +222,8 @@ Status QuantizedStore::open(std::vector<LivePlace> places) {
   own_digests_now_ = own_digests_;
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
     const Matrix& matrix = weights_.matrices()[m];
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        blocks_[m].own, weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
+    DRIFTLESS_ASSIGN_OR_RETURN(blocks_[m].own,
+                               weights_.sizes_of_all(matrix, weights_of(m), live_.memory_kind()));
     for (const std::uint32_t block : matrix.joint) {
       weights_.measured(m, block, blocks_[m].own[block]);
     }
@@ -218,8 +252,8 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
   std::vector<Digest> sums(layout().size());
   const MemoryKind memory = live_.memory_kind();
   const auto add = [&](std::uint32_t number, const std::byte* units, MemoryKind kind) -> Status {
-    DRIFTLESS_ASSIGN_OR_RETURN(
-        const Digest sum, live_.digest(spec(number), owned(number).place(), units, kind));
+    DRIFTLESS_ASSIGN_OR_RETURN(const Digest sum,
+                               live_.digest(spec(number), owned(number).place(), units, kind));
     sums[owned(number).tensor()] += sum;
     return {};
   };
@@ -241,8 +275,7 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
       DRIFTLESS_RETURN_IF_ERROR(add(codes_of(matrix), made.codes.data(), memory));
     }
     if (!matrix.scales) continue;
-    DRIFTLESS_RETURN_IF_ERROR(
-        add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
+    DRIFTLESS_RETURN_IF_ERROR(add(numbers_[*matrix.scales], made.scales.data(), MemoryKind::kHost));
   }
   return sums;
 }
@@ -289,16 +322,6 @@ Status QuantizedStore::measure_joint(std::size_t number) {
   return {};
 }
 
-void QuantizedStore::take_changes(std::size_t matrix, std::uint32_t number,
-                                  const DiffPiece& piece) {
-  if (live_.sent_whole(number)) return;
-  const DeltaView& delta = piece.delta;
-  for (std::uint64_t i = 0; i < delta.count(); ++i) {
-    blocks_[matrix].changes.push_back(
-        {delta.origin + delta.offsets[i], unit_16(piece.old_values, i), unit_16(delta.values, i)});
-  }
-}
-
 Status QuantizedStore::measure(bool doubtful) {
   std::vector<std::vector<std::uint32_t>> fell(blocks_.size());
   const auto is_known = [&](std::size_t m) {
@@ -308,7 +331,9 @@ Status QuantizedStore::measure(bool doubtful) {
     if (full_ || sweeps_ || doubtful || !is_known(m)) DRIFTLESS_RETURN_IF_ERROR(measure_joint(m));
   }
   DRIFTLESS_RETURN_IF_ERROR(parallel_for(blocks_.size(), threads(), [&](std::size_t m, unsigned) {
-    if (is_known(m)) fell[m] = apply_changes(weights_.matrices()[m].part, blocks_[m]);
+    if (!is_known(m)) return Status();
+    take_changes(blocks_[m]);
+    fell[m] = apply_changes(weights_.matrices()[m].part, blocks_[m]);
     return Status();
   }));
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
@@ -343,6 +368,7 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
   changes_.clear();
   whole_.clear();
   for (MatrixBlocks& blocks : blocks_) {
+    blocks.pieces.clear();
     blocks.changes.clear();
     blocks.own_now.clear();
     blocks.own_after.clear();
@@ -360,7 +386,7 @@ Status QuantizedStore::prepare(const LiveStore::Version& version, std::vector<st
     const auto take = [&](const DiffPiece& piece) -> Status {
       const std::uint32_t number = piece.delta.tensor;
       if (const auto matrix = matrix_of.find(number); matrix != matrix_of.end()) {
-        take_changes(matrix->second, number, piece);
+        if (!live_.sent_whole(number)) blocks_[matrix->second].pieces.push_back(piece);
       } else if (live_.sent_whole(number)) {
         sent_.mark_whole(kept_[number]);
       } else {
@@ -433,7 +459,7 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
     if (sent_.whole(i)) mark_whole(owned(i).tensor());
   }
   sent_.release_whole();
-  changes_ = sum_changes(*this, sent_);
+  DRIFTLESS_ASSIGN_OR_RETURN(changes_, sum_changes(*this, sent_, threads()));
   if (sweeps_) DRIFTLESS_RETURN_IF_ERROR(sweep(tracked, notes));
   DRIFTLESS_RETURN_IF_ERROR(sum_whole(tracked));
   live_.costs().sweep_ms += watch.lap_ms();
@@ -493,11 +519,15 @@ void QuantizedStore::translate(std::size_t number, const std::set<std::uint32_t>
   const MatrixBlocks& blocks = blocks_[number];
   const QuantizeRule rule = weights_.rule();
   std::vector<CodeChange> changes;
+  std::vector<bool> is_anew(blocks.largest.size());
+  for (const std::uint32_t block : anew) is_anew[block] = true;
+  std::vector<Fp8Coder> coders;  // of a block that is not coded anew: the same for both versions
+  for (const std::uint16_t largest : blocks.largest_now) coders.emplace_back(rule, largest);
+  BlockFinder finder(matrix.part);
   for (const auto& [at, before, now] : blocks.changes) {
-    const auto block = static_cast<std::uint32_t>(block_of(matrix.part, at));
-    if (anew.contains(block)) continue;
-    const std::uint8_t old_code = fp8_code(rule, blocks.largest[block], before);
-    const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
+    const std::uint32_t block = finder.find(at);
+    if (is_anew[block]) continue;
+    const std::uint8_t old_code = coders[block].code(before), code = coders[block].code(now);
     if (old_code != code) changes.push_back({at, old_code, code});
   }
   for (const std::uint32_t block : anew) {
@@ -728,6 +758,7 @@ void QuantizedStore::commit() {
       for (const auto& [block, size] : blocks.own_now) blocks.own[block] = size;
     }
     blocks.own_now.clear();
+    blocks.pieces.clear();
     blocks.changes.clear();
     if (!blocks.largest_now.empty()) blocks.largest = std::exchange(blocks.largest_now, {});
   }

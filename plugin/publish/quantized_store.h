@@ -32,7 +32,8 @@ struct WeightChange {
 struct MatrixBlocks {
   std::vector<std::uint16_t> own;      // the largest of each block here, at the last version
   std::vector<std::uint16_t> largest;  // the same, of all boxes: it decides the scale
-  std::vector<WeightChange> changes;   // since then, ascending
+  std::vector<DiffPiece> pieces;       // what changed since then, where LiveStore has it
+  std::vector<WeightChange> changes;   // the same, ascending; after measure()
   std::map<std::uint32_t, std::uint16_t> own_now;  // of blocks with changes, and of joint ones
   std::vector<std::uint16_t> largest_now;          // after settle()
   std::vector<std::uint16_t> own_after;            // likewise; empty: own, with own_now
@@ -104,18 +105,18 @@ class QuantizedStore final : public WeightStore {
     return numbers_[matrix.codes];
   }
   [[nodiscard]] Status quantize(std::size_t matrix, Quantized& made) const;
-  // What is not quantized, in host memory: as it lies there, or in `held`.
+  // The units of a tensor that is not quantized, in host memory: where they lie, or in `held`.
   [[nodiscard]] Result<const std::byte*> kept_units(std::uint32_t number,
                                                     std::vector<std::byte>& held) const;
   [[nodiscard]] Status measure_joint(std::size_t matrix);
-  void take_changes(std::size_t matrix, std::uint32_t number, const DiffPiece& piece);
   // All matrices; measure_changes() is done for those whose changes are known.
   [[nodiscard]] Status measure(bool doubtful);
   [[nodiscard]] Status measure_changes(std::size_t matrix, std::span<const std::uint32_t> fell);
   void choose_whole(std::vector<std::string>& notes);
   [[nodiscard]] bool is_whole(std::size_t matrix) const;
   [[nodiscard]] std::set<std::uint32_t> blocks_anew(std::size_t matrix) const;
-  [[nodiscard]] Result<Rows> rows_of(std::size_t matrix, const std::set<std::uint32_t>& blocks) const;
+  [[nodiscard]] Result<Rows> rows_of(std::size_t matrix,
+                                     const std::set<std::uint32_t>& blocks) const;
   [[nodiscard]] Status translate();
   void translate(std::size_t matrix, const std::set<std::uint32_t>& anew, const Rows& rows);
   void add_scales(std::size_t matrix);

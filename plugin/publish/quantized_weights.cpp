@@ -50,12 +50,9 @@ BoxOfBlock box_of_block(const MatrixPart& part, std::uint64_t block) {
   return {row, column, rows, columns};
 }
 
-Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(FileSystem& fs,
-                                                                 const Checkpoint& base,
-                                                                 const WeightSource& own,
-                                                                 const QuantizeSettings& settings,
-                                                                 unsigned threads,
-                                                                 PublisherDevice* device) {
+Result<std::unique_ptr<QuantizedWeights>> QuantizedWeights::make(
+    FileSystem& fs, const Checkpoint& base, const WeightSource& own,
+    const QuantizeSettings& settings, unsigned threads, PublisherDevice* device) {
   DRIFTLESS_ASSIGN_OR_RETURN(const WeightLayout layout, layout_of(own));
   DRIFTLESS_ASSIGN_OR_RETURN(const QuantizedAs as, needs_quantization(fs, base, layout, settings));
   std::unique_ptr<QuantizedWeights> made;
@@ -339,17 +336,17 @@ void QuantizedWeights::agree_alone() {
   }
 }
 
-Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights,
-                                  MemoryKind memory, std::vector<std::uint16_t>& largest,
-                                  std::byte* codes, std::byte* scales) const {
+Status QuantizedWeights::quantize(const Matrix& matrix, const std::byte* weights, MemoryKind memory,
+                                  std::vector<std::uint16_t>& largest, std::byte* codes,
+                                  std::byte* scales) const {
   largest = matrix.known;
   if (matrix.group > 0) {
     return quantize_int4(quantizer(), matrix.group, weights, matrix.part.rows, matrix.part.columns,
                          threads_, codes, scales);
   }
   if (memory == MemoryKind::kHost) {
-    DRIFTLESS_RETURN_IF_ERROR(
-        quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_, largest.data(), codes));
+    DRIFTLESS_RETURN_IF_ERROR(quantize_part(quantizer(), as_.rule, matrix.part, weights, threads_,
+                                            largest.data(), codes));
   } else if (!largest.empty()) {
     DeviceMatrix box{matrix.part, weights, largest, nullptr};
     DRIFTLESS_RETURN_IF_ERROR(quantize_there({&box, 1}));
@@ -438,8 +435,7 @@ class QuantizingSource::Batch {
     if (!boxes_.empty()) DRIFTLESS_RETURN_IF_ERROR(weights_.quantize_there(boxes_));
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
       const QuantizedWeights::Matrix& matrix = weights_.matrices()[numbers_[i]];
-      std::byte* const scales_at =
-          made_.emplace_back(matrix.scale_count() * sizeof(float)).data();
+      std::byte* const scales_at = made_.emplace_back(matrix.scale_count() * sizeof(float)).data();
       if (matrix.scales) weights_.make_scales(matrix, boxes_[i].largest, scales_at);
       offer(matrix, boxes_[i].codes, MemoryKind::kDevice, scales_at);
     }
@@ -467,7 +463,7 @@ class QuantizingSource::Batch {
   std::vector<std::vector<std::byte>> made_;  // in host memory
   std::uint64_t bytes_ = 0, bytes_there_ = 0;
   std::vector<DeviceMatrix> boxes_;
-  std::vector<std::size_t> numbers_;             // of each, its matrix
+  std::vector<std::size_t> numbers_;                // of each, its matrix
   std::deque<std::vector<std::uint16_t>> largest_;  // likewise
 };
 

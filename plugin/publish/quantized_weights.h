@@ -60,8 +60,8 @@ class QuantizedWeights {
     }
   };
 
-  // `own`: the trainer's; it, the base and the device outlive this. Weights on a GPU need the device,
-  // which is null without one. Null if nothing is to be quantized (needs_quantization()).
+  // `own`: the trainer's; it, the base and the device outlive this. Weights on a GPU need the
+  // device, which is null without one. Null if nothing is to be quantized (needs_quantization()).
   // kWrongLayout, by name, if a tensor does not fit the base.
   [[nodiscard]] static Result<std::unique_ptr<QuantizedWeights>> make(
       FileSystem& fs, const Checkpoint& base, const WeightSource& own,
@@ -116,7 +116,7 @@ class QuantizedWeights {
   [[nodiscard]] Status quantize_there(std::span<DeviceMatrix> boxes) const {
     return device_->quantize(as_.rule, boxes, true);
   }
-  // Of blocks with these largest magnitudes.
+  // Writes the scales of blocks with these largest magnitudes.
   void make_scales(const Matrix& matrix, std::span<const std::uint16_t> largest,
                    std::byte* scales) const;
   // Ok if weights are quantized where these lie.

@@ -5,6 +5,7 @@
 //   source -> store (compares, or knows what was captured) -> blocks -> frames or files -> road
 #pragma once
 
+#include <deque>
 #include <future>
 
 #include "collectives/road.h"
@@ -17,15 +18,28 @@ namespace driftless {
 // Memory that is kept from version to version: touching new pages for each would cost as much as
 // the work itself.
 struct PayloadBuffers {
+  struct Bucket {
+    BucketBuilder builder;
+    std::vector<std::byte> encoded;  // of it, if several are encoded at a time
+  };
+
   // Buckets of an encoding without positions hold deltas.
   PayloadBuffers(const WeightLayout& layout, Encoding encoding)
-      : buckets{BucketBuilder(layout, bucket_coding(encoding)),
-                BucketBuilder(layout, bucket_coding(encoding))} {}
+      : layout_(&layout), coding_(bucket_coding(encoding)) {}
   [[nodiscard]] static Encoding bucket_coding(Encoding encoding) {
     return info(encoding).positional ? encoding : Encoding::kDeltas;
   }
-  std::array<BucketBuilder, 2> buckets;
+  // Stays where it is.
+  [[nodiscard]] Bucket& bucket(std::size_t number) {
+    while (buckets_.size() <= number) buckets_.push_back({BucketBuilder(*layout_, coding_), {}});
+    return buckets_[number];
+  }
   std::vector<std::byte> encoded;  // one bucket, as it goes onto the road
+
+ private:
+  const WeightLayout* layout_;
+  Encoding coding_;
+  std::deque<Bucket> buckets_;
 };
 
 // What a payload is made with. Everything pointed to outlives it.

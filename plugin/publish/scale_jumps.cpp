@@ -39,7 +39,8 @@ std::optional<std::string> ScaleJumps::note(const WeightLayout& layout, unsigned
   std::size_t jumped = 0;
   for (const auto& [tensor, blocks] : of_) {
     if (!is_jump(blocks.changed, blocks.all)) continue;
-    if (++jumped <= kNamedJumps) names += concat(jumped > 1 ? ", '" : "'", layout[tensor].name, "'");
+    if (++jumped <= kNamedJumps)
+      names += concat(jumped > 1 ? ", '" : "'", layout[tensor].name, "'");
   }
   if (jumped == 0) return std::nullopt;
   if (jumped > kNamedJumps) names += concat(" and ", jumped - kNamedJumps, " more");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // StageClock: how long one rank compares, encodes and sends one publication. The stages overlap, so
-// each has the time that it was busy. Any thread may add; read it when the payload has ended.
+// each has the time that it was busy; of several writers, their mean. Any thread may add; read it
+// when the payload has ended.
 #pragma once
 
 #include <algorithm>
@@ -32,6 +33,8 @@ class StageClock {
   void add_wait(double ms) { wait_ms_ += ms; }
   void add_send(double ms) { send_ms_ += ms; }
   void has_writer() { writer_ = true; }
+  // So many work at a time.
+  void has_writers(unsigned count) { writers_ = std::max(writers_, count); }
 
   // `fill_ms`: the calling thread's time until all changes were handed over. Call it then.
   void filled(double fill_ms) {
@@ -42,13 +45,15 @@ class StageClock {
   // `finish_ms`: its time from there to the end of all writers.
   [[nodiscard]] StageTimes finished(double finish_ms) const {
     const double waited = wait_ms_ - filled_wait_ms_;
-    const double encoding = work_ms_ + finish_ms - waited - (send_ms_ - direct_ms_);
-    return {std::max(compare_ms_, 0.0), std::max(encoding, 0.0), send_ms_};
+    const double behind_ms = (send_ms_ - direct_ms_) / writers_;  // that writers sent
+    const double encoding = work_ms_ / writers_ + finish_ms - waited - behind_ms;
+    return {std::max(compare_ms_, 0.0), std::max(encoding, 0.0), direct_ms_ + behind_ms};
   }
 
  private:
   std::atomic<double> work_ms_ = 0, wait_ms_ = 0, send_ms_ = 0;
-  bool writer_ = false;   // else the calling thread sends
+  bool writer_ = false;  // else the calling thread sends
+  unsigned writers_ = 1;
   double direct_ms_ = 0;  // that it sent until filled()
   double filled_wait_ms_ = 0, compare_ms_ = 0;
 };
@@ -59,6 +64,7 @@ class PartRoad {
   PartRoad(SendRoad& road, StageClock& clock) : road_(road), clock_(clock) {}
   [[nodiscard]] MemoryKind part_memory() const { return road_.part_memory(); }
   [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name);
+  [[nodiscard]] bool writes_at_once() const { return road_.writes_at_once(); }
 
  private:
   SendRoad& road_;

@@ -38,6 +38,10 @@ Status CheckpointSource::visit(const std::function<Status(std::span<const Offere
   return use(offered);
 }
 
+std::uint64_t framed_bytes(std::uint64_t tensor_bytes, std::string_view name) {
+  return tensor_bytes + tensor_bytes / 256 + 4096 + name.size();
+}
+
 std::uint64_t anchor_room_bytes(const WeightSource& weights) {
   const std::span<const TensorSpec> tensors = weights.tensors();
   const std::span<const TensorBox> boxes = weights.boxes();
@@ -47,7 +51,7 @@ std::uint64_t anchor_room_bytes(const WeightSource& weights) {
     const Result<BlockPlace> place =
         place_of(tensors[i], i < boxes.size() ? boxes[i] : TensorBox());
     if (place.ok()) own = place->units * unit_bytes(tensors[i].dtype);  // else it is refused
-    bytes += own + own / 256 + 4096 + tensors[i].name.size();
+    bytes += framed_bytes(own, tensors[i].name);
   }
   return bytes;
 }

@@ -66,6 +66,8 @@ class CheckpointSource final : public WeightSource {
   std::size_t first_ = 0;  // in the checkpoint's layout
 };
 
+// A tensor's bytes, or a block's, in the frames of a full version, at most.
+[[nodiscard]] std::uint64_t framed_bytes(std::uint64_t tensor_bytes, std::string_view name);
 // Room for an anchor of what it offers: its bytes, and what frames add to them.
 [[nodiscard]] std::uint64_t anchor_room_bytes(const WeightSource& weights);
 

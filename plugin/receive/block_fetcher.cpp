@@ -112,6 +112,14 @@ Status check_table(const ManifestFile& file, std::span<const std::byte> head) {
 
 }  // namespace
 
+Result<std::vector<std::vector<std::byte>>> fetch_frame_heads(ReceiveRoad& road,
+                                                              const PublicationId& id,
+                                                              std::span<const PartReceipt> parts,
+                                                              const RangeFetchOptions& options,
+                                                              const Deadline& deadline) {
+  return HeadFetcher(road, id, options, deadline).fetch(parts);
+}
+
 bool may_fetch_blocks(const Manifest& manifest) {
   const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
                       manifest.directory_layout == DirectoryLayout::kHdf5;
@@ -122,7 +130,8 @@ bool may_fetch_blocks(const Manifest& manifest) {
 Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
                                    const Manifest& manifest, const WeightLayout& layout,
                                    const FrameCollector::Needed& needed, bool keep,
-                                   const RangeFetchOptions& options, const Deadline& deadline) {
+                                   const RangeFetchOptions& options, const Deadline& deadline,
+                                   KeptMemory* memory) {
   // Without the hash of its table nothing binds what is fetched of a frame to the manifest.
   std::vector<PartReceipt> parts;
   std::vector<std::size_t> file_of;
@@ -133,7 +142,9 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
     file_of.push_back(i);
   }
   FetchedBlocks blocks;
-  HeadFetcher heads(road, id, options, deadline);
+  RangeFetchOptions few = options;
+  few.takers = 0;  // heads are small: threads would cost more than they save
+  HeadFetcher heads(road, id, few, deadline);
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::vector<std::byte>> read, heads.fetch(parts));
   std::vector<WantedPart> wanted;
   for (std::size_t i = 0; i < parts.size(); ++i) {
@@ -141,7 +152,7 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
     const ManifestFile& file = manifest.files[file_of[i]];
     DRIFTLESS_RETURN_IF_ERROR(check_table(file, read[i]));
     Result<FrameCollector> collector =
-        FrameCollector::open(read[i], layout, max_frame_body_bytes(layout), needed);
+        FrameCollector::open(read[i], layout, max_frame_body_bytes(layout), needed, memory);
     if (!collector.ok()) return collector.status().with_context(concat("part ", file.name));
     if (collector->all() && !file.partial) continue;
     blocks.needed_bytes += read[i].size();

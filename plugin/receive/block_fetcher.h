@@ -24,14 +24,18 @@ struct FetchedBlocks {
 // Whether blocks of this version can be proven without the rest of it.
 [[nodiscard]] bool may_fetch_blocks(const Manifest& manifest);
 
+// The head of each part, a frame, for decode_frame_head(). Empty if the road has the part in device
+// memory.
+[[nodiscard]] Result<std::vector<std::vector<std::byte>>> fetch_frame_heads(
+    ReceiveRoad& road, const PublicationId& id, std::span<const PartReceipt> parts,
+    const RangeFetchOptions& options, const Deadline& deadline);
+
 // Frames of which every block is needed, and parts that the manifest has no table of, are left to
 // be fetched whole. kCorrupt if a table is not the manifest's. `keep`: keeps the bytes as they
-// came.
-[[nodiscard]] Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
-                                                 const Manifest& manifest,
-                                                 const WeightLayout& layout,
-                                                 const FrameCollector::Needed& needed, bool keep,
-                                                 const RangeFetchOptions& options,
-                                                 const Deadline& deadline);
+// came. `memory`: for the blocks (null: memory of their own).
+[[nodiscard]] Result<FetchedBlocks> fetch_blocks(
+    ReceiveRoad& road, const PublicationId& id, const Manifest& manifest,
+    const WeightLayout& layout, const FrameCollector::Needed& needed, bool keep,
+    const RangeFetchOptions& options, const Deadline& deadline, KeptMemory* memory = nullptr);
 
 }  // namespace driftless

@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 #include "core/stopwatch.h"
 #include "formats/records.h"
+#include "plugin/receive/anchor_offer.h"
 #include "plugin/receive/announced_needs.h"
 #include "plugin/receive/version_fetcher.h"
 
@@ -11,6 +12,9 @@ namespace driftless {
 namespace {
 
 constexpr unsigned kMisfitsBeforeFull = 2;
+// A caller that waits for less wants an answer now.
+constexpr std::chrono::milliseconds kPatient{50};
+constexpr std::chrono::milliseconds kBetweenOffers{1}, kOfferTime{2'000};
 
 bool is_foreign(const TargetState& state, const Hash128& run) {
   return !state.id.run.is_zero() && state.id.run != run;
@@ -95,6 +99,7 @@ Receiver::Receiver(const ReceiverOptions& options, ReceiveRoad& road, WeightTarg
       target_(&target),
       fetcher_(std::make_unique<VersionFetcher>(road, run.run, options)),
       digests_(run),
+      offer_(std::make_unique<AnchorOffer>()),
       contact_(options.connect_deadline),
       end_(options.fetch_deadline) {}
 
@@ -168,13 +173,27 @@ Result<Receiver::Newest> Receiver::poll(const Deadline& deadline) {
 }
 
 Result<bool> Receiver::stage(const Deadline& deadline) {
+  std::chrono::milliseconds wait = TrainerContact::kSignOfLife;
+  const bool patient = deadline.remaining() >= kPatient;
   for (;;) {
-    Result<bool> staged = stage_once(deadline.sooner(TrainerContact::kSignOfLife));
+    Result<bool> staged = stage_once(deadline.sooner(wait));
     if (!staged.ok()) ++counts_.stage_failures;
     if (!staged.ok() || *staged) return staged;
     sign_of_life();
+    wait = patient && offer_anchor() ? kBetweenOffers : TrainerContact::kSignOfLife;
     if (deadline.expired()) return false;
   }
+}
+
+void Receiver::offer_nothing() { offer_.reset(); }
+
+// A failure here does no harm: others read from the trainer.
+bool Receiver::offer_anchor() {
+  const TargetState state = target_->state();
+  if (offer_ == nullptr || !state.valid || state.id.run != run()) return false;
+  const Deadline deadline = Deadline::after(options_.report_deadline).sooner(kOfferTime);
+  const Result<bool> more = offer_->offer_next(*road_, *target_, state.id, deadline);
+  return more.ok() && *more;
 }
 
 Result<bool> Receiver::stage_once(const Deadline& deadline) {

@@ -92,6 +92,7 @@ struct ReceiverCounts {
   void add(const UpdateReport& report);
 };
 
+class AnchorOffer;
 class VersionFetcher;
 struct FetchedChain;
 struct MappedPart;
@@ -124,7 +125,10 @@ class Receiver {
   // After any failure the target is as it was, and stage() may be called again. Gives signs of life
   // while it waits.
   [[nodiscard]] Result<bool> stage(const Deadline& deadline);
-  // The same, and false for kWrongBase and kMismatch until they have lasted for fetch_deadline:
+  // While it waits, it gives its bytes of the newest anchor to a road whose receivers serve each
+  // other (anchor_offer.h); not after this. For weights that somebody else may take away.
+  void offer_nothing();
+  // As stage(), and false for kWrongBase and kMismatch until they have lasted for fetch_deadline:
   // versions may appear out of order, the next one may bring the anchor that the receiver now asks
   // for, and bytes that did not fit are fetched again.
   [[nodiscard]] Result<bool> stage_patiently(const Deadline& deadline);
@@ -175,6 +179,8 @@ class Receiver {
   // Sends a report that is no sign of life: sign_of_life() is due as before, and warns if the road
   // refuses reports.
   [[nodiscard]] Status say();
+  // Between two looks for news. Whether there is more to be offered.
+  [[nodiscard]] bool offer_anchor();
   void note_speed();
   void sign_of_life();
   // Not while the weights are parts of two versions.
@@ -194,6 +200,7 @@ class Receiver {
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
   UpdateReport report_;                      // of what is staged
+  std::unique_ptr<AnchorOffer> offer_;       // null: nothing is offered
   ReceiverCounts counts_;
   TrainerContact contact_;
   EndListener end_;

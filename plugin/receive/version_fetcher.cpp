@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "collectives/part_hash.h"
 #include "core/parallel.h"
@@ -34,8 +33,8 @@ bool is_newer(const TargetState& state, const PublicationId& id) {
 }
 
 // Copies, in the place of parts that are mapped files: whoever writes there later changes nothing.
-// Memory that nobody has touched yet is slow: all threads share the copying of each part.
-Status copy_mapped(std::span<MappedFile> parts, unsigned threads) {
+// All threads share the copying of each part.
+Status copy_mapped(std::span<MappedFile> parts, unsigned threads, KeptMemory& memory) {
   constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
   struct Piece {
     std::byte* to = nullptr;
@@ -46,18 +45,17 @@ Status copy_mapped(std::span<MappedFile> parts, unsigned threads) {
   for (MappedFile& part : parts) {
     if (!part.mapped()) continue;
     const std::uint64_t size = part.bytes().size();
-    try {
-      files.push_back(std::move(part));
-      std::span<const std::byte> rest = files.back().bytes();
-      const auto held = std::make_shared_for_overwrite<std::byte[]>(rest.size());
-      part = MappedFile(files.back().path(), held, {held.get(), rest.size()});
-      for (std::byte* to = held.get(); !rest.empty(); to += pieces.back().from.size()) {
-        pieces.push_back({to, rest.first(std::min<std::uint64_t>(kPieceBytes, rest.size()))});
-        rest = rest.subspan(pieces.back().from.size());
-      }
-    } catch (const std::bad_alloc&) {
+    const std::shared_ptr<std::byte> held = memory.take(size);
+    if (held == nullptr) {
       return error(StatusCode::kNoSpace, "no memory for a copy of a part of ", size,
                    " bytes; lower the receiver's fold_bytes");
+    }
+    files.push_back(std::move(part));
+    std::span<const std::byte> rest = files.back().bytes();
+    part = MappedFile(files.back().path(), held, {held.get(), rest.size()});
+    for (std::byte* to = held.get(); !rest.empty(); to += pieces.back().from.size()) {
+      pieces.push_back({to, rest.first(std::min<std::uint64_t>(kPieceBytes, rest.size()))});
+      rest = rest.subspan(pieces.back().from.size());
     }
   }
   return parallel_for(pieces.size(), threads, [&](std::size_t i, unsigned) -> Status {
@@ -417,11 +415,16 @@ Status VersionFetcher::fetch_parts(FoundManifest candidate, std::shared_ptr<Stag
   version.manifest = std::move(candidate.manifest);
   const std::vector<ManifestFile>& files = version.manifest.files;
   version.frames.resize(files.size());
+  version.memory = memory_;
   if (needs.layout != nullptr) {
     DRIFTLESS_RETURN_IF_ERROR(check_sizes(version.manifest, *needs.layout, version.source));
   }
   DRIFTLESS_RETURN_IF_ERROR(fetch_blocks(candidate.id, version, chain, needs, deadline));
   const bool decoded_ahead = ahead && version.manifest.encoding == Encoding::kCompact;
+  std::vector<MappedFile> fetched;  // all parts; empty if each is handed over as it comes
+  if (!decoded_ahead && road_->fetches_at_once()) {
+    DRIFTLESS_ASSIGN_OR_RETURN(fetched, fetch_at_once(candidate.id, version, deadline));
+  }
   std::vector<MappedPart> mapped;
   std::uint64_t copied =
       0;  // of all versions of the chain: follow() keeps deltas within fold_bytes
@@ -434,13 +437,11 @@ Status VersionFetcher::fetch_parts(FoundManifest candidate, std::shared_ptr<Stag
       version.parts.emplace_back(file.name, nullptr, std::span<const std::byte>());
       continue;
     }
-    const PartReceipt receipt = receipt_of(file);
     chain.fetched_bytes += file.size_bytes;
     chain.needed_bytes += file.size_bytes;
-    Result<MappedFile> part = road_->fetch_part(candidate.id, receipt, deadline);
-    if (!part.ok()) {
-      return part.status().with_context(concat(version.source, ": part ", file.name));
-    }
+    Result<MappedFile> part = fetched.empty() ? fetch_whole(candidate.id, version, i, deadline)
+                                              : Result<MappedFile>(std::move(fetched[i]));
+    if (!part.ok()) return part.status();
     copied += part->bytes().size();
     if (part->mapped() && copied > options_.fold_bytes) {
       mapped.push_back({std::make_shared<const MappedFile>(std::move(*part)),
@@ -460,17 +461,40 @@ Status VersionFetcher::fetch_parts(FoundManifest candidate, std::shared_ptr<Stag
   return {};
 }
 
+Result<MappedFile> VersionFetcher::fetch_whole(const PublicationId& id,
+                                               const FetchedVersion& version, std::size_t file,
+                                               const Deadline& deadline) const {
+  const ManifestFile& wanted = version.manifest.files[file];
+  Result<MappedFile> part = road_->fetch_part(id, receipt_of(wanted), deadline);
+  if (part.ok()) return part;
+  return part.status().with_context(concat(version.source, ": part ", wanted.name));
+}
+
+Result<std::vector<MappedFile>> VersionFetcher::fetch_at_once(const PublicationId& id,
+                                                              const FetchedVersion& version,
+                                                              const Deadline& deadline) const {
+  std::vector<MappedFile> parts(version.manifest.files.size());
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(parts.size(), options_.read_workers, [&](std::size_t i, unsigned) -> Status {
+        if (version.frames[i] != nullptr) return {};
+        DRIFTLESS_ASSIGN_OR_RETURN(parts[i], fetch_whole(id, version, i, deadline));
+        return {};
+      }));
+  return parts;
+}
+
 Status VersionFetcher::take_parts(FetchedVersion& version, const Deadline& deadline) const {
-  DRIFTLESS_RETURN_IF_ERROR(copy_mapped(version.parts, options_.threads));
+  DRIFTLESS_RETURN_IF_ERROR(copy_mapped(version.parts, options_.threads, *memory_));
   return parallel_for(version.parts.size(), options_.threads,
                       [&](std::size_t i, unsigned) { return take_part(version, i, deadline); });
 }
 
-Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i, const Deadline& deadline) {
+Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i,
+                                 const Deadline& deadline) const {
   const ManifestFile& file = version.manifest.files[i];
   MappedFile& part = version.parts[i];
   if (version.frames[i] != nullptr) return {};
-  DRIFTLESS_RETURN_IF_ERROR(copy_mapped(std::span(&part, 1), 1));  // if it was not before
+  DRIFTLESS_RETURN_IF_ERROR(copy_mapped(std::span(&part, 1), 1, *memory_));  // if it was not before
   return check_part(part, file, deadline).with_context(version.source);
 }
 
@@ -484,10 +508,11 @@ Status VersionFetcher::fetch_blocks(const PublicationId& id, FetchedVersion& ver
   }
   RangeFetchOptions options;
   options.workers = std::max(1U, options_.read_workers);
+  options.takers = options_.threads;
   Result<FetchedBlocks> blocks = driftless::fetch_blocks(
       *road_, id, manifest, *needs.layout,
       [&](const BucketEntry& entry) { return needs.of_target->has(entry.tensor, entry.block); },
-      false, options, deadline);
+      false, options, deadline, memory_.get());
   if (!blocks.ok()) return blocks.status().with_context(version.source);
   chain.fetched_bytes += blocks->fetched_bytes;
   chain.needed_bytes += blocks->needed_bytes;

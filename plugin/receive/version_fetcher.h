@@ -94,6 +94,7 @@ class VersionFetcher {
       : road_(&road),
         run_(run),
         options_(std::move(options)),
+        memory_(std::make_shared<KeptMemory>(kKeptBytes)),
         next_look_(Deadline::after(options_.fetch_deadline)) {}
 
   // Returns once there may be something for a target in this state; false: the deadline passed.
@@ -148,18 +149,31 @@ class VersionFetcher {
   // Every part into memory of its own, if it is a mapping, and then against its hash: nobody who
   // writes into the file later changes what was compared.
   [[nodiscard]] Status take_parts(FetchedVersion& version, const Deadline& deadline) const;
-  [[nodiscard]] static Status take_part(FetchedVersion& version, std::size_t file,
-                                        const Deadline& deadline);
+  [[nodiscard]] Status take_part(FetchedVersion& version, std::size_t file,
+                                 const Deadline& deadline) const;
+  // Part `file`, as it lies on the road. From several threads, if the road lets them.
+  [[nodiscard]] Result<MappedFile> fetch_whole(const PublicationId& id,
+                                               const FetchedVersion& version, std::size_t file,
+                                               const Deadline& deadline) const;
+  // The parts of which there are no frames yet: options.read_workers at a time, if the road lets
+  // several threads fetch. Each thread writes the parts that it fetches, and nothing else.
+  [[nodiscard]] Result<std::vector<MappedFile>> fetch_at_once(const PublicationId& id,
+                                                              const FetchedVersion& version,
+                                                              const Deadline& deadline) const;
   [[nodiscard]] Result<std::optional<FetchedChain>> attempt(const TargetState& state,
                                                             FetchMode mode, const FetchNeeds& needs,
                                                             const Deadline& deadline);
 
+  // Of memory that versions came in, kept for the next one.
+  static constexpr std::uint64_t kKeptBytes = std::uint64_t{256} << 20;
+
   ReceiveRoad* road_;
   Hash128 run_;
   ReceiverOptions options_;
-  Waiting waiting_;       // for news
-  Deadline next_look_;    // when check_run() looks at the road again
-  bool damaged_ = false;  // the last fetch() gave up on what is damaged
+  std::shared_ptr<KeptMemory> memory_;  // for copies of parts, and what is inflated
+  Waiting waiting_;                     // for news
+  Deadline next_look_;                  // when check_run() looks at the road again
+  bool damaged_ = false;                // the last fetch() gave up on what is damaged
 };
 
 }  // namespace driftless

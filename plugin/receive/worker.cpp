@@ -150,6 +150,7 @@ Status Worker::open_now(const std::string& config, std::span<const std::string> 
   if (receiver_ != nullptr && opened_ == asked) return {};
   DRIFTLESS_RETURN_IF_ERROR(close_now());
   DRIFTLESS_ASSIGN_OR_RETURN(receiver_, host_->open(config, sets, take_over));
+  receiver_->offer_nothing();  // the engine may put its weights elsewhere at any time
   opened_ = std::move(asked);
   auto ways = host_->ways();
   set([&](WorkerReply& now) {

@@ -109,7 +109,7 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
   }
   version.manifest = std::move(fetched.manifest);
   return VersionSource::open(spool_fs, std::move(version), std::move(payload), std::move(frames),
-                             layout, spool_directory, threads, head);
+                             layout, spool_directory, threads, head, fetched.memory.get());
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include "plugin/targets/version_source.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 
 #include "core/parallel.h"
 #include "formats/checkpoint.h"
@@ -72,7 +74,7 @@ Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory
                                           std::vector<std::shared_ptr<Frame>> frames,
                                           const WeightLayout& layout,
                                           const std::string& spool_directory, unsigned threads,
-                                          const HeadReader& head) {
+                                          const HeadReader& head, KeptMemory* memory) {
   const bool framed = version.directory_layout == DirectoryLayout::kFrames ||
                       version.directory_layout == DirectoryLayout::kHdf5;
   for (const MappedFile& part : parts) {
@@ -101,7 +103,7 @@ Result<VersionSource> VersionSource::open(FileSystem& spool_fs, VersionDirectory
     case DirectoryLayout::kHdf5:
       frames.resize(parts.size());
       DRIFTLESS_RETURN_IF_ERROR(
-          source.open_frames(std::move(parts), std::move(frames), threads, head));
+          source.open_frames(std::move(parts), std::move(frames), threads, head, memory));
       break;
   }
   if (source.version_.full()) DRIFTLESS_RETURN_IF_ERROR(source.check_coverage());
@@ -318,13 +320,58 @@ Result<Frame> VersionSource::open_frame(const MappedFile& part, const HeadReader
   return Frame::decode_head(head(part), part.bytes(), *layout_, max_body);
 }
 
-Status VersionSource::open_frames(std::vector<MappedFile> parts,
-                                  std::vector<std::shared_ptr<Frame>> frames, unsigned threads,
-                                  const HeadReader& head) {
-  frame_bytes_ = std::move(parts);
-  frames_ = std::move(frames);
+// Frames in host memory, by all threads: their streams are what the threads share, the largest
+// first, since a version may have one frame or one tensor that is most of it. Each task writes its
+// own stream's place and hash, and nothing else; the frames are opened before and finished after.
+Status VersionSource::read_frames(std::span<const std::size_t> numbers, unsigned threads,
+                                  KeptMemory* memory) {
+  struct Stream {
+    FrameReader* reader = nullptr;
+    std::size_t number = 0;
+  };
+  std::vector<std::optional<FrameReader>> readers(numbers.size());
+  const std::uint64_t max_body = max_frame_body_bytes(*layout_);
   DRIFTLESS_RETURN_IF_ERROR(
-      parallel_for(frames_.size(), threads, [&](std::size_t i, unsigned) -> Status {
+      parallel_for(numbers.size(), threads, [&](std::size_t i, unsigned) -> Status {
+        const std::span<const std::byte> bytes = frame_bytes_[numbers[i]].bytes();
+        DRIFTLESS_ASSIGN_OR_RETURN(readers[i],
+                                   FrameReader::open(bytes, *layout_, max_body, memory));
+        return {};
+      }));
+  std::vector<Stream> streams;
+  for (std::optional<FrameReader>& reader : readers) {
+    for (std::size_t i = 0; i < reader->streams(); ++i) streams.push_back({&*reader, i});
+  }
+  std::ranges::stable_sort(streams, std::ranges::greater(), [](const Stream& stream) {
+    return stream.reader->stored_bytes(stream.number);
+  });
+  std::vector<ZstdUnpacker> zstd(std::max(1U, threads));  // by worker
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(streams.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
+        return streams[i].reader->read(streams[i].number, zstd[worker]);
+      }));
+  return parallel_for(numbers.size(), threads, [&](std::size_t i, unsigned) -> Status {
+    DRIFTLESS_ASSIGN_OR_RETURN(Frame frame, readers[i]->finish(*layout_));
+    frames_[numbers[i]] = std::make_shared<Frame>(std::move(frame));
+    return {};
+  });
+}
+
+Status VersionSource::decode_frames(unsigned threads, const HeadReader& head, KeptMemory* memory) {
+  std::vector<std::size_t> on_host;
+  for (std::size_t i = 0; i < frames_.size(); ++i) {
+    const bool host = frame_bytes_[i].memory_kind() == MemoryKind::kHost;
+    if (frames_[i] == nullptr && host) on_host.push_back(i);
+  }
+  // A failure says which fault was seen first; decoding one frame after the other, below, finds the
+  // first one that there is, and names it.
+  const Status read = read_frames(on_host, threads, memory);
+  if (!read.ok()) {
+    for (const std::size_t i : on_host) frames_[i] = nullptr;
+  }
+  const bool more = std::ranges::find(frames_, nullptr) != frames_.end();
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(frames_.size(), more ? threads : 1, [&](std::size_t i, unsigned) -> Status {
         const std::string what = join_path(version_.path, version_.payload_files[i]);
         if (frames_[i] == nullptr) {
           Result<Frame> frame = open_frame(frame_bytes_[i], head);
@@ -333,6 +380,15 @@ Status VersionSource::open_frames(std::vector<MappedFile> parts,
         }
         return check_context(frames_[i]->info().context, version_, *layout_).with_context(what);
       }));
+  return read.with_context(version_.path);
+}
+
+Status VersionSource::open_frames(std::vector<MappedFile> parts,
+                                  std::vector<std::shared_ptr<Frame>> frames, unsigned threads,
+                                  const HeadReader& head, KeptMemory* memory) {
+  frame_bytes_ = std::move(parts);
+  frames_ = std::move(frames);
+  DRIFTLESS_RETURN_IF_ERROR(decode_frames(threads, head, memory));
   std::vector<std::size_t> order(frames_.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   const auto place = [this](std::size_t i) {

@@ -92,13 +92,15 @@ class VersionSource {
   // `frames` has one, that frame, of which some blocks may not be there. Frames must
   // belong to the version, and each rank's must be numbered from 0 without a gap. Plain frames may
   // lie in device memory where `head` is given; then there are no patchers. kUnsupported for other
-  // parts there.
+  // parts there. Blocks of frames are hashed and inflated on `threads` threads, into `memory`
+  // (null: memory of their own); of several that are damaged the first one is named.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
                                                   std::vector<MappedFile> parts,
                                                   std::vector<std::shared_ptr<Frame>> frames,
                                                   const WeightLayout& layout,
                                                   const std::string& spool_directory,
-                                                  unsigned threads, const HeadReader& head = {});
+                                                  unsigned threads, const HeadReader& head = {},
+                                                  KeptMemory* memory = nullptr);
 
   [[nodiscard]] const VersionDirectory& version() const { return version_; }
   // Largest tensors first, so that parallel work ends together.
@@ -138,7 +140,9 @@ class VersionSource {
   Status open_flushes(FileSystem& spool_fs, std::vector<MappedFile> parts,
                       const std::string& spool_directory);
   Status open_frames(std::vector<MappedFile> parts, std::vector<std::shared_ptr<Frame>> frames,
-                     unsigned threads, const HeadReader& head);
+                     unsigned threads, const HeadReader& head, KeptMemory* memory);
+  Status decode_frames(unsigned threads, const HeadReader& head, KeptMemory* memory);
+  Status read_frames(std::span<const std::size_t> numbers, unsigned threads, KeptMemory* memory);
   [[nodiscard]] Result<Frame> open_frame(const MappedFile& part, const HeadReader& head) const;
   Status add_bucket(const std::string& name, const std::string& rank, const BucketView& bucket);
   Status add_compact(const std::string& name, const std::string& rank, const Frame& frame);

@@ -23,6 +23,7 @@ struct FetchedVersion {
   // null, or missing, if the part is there.
   std::vector<std::shared_ptr<Frame>> frames = {};
   std::shared_ptr<StageAhead> ahead = nullptr;  // of a chain's first one: WeightTarget::begin_stage
+  std::shared_ptr<KeptMemory> memory = nullptr;  // for what is inflated; null: no such memory
 };
 
 // What a target holds of a tensor, as it adds up: its units that are held here (each once, however
@@ -169,6 +170,13 @@ class WeightTarget {
   [[nodiscard]] virtual std::uint64_t readable_units(std::uint32_t tensor) const {
     return (*layout())[tensor].units();
   }
+  // What lies here of units [first, first + count) of a tensor, at each place that can be read
+  // back. kUnsupported: nothing can.
+  [[nodiscard]] virtual Result<std::vector<HeldCopy>> copies(std::uint32_t /*tensor*/,
+                                                             std::uint64_t /*first*/,
+                                                             std::uint64_t /*count*/) const {
+    return error(StatusCode::kUnsupported, "these weights are not read back");
+  }
   // From the next stage() on. A target that proves its weights in another way takes no notice.
   virtual void set_proof(const ProofRule& /*rule*/) {}
   // Before a chain whose manifests begin and end with these is fetched: what can be done of its
@@ -239,7 +247,7 @@ class MappedTarget final : public WeightTarget {
   [[nodiscard]] Result<LookedShares> look() const;
   [[nodiscard]] Result<BlockSums> blocks(std::uint32_t tensor, std::uint64_t block_units) const;
   [[nodiscard]] Result<std::vector<HeldCopy>> copies(std::uint32_t tensor, std::uint64_t first,
-                                                     std::uint64_t count) const;
+                                                     std::uint64_t count) const override;
   [[nodiscard]] StagingMemory staging_memory() const;
   // Copies bytes of a tensor that lies contiguous here.
   [[nodiscard]] Status read(std::size_t tensor, std::uint64_t byte_offset,

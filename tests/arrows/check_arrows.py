@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the tree to its arrows:
+"""Checks which folder includes and links which:
 
     core <- {formats, kernels, collectives} <- plugin <- {tools, megatron_bridge}
     in plugin: targets <- {interchange, receive} <- checkpoint <- publish <- device <- engines <- job
     <- {agent, c_abi}
 
-    check_arrows.py ROOT               exit status 1 and a line per offence
-    check_arrows.py --self-test ROOT   plants offences in copies of ROOT and expects to find each
+    check_arrows.py ROOT               prints a line per violation; exit status 1 if there is one
+    check_arrows.py --self-test ROOT   adds violations to copies of ROOT, and expects to find each
 
-Looks at the #include lines of every folder and of every room in plugin/, and at the folders named in
-their CMakeLists.txt. A file that lies in plugin/ itself, or in a room that is not listed here, is an
-offence, too.
+Reads the #include lines of every folder and of every room in plugin/, and the folders named in their
+CMakeLists.txt. A file in plugin/ itself, or in a room that is not listed here, is a violation, too.
 """
 import argparse
 import pathlib
@@ -30,7 +29,7 @@ MAY_SEE = {
     "megatron_bridge": {"core", "formats", "kernels", "collectives", "plugin"},
 }
 _BELOW_JOB = {"observe", "targets", "interchange", "checkpoint", "publish", "receive", "device", "engines"}
-# The rooms of plugin/, and which of them each may see.
+# The rooms of plugin/, and the rooms that each may include.
 ROOM_MAY_SEE = {
     "observe": set(),
     "targets": set(),
@@ -52,7 +51,7 @@ ROOM_KEYWORDS = {"SOURCES", "SEES", "LINKS", "PRIVATE_LINKS", "BUILD_LINKS", "NO
 
 
 def include_offence(room, path, included):
-    """`path`: of the file that includes, relative to the root."""
+    """`path`: of the including file, relative to the root."""
     parts = included.split("/")
     if ".." in parts:
         return f"includes \"{included}\": a path through '..' goes around the include path"
@@ -89,7 +88,7 @@ def check_sources(root, room):
 
 
 def rooms_in_cmake(text):
-    """Rooms that a CMakeLists.txt names: after SEES, and as targets anywhere."""
+    """Rooms that a CMakeLists.txt names: after SEES, and as link targets."""
     text = re.sub(r"#.*", "", text)
     named = set(TARGET.findall(text))
     for call in ROOM_CALL.findall(text):

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What others take for a changed weight of a recorded RL run, in bits: prints a table in Markdown.
+"""The bits that other programs need per changed weight of a recorded RL run: prints a table in Markdown.
 
     compact_rivals.py TRACE [--compact-bench build/bin/compact_bench]
 
-TRACE is a directory as `driftless bench --trace` takes it. Run it in a throw-away environment with torch,
-safetensors, numpy and `fireworks-delta-compression==0.1.0` (which brings `zstd`):
+TRACE is a directory as for `driftless bench --trace`. Run it in a temporary environment with torch,
+safetensors, numpy and `fireworks-delta-compression==0.1.0` (which installs `zstd`):
 
-- NeMo-RL: gaps of 16 bits between positions (32 where one is larger) and old XOR new, each stream of a tensor
-  under zstd level 1, without any container.
-- Fireworks: delta_compress(src, dst, compression_format="arc_v3") of each tensor, as its README calls it, proven
-  by delta_decompress(). It tries several codecs at once and takes the smallest of those that end within a multiple
-  of the first one's time, so its size depends on how busy the machine is. The last row waits for all of them.
+- NeMo-RL: gaps of 16 bits between positions (32 bits for larger gaps) and old XOR new, each stream of a tensor
+  compressed by zstd level 1, without a container.
+- Fireworks: delta_compress(src, dst, compression_format="arc_v3") for each tensor, as in its README, checked by
+  delta_decompress(). It tries several codecs at once, and takes the smallest of those that finish within a multiple
+  of the first one's time, so its size depends on the load of the machine. The last row waits for all codecs.
 
-The last column is a thousand million weights per second on one core, encode and decode.
+The last column is 10^9 weights per second on one core, encode and decode.
 """
 import argparse
 import os

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a recorded RL run changes in FP8 blocks, and the bytes of each encoding, of all steps and (`compact`) of
-each: prints tables in Markdown.
+"""The changes of a recorded RL run in FP8 blocks, and the bytes of each encoding: of all steps and,
+with `compact`, of each step. Prints tables in Markdown.
 
     fp8_trace.py DRIFTLESS TRACE [--work DIR]
 
-TRACE is as `driftless bench --trace` takes it. Every step is written as a checkpoint, quantized by
-`driftless quantize`, and compared with the step before by `driftless compare`: of the codes alone, as the
+TRACE is a directory as for `driftless bench --trace`. Every step is written as a checkpoint, quantized by
+`driftless quantize`, and compared with the step before by `driftless compare`. Only codes are compared:
 tensors that stay in bf16 are left out.
 """
 import argparse
@@ -42,12 +42,12 @@ def write(path, tensors):
     (path / "config.json").write_text("{}")
 
 
-def told(*command):
+def output_of(*command):
     return json.loads(subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True).stdout)
 
 
 def compare(driftless, before, after):
-    found = told(driftless, "compare", before, after, "--json")
+    found = output_of(driftless, "compare", before, after, "--json")
     return found["changed_units"], {each["encoding"]: each["bytes"] for each in found["encodings"]}
 
 
@@ -64,7 +64,7 @@ def measure(driftless, trace, work):
         plain.append(work / f"bf16_{number}")
         codes.append(work / f"fp8_{number}")
         write(plain[-1], state)
-        told(driftless, "quantize", plain[-1], codes[-1], "--only", "*", "--json")
+        output_of(driftless, "quantize", plain[-1], codes[-1], "--only", "*", "--json")
     total = sum(values.size for values in state.values())
     rows = {"bf16": [], "fp8": []}
     for number in range(1, len(steps) + 1):
@@ -74,8 +74,8 @@ def measure(driftless, trace, work):
 
 
 def container(found, encoding, total):
-    """Bytes that do not grow with the changes: fitted over the steps. Of entropy-coded positions a change costs more
-    the fewer there are."""
+    """The bytes that do not grow with the changes, fitted over the steps. With entropy-coded positions, the fewer
+    changes there are, the more each costs."""
     changes = numpy.array([c for c, _ in found], float)
     terms = [numpy.ones_like(changes), changes]
     if encoding in ("compact", "xor"):

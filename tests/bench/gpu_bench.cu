@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The GPU's kernels against floors measured in the same run. Prints one JSON line per figure:
 // {"work", "ms", "floor", "floor_ms", "ratio", "bytes"}. tests/gpu/run.sh makes a table of them.
+//
+//   gpu_bench [--only PART]    diff, capture, patch, digest, sweep, overwrite, compact, quantize,
+//   pinned
 #include "gpu_bench.cuh"
 #include "plugin/device/slice_differ.h"
 
@@ -227,7 +230,18 @@ void bench_pinned(Bench& bench) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const std::string only = argc == 3 && std::string(argv[1]) == "--only" ? argv[2] : "";
+  const std::pair<std::string, void (*)(Bench&)> parts[] = {
+      {"diff", bench_diff},       {"capture", bench_capture},   {"patch", bench_patch},
+      {"digest", bench_digest},   {"sweep", bench_sweep},       {"overwrite", bench_overwrite},
+      {"compact", bench_compact}, {"quantize", bench_quantize}, {"pinned", bench_pinned}};
+  const bool known = std::any_of(std::begin(parts), std::end(parts),
+                                 [&](const auto& part) { return part.first == only; });
+  if (argc != 1 && !known) {
+    std::fprintf(stderr, "usage: gpu_bench [--only PART], a part as the source names them\n");
+    return 2;
+  }
   cudaDeviceProp properties{};
   must(cudaGetDeviceProperties(&properties, 0));
   std::printf("{\"gpu\": \"%s\"}\n", properties.name);
@@ -235,12 +249,7 @@ int main() {
   fill<<<2048, 256>>>(Bench::units(bench.before), kUnits);
   bench.set_changed(10000);
   bench.floors();
-  bench_diff(bench);
-  bench_capture(bench);
-  bench_patch(bench);
-  bench_digest(bench);
-  bench_sweep(bench);
-  bench_overwrite(bench);
-  bench_compact(bench);
-  bench_pinned(bench);
+  for (const auto& [name, run] : parts) {
+    if (only.empty() || only == name) run(bench);
+  }
 }

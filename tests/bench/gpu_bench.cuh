@@ -208,5 +208,6 @@ struct Diff {
 };
 
 void bench_compact(Bench& bench);
+void bench_quantize(Bench& bench);
 
 }  // namespace driftless::bench

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the table of docs/operate/numbers.md from what gpu_bench and torch_bench.py printed."""
+"""Makes the table of docs/operate/numbers.md from the output of gpu_bench and torch_bench.py."""
 
 import json
 import sys
 
-# The figure, what torch calls it, and what is asked: ("floor", at most) or ("torch", at most).
+# Figure: (its name in torch_bench.py, compared with "floor" or "torch", the limit of the ratio).
 ASKED = {
     "diff, positions + values, 1 %": ("diff", "floor", 1.15),
     "diff, gaps + values, 1 %": ("diff, gaps", "floor", 1.2),
@@ -18,13 +18,16 @@ ASKED = {
     "masked overwrite": ("NaN-masked overwrite", "torch", 0.5),
     "digest, full sweep": (None, "floor", 1.3),
     "sweep of a fused, sliced module of 1061 M elements": (None, "floor", 1.5),
+    "compare + quantize, linear, 1 % of bf16": (None, "floor", 1.6),
+    "capture + measuring 1 % of the blocks": (None, "floor", 1.15),
+    "commit of 1.7 M codes and 100 scales": (None, "floor", 1.0),
     "compact: diff + encode": (None, "floor", 6.0),
     "compact: decode into a staged update": (None, "floor", 3.0),
 }
 
 
 def nccl_table(rows: list[dict]) -> None:
-    """From publish() to committed, by version: the parts, their sum, and what it really took."""
+    """The time from publish() to commit, per version: its parts, their sum, and the measured total."""
     published = {row["version"]: row for row in rows if row["nccl"] == "publish"}
     print("\nover NCCL, both processes on this GPU (ms)\n")
     print("| version | compare, frames | hash, broadcast | acks, seal | fetch | stage, prove | commit |"
@@ -55,8 +58,8 @@ def megatron_table(rows: list[dict]) -> None:
 
 
 def whole_step_table(rows: list[dict]) -> None:
-    """What is asked of `none`: 2 % of a step, 64 MiB and 16 bytes a change, and no more than half
-    as long again until a version is visible as with a snapshot on the device."""
+    """The limits for `none`: 2 % of a step; 64 MiB and 16 bytes per change; and at most 1.5 times the
+    snapshot on the device until a version is visible."""
     print("\nwhole steps of Megatron with and without updates, every step, over files in memory to a"
           " rollout in host memory (ms)\n")
     print("| snapshot | changed | step without | with | more | added | visible after | capture |"
@@ -77,8 +80,8 @@ def whole_step_table(rows: list[dict]) -> None:
 
 
 def module_table(rows: list[dict]) -> None:
-    """What is asked: 3 ms of pause by maps, at most half of torch's way by masked overwrite; staging
-    never holds the GPU for more than 2 ms, and takes the changes' memory and at most a chunk's."""
+    """The limits: a pause of 3 ms with maps, and of half of torch's time with masked overwrite. Staging
+    holds the GPU for at most 2 ms, and needs memory for the changes and at most one chunk."""
     print("\nan engine's module on this GPU, one rank of two, 1 % changed (ms)\n")
     print("| way | elements | changed | pause | of it writing | vLLM's way in torch | times faster |"
           " without its checks | times faster | staging | longest hold |"

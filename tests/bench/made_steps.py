@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run made up in memory, for measurements: torch tensors on the host, and steps that change some."""
+"""A made-up run in memory, for measurements: torch tensors on the host, and steps that change some."""
 
 import torch
 
@@ -9,7 +9,7 @@ NAMES = {torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 class Source:
-    """What a publisher reads: the tensors as they are then."""
+    """A publisher's source: the current tensors."""
 
     def __init__(self, weights):
         self.weights = weights
@@ -26,8 +26,8 @@ class Source:
 
 
 def step(weights, percent, generator):
-    """Changes `percent` of every tensor; the changes as (name, shape, positions, new, old). The
-    places are drawn where the generator lives, which for many is better a GPU."""
+    """Changes `percent` of every tensor; returns the changes as (name, shape, positions, new, old). The
+    positions are drawn on the generator's device; for many, a GPU is faster."""
     changes = []
     for name, tensor in weights.items():
         flat = tensor.view(-1)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What weight updates add to a step of real Megatron: a model of 1 G parameters on one GPU.
+"""The time that weight updates add to a step of real Megatron: a model of 1 G parameters on one GPU.
 
     python3 tests/bench/megatron_bench.py steps [none|device|pinned ...]
 
-Mode delta, every step, over files in memory to a rollout in host memory, in a process of its own.
-Steps without us come before, between and after, so that whole steps are compared in one run.
+Mode delta, every step, over files in memory, to a rollout process in host memory. Steps without updates
+run before, between and after, so that whole steps are compared within one run.
 
     mpirun -n 1 python3 tests/bench/megatron_bench.py trainer : -n 1 python3 tests/bench/megatron_bench.py rollout
 
-The same over the nccl road to a rollout that shares the GPU, with our time as a share of a forward
-and backward pass. Both print medians. Need torch, megatron-core, and our package and
-tests/python/megatron on PYTHONPATH.
+The same over the nccl road to a rollout that shares the GPU; the added time is given as a share of a
+forward and backward pass. Both print medians. Needs torch, megatron-core, and on PYTHONPATH our package
+and tests/python/megatron.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 
 os.environ["DRIFTLESS_TEST_GPU"] = "1"
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-# Several NCCL processes on one GPU: each has to seem to be on a host of its own.
+# Several NCCL processes share one GPU: each must claim to be another host.
 os.environ.update(NCCL_HOSTID=f"process{os.getpid()}", NCCL_SOCKET_IFNAME="lo")
 
 import torch  # noqa: E402
@@ -67,7 +67,7 @@ def flags(snapshot, road, directory=""):
 
 
 class Trainer:
-    """The model, and how long its passes and steps take, in ms."""
+    """The model, and the times of its passes and steps, in ms."""
 
     def __init__(self):
         import torch.distributed as dist
@@ -100,56 +100,56 @@ class Trainer:
         )
 
     def detach(self):
-        """Steps without us again."""
+        """Runs steps without updates again."""
         self.inner.optimizer.__dict__.pop("step")
         for child in self.inner.optimizer.chained_optimizers:
             child.__dict__.pop("_copy_main_params_to_model_params", None)
 
     def steps(self, session=None):
-        """Milliseconds of each whole step, and what the session says of its version."""
-        took, told = [], []
+        """Milliseconds of each whole step, and the session's report of its version."""
+        took, reports = [], []
         for _ in range(STEPS):
             begin = time.perf_counter()
             self.inner.step()
             trained()
             took.append((time.perf_counter() - begin) * 1e3)
             if session is not None and session.last is not None:
-                told.append(session.last)
-        return took, told
+                reports.append(session.last)
+        return took, reports
 
 
 def median(values):
     return statistics.median(values[WARM:])
 
 
-def split_of(told):
+def split_of(reports):
     values = {
-        "gather": [t.sync_ms + t.gather_ms for t in told],
-        "convert": [t.convert_ms for t in told],
-        "diff": [t.diff_ms for t in told],
-        "encode": [t.encode_ms for t in told],
-        "send": [t.send_ms for t in told],
+        "gather": [t.sync_ms + t.gather_ms for t in reports],
+        "convert": [t.convert_ms for t in reports],
+        "diff": [t.diff_ms for t in reports],
+        "encode": [t.encode_ms for t in reports],
+        "send": [t.send_ms for t in reports],
     }
     return {name: median(values[name]) for name in PARTS}
 
 
-def density_of(told):
-    return median([t.published.changed_units / t.published.total_units for t in told])
+def density_of(reports):
+    return median([t.published.changed_units / t.published.total_units for t in reports])
 
 
 def trained():
-    """What the trainer has queued is done; what goes on behind its steps need not be."""
+    """Waits for the trainer's queued work, but not for work of updates on other streams."""
     torch.cuda.current_stream().synchronize()
 
 
 def used_bytes():
-    """Of the GPU, but for what torch has."""
+    """GPU memory in use, without torch's."""
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()
 
 
 def compare(*snapshots):
-    """Whole steps, with and without us."""
+    """Whole steps, with and without updates."""
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1",
                       MASTER_PORT="29431")  # fmt: skip
     trainer = Trainer()
@@ -176,7 +176,7 @@ def with_us(trainer, snapshot):
         torch.cuda.empty_cache()
         before = used_bytes()
         session = trainer.attach(flags(snapshot, "disk", directory))
-        steps, told = trainer.steps(session)
+        steps, reports = trainer.steps(session)
         held = used_bytes() - before
         session.close()
         trainer.detach()
@@ -188,27 +188,27 @@ def with_us(trainer, snapshot):
     return {
         "parameters": trainer.parameters,
         "snapshot": snapshot,
-        "density": density_of(told),
+        "density": density_of(reports),
         "forward_backward_ms": median(trainer.passes[-STEPS:]),
         "step_ms": median(steps),
-        "added_ms": median([t.total_ms for t in told]),
-        "visible_ms": median([t.visible_ms for t in told]),
-        "capture_ms": median([t.published.live.capture_ms for t in told]),
-        "sweep_ms": median([t.published.live.sweep_ms for t in told]),
-        "captured_mib": max(t.published.live.captured_bytes for t in told) / (1 << 20),
+        "added_ms": median([t.total_ms for t in reports]),
+        "visible_ms": median([t.visible_ms for t in reports]),
+        "capture_ms": median([t.published.live.capture_ms for t in reports]),
+        "sweep_ms": median([t.published.live.sweep_ms for t in reports]),
+        "captured_mib": max(t.published.live.captured_bytes for t in reports) / (1 << 20),
         "gpu_mib": held / (1 << 20),
-        "resent": sum(t.published.live.resent_tensors for t in told),
-        "split_ms": split_of(told),
+        "resent": sum(t.published.live.resent_tensors for t in reports),
+        "split_ms": split_of(reports),
     }
 
 
 def train(snapshot="device"):
-    """Over NCCL, under mpirun."""
+    """The trainer over NCCL, under mpirun."""
     trainer = Trainer()
     session = trainer.attach(flags(snapshot, "nccl"))
-    steps, told = trainer.steps(session)
+    steps, reports = trainer.steps(session)
     session.close()
-    ours = median([t.total_ms for t in told])
+    ours = median([t.total_ms for t in reports])
     found = {
         "parameters": trainer.parameters,
         "tokens": 2 * JOB["sequence"] * JOB["batch"],
@@ -216,16 +216,16 @@ def train(snapshot="device"):
         "forward_backward_ms": median(trainer.passes),
         "step_ms": median(steps),
         "ours_ms": ours,
-        "density": density_of(told),
+        "density": density_of(reports),
         "share": ours / median(trainer.passes),
-        "split_ms": split_of(told),
+        "split_ms": split_of(reports),
     }
     torch.distributed.destroy_process_group()
     print(json.dumps({"megatron_overhead": found}), flush=True)
 
 
 def follow(snapshot="device", directory=None):
-    """A rollout; over files it starts from the run's base."""
+    """The rollout; over files it starts from the run's base."""
     base = None
     if directory is not None:
         base = Path(directory) / "base"

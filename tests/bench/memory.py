@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Peak anonymous memory of making and applying a delta, measured from outside.
+"""Peak anonymous memory of making and applying a delta, measured from outside the process.
 
     tests/bench/memory.py [--params N] [--dir DIR] [--command build/bin/driftless]
 
-Synthesizes a checkpoint and its successor (2 bytes a parameter each), publishes the delta in every encoding, applies
-it to a copy, and samples RssAnon of the process every 5 ms. Prints one row per command.
+Makes a checkpoint and its successor (2 bytes per parameter each), publishes the delta in every encoding, applies it
+to a copy, and samples RssAnon of the process every 5 ms. Prints one row per command.
 """
 import argparse
 import os
@@ -40,7 +40,7 @@ def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", type=int, default=2_000_000_000)
-    parser.add_argument("--dir", help="where to put some 12 GB (default: a temporary directory)")
+    parser.add_argument("--dir", help="directory for about 12 GB of files (default: a temporary one)")
     parser.add_argument("--command", default=str(root / "build/bin/driftless"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.dir) as directory:
@@ -57,7 +57,7 @@ def main():
             show(f"diff {encoding}", "diff", f"{run}/step_000000", f"{run}/step_000001", "--out", published,
                  "--layout", layout, "--encoding", encoding)
             show(f"apply {encoding}", "apply", published, "--to", copy)
-            # Back to the base, by the delta the other way: the copy is patched, not made again.
+            # Restores the base by the reverse delta: cheaper than another copy.
             back = f"{directory}/back_{encoding}"
             subprocess.run([arguments.command, "diff", f"{run}/step_000001", f"{run}/step_000000", "--out", back],
                            check=True, stdout=subprocess.DEVNULL)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A directory of versions, kept on another host over HTTP: what lies between two datacenters.
+"""Mirrors a directory of versions to another host over HTTP, as between two datacenters.
 
     mirror.py serve DIR PORT     on the trainer's host
-    mirror.py pull HOST:PORT     as road.shared_fs.before_read on a rollout's host: fetches what is new into
-                                 $DRIFTLESS_DIR, each version under a hidden name that is then renamed
+    mirror.py pull HOST:PORT     as road.shared_fs.before_read on a rollout's host: fetches new versions into
+                                 $DRIFTLESS_DIR, each under a hidden name that is then renamed
 """
 import http.client
 import json
@@ -18,7 +18,7 @@ PIECE = 1 << 20
 
 
 def listing(directory):
-    """What is whole: names of files, each after its directory where it has one."""
+    """Complete files only; each after its directory, if it is in one."""
     found = {}
     for path in directory.iterdir():
         if path.name.startswith(PREFIXES):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pause of an engine's module while a version is committed, and what it is made of.
+"""The pause of an engine's module during a commit, by phase.
 
   python tests/bench/module_bench.py --device cuda            # 1 G elements of a Qwen3, 1 % changed
   python tests/bench/module_bench.py --device cpu --layers 2 --vocab 8192
 
-A module with fused q/k/v and gate/up, rows and columns of a tensor-parallel rank of two, follows a
-publisher over a directory in memory. Beside it, in the same run, the usual way in torch: full-shape
-tensors with NaN where nothing changed, through load_weights, with a copy that leaves NaNs out; once
-with what vLLM's load_checkpoint_weight_patches looks at first (no NaN, no place twice or past the
-end; ours does so while staging), and once without.
+A module with fused q/k/v and gate/up, with the rows and columns of one of two tensor-parallel ranks,
+follows a publisher over a directory in memory. The same run also measures the usual way in torch:
+full-shape tensors, with NaN for unchanged elements, go through load_weights, with a copy that skips
+NaNs; once with the checks of vLLM's load_checkpoint_weight_patches (no NaN, no position twice or out
+of range; Driftless does these while staging), and once without.
 Needs torch, safetensors and the built package (PYTHONPATH=build/python).
 """
 
@@ -46,9 +46,9 @@ def arguments():
     parser.add_argument("--percent", type=float, default=1.0)
     parser.add_argument("--versions", type=int, default=5)
     parser.add_argument("--work", default="/dev/shm")
-    parser.add_argument("--probe", help="gpu_probe of the build: how long staging holds the GPU")
-    parser.add_argument("--masked", action="store_true", help="all by masked overwrite instead")
-    parser.add_argument("--encoding", default="auto", help="as the configuration's `encoding`")
+    parser.add_argument("--probe", help="path of gpu_probe, to measure how long staging holds the GPU")
+    parser.add_argument("--masked", action="store_true", help="write all tensors by masked overwrite")
+    parser.add_argument("--encoding", default="auto", help="the configuration's `encoding`")
     parser.add_argument("--prove", default="staged", help="receiver.prove: staged, or always")
     return parser.parse_args()
 
@@ -120,7 +120,7 @@ class Model(torch.nn.Module):
 
 
 def look_over(patches):
-    """NaNs among the values, places out of range or twice: one answer for all of them."""
+    """One check of all patches: NaNs among the values, positions out of range or repeated."""
     bad = []
     for _, shape, at, values in patches:
         ascending = at.sort().values
@@ -131,7 +131,7 @@ def look_over(patches):
 
 
 def nan_masked(model, patches):
-    """The usual way: dense tensors of NaN, then a copy that keeps what is there under a NaN."""
+    """The usual way: dense tensors of NaN, then a copy that skips NaNs."""
     plain = torch.Tensor.copy_
 
     def keeping(target, source, non_blocking=False):
@@ -166,8 +166,8 @@ class ProbeResult(ctypes.Structure):
 
 
 class Probe(threading.Thread):
-    """How long work of others on the GPU waits while something goes on there
-    (tests/bench/gpu_probe.cu). Without that library, or a GPU, nothing is known."""
+    """Measures how long other GPU work waits meanwhile (tests/bench/gpu_probe.cu). Without that
+    library, or without a GPU, it measures nothing."""
 
     def __init__(self, library):
         super().__init__(daemon=True)
@@ -176,7 +176,7 @@ class Probe(threading.Thread):
         self.status = 0
 
     def found(self, when=""):
-        """For the row of a version."""
+        """The fields for the row of a version."""
         result = self.result if self.library else None
         return {
             f"longest_hold_ms{when}": result and result.longest_ms,
@@ -225,7 +225,7 @@ def free_bytes(a):
 
 
 class Pause:
-    """What an engine does not work for: from pause() to resume()."""
+    """The engine's pause: the time from pause() to resume()."""
 
     def __init__(self):
         self.begin = self.ms = 0.0
@@ -252,12 +252,12 @@ def follow(a, model, weights, target, receiver, publisher, pause):
         target.vouch()
         del new, old
         room = free_bytes(a)
-        with Probe(a.probe) as probe:  # nothing else here waits for the whole GPU
+        with Probe(a.probe) as probe:  # nothing else in this process waits for the whole GPU
             begin = time.perf_counter()
             assert receiver.stage(120)
             stage_ms = (time.perf_counter() - begin) * 1e3
         extra = room - free_bytes(a)
-        with Probe(a.probe) as nobody:  # the same while nobody stages anything
+        with Probe(a.probe) as nobody:  # the same time without staging
             time.sleep(stage_ms / 1e3 if a.probe else 0)
         commit_ms, update = timed(a, receiver.commit)
         pause_ms = pause.ms
@@ -271,10 +271,10 @@ def follow(a, model, weights, target, receiver, publisher, pause):
                 "usual_ms": look_ms + unchecked_ms,
                 "usual_unchecked_ms": unchecked_ms,
                 "pause_ms": pause_ms,
-                "commit_ms": commit_ms,  # with the look at the files before, the report after it
+                "commit_ms": commit_ms,  # including the check of the files before it, and the report after it
                 "apply_ms": update.apply_ms,
                 "undo_ms": undo_ms,
-                "stage_ms": stage_ms,  # all of it: look, fetch and hash, decode and prove
+                "stage_ms": stage_ms,  # all of staging: find, fetch and hash, decode and prove
                 "fetch_ms": update.fetch_ms,
                 "decode_ms": update.stage_ms,
                 "wire_mib": update.wire_bytes / 2**20,
@@ -310,7 +310,7 @@ def main():
         rollout = driftless.Job(config, "rollout", launched=False)
         publisher = driftless.Publisher(trainer, Source(weights))
         allow = ("masked", "whole") if a.masked else ("direct", "plan")
-        with Probe(a.probe):  # its own memory is taken once
+        with Probe(a.probe):  # allocates the probe's own memory
             time.sleep(0.1)
         room = free_bytes(a)
         open_ms, target = timed(
@@ -334,16 +334,16 @@ def main():
             + (", prove: always" if a.prove == "always" else "")
             + (f", {a.encoding}" if a.encoding != "auto" else ""),
             **{key: round(value, 3) for key, value in middle.items()},
-            # Of all versions: nobody wants one to be long.
+            # The maxima over all versions.
             **{
                 key: max(row[key] for row in rows) if a.probe else None
                 for key in rows[0]
                 if key.startswith("longest")
             },
-            # When the target is made: kernels, torch's and ours, and streams.
+            # Allocated when the target is made: kernels of torch and of ours, and streams.
             "opening_mib": opening,
-            # For the versions, held from then on: at most the changes (places and values) and,
-            # by masked overwrite, a chunk.
+            # Allocated for versions, and kept: at most the changes (positions and values) and, with
+            # masked overwrite, one chunk.
             "device_mib": sum(row["extra_device_mib"] for row in rows),
             "delta_mib": round(max(row["changed"] for row in rows) * 6 / 2**20, 1),
             "cap_mib": round(CHUNK_BYTES / 2**20, 1),

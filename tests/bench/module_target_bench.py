@@ -3,9 +3,9 @@
 
   PYTHONPATH=build/python VENV/bin/python tests/bench/module_target_bench.py
 
-VENV has vLLM for the CPU. Both put the same versions into the same model, one after the other: vLLM
-first, whose result is what ours must be, bit for bit; then its inverse; then ours. Times are of the
-engine's pause: for us commit(), for vLLM the whole call, which has no other part.
+VENV has vLLM for the CPU. Both write the same versions into the same model: first vLLM, whose result is
+the reference for ours, bit for bit; then the inverse; then ours. Times are of the engine's pause: ours
+is commit(); vLLM's is the whole call, because it has no other phase.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def open_model(path):
     """The model of a real vLLM engine that keeps the layout in which it loads."""
     import vllm._custom_ops
 
-    vllm._custom_ops._supports_onednn = False  # else linears are packed, and their weights emptied
+    vllm._custom_ops._supports_onednn = False  # otherwise linears are packed, and their weights emptied
     from vllm import LLM
 
     engine = LLM(

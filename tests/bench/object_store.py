@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The object_store road beside `rclone copy`, against `rclone serve s3` on this machine:
+"""Compares the object_store road with `rclone copy`, against `rclone serve s3` on this machine:
 
-    tests/bench/object_store.py [MIB]        1024 MiB unless told
+    tests/bench/object_store.py [MIB]        default: 1024 MiB
 
-Prints the times to upload and download so much, what rclone does with as many streams, the peak memory
-of either side, and the requests that make a delta known, one after the other."""
+Prints the times to upload and download MIB, the times of rclone with as many streams, the peak memory of
+both sides, and the sequence of requests that publishes a delta."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def rclone_copy(endpoint, directory, prefix):
 
 
 def requests_of_a_delta(endpoint):
-    """What goes out after the last byte of a delta: from its part's PUT to its manifest's."""
+    """The requests after the last byte of a delta: from its part's PUT to its manifest's."""
     with FaultyProxy(endpoint) as proxy:
         bench("publish", proxy.endpoint, "requests", 1)
         delta = [i for i, r in enumerate(proxy.log) if "/delta" in r.path and r.method == "PUT"]

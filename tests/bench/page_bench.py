@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long the live page's script works on one update, in headless Chromium: prints a table in Markdown.
+"""The time that the live page's script needs per update, in headless Chromium: prints a table in Markdown.
 
     page_bench.py [--engines 64] [--versions 10000] [--updates 60]
 
-Every update brings one version and a new record of every engine. The charts show all versions. The time is that of
-the page's own performance.measure(): parse, state, DOM and drawing. The floor is JSON.parse() of the same answer. The
-task time, by Chromium's own count, includes layout and style as well.
+Every update brings one version, and a new record of every engine. The charts show all versions. The time is that of
+the page's own performance.measure(): parsing, state, DOM and drawing. The floor is JSON.parse() of the same answer.
+The task time, as counted by Chromium, also includes layout and style.
 """
 import argparse
 import pathlib

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer on a slow link sends over the road peer to 1 and to 8 rollouts: a table in Markdown.
+"""The bytes that a trainer on a slow link sends over the peer road to 1 and to 8 rollouts: a table in Markdown.
 
     peer_swarm.py DRIFTLESS --work DIR [--params N] [--versions N] [--rollouts 1 8] [--link 100mbit] [--keep 1GiB]
 
-Each process has a host of its own, a network namespace (tests/mpi/hosts.py; root). The trainer's host
-sends at the rate of --link; the links of the rollouts are not limited. Every version is a full one. Bytes
-are those that the interface of the trainer's host sent, from the first rollout's start on. Seconds: from
-the beginning of a version's publishing until the last rollout has committed it, median of the versions.
+Each process runs on a host of its own, a network namespace (tests/mpi/hosts.py; needs root). The trainer's host
+sends at the rate of --link; the links of the rollouts are not limited. Every version is a full one. Bytes are
+those that the interface of the trainer's host sent since the first rollout's start. Seconds: the median over
+the versions of the time from the start of publishing until the last rollout has committed.
 """
 import argparse
 import json

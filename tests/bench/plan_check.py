@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless plan` beside real jobs on this machine: prints a table in Markdown.
+"""Compares `driftless plan` with real jobs on this machine: prints a table in Markdown.
 
     plan_check.py DRIFTLESS --work DIR [--params N...] [--links local 1gbit 100mbit] [--roads peer ...]
 
-A job is a trainer and a rollout, as in two_hosts.py: over mpi_rma or peer between two hosts of network
-namespaces with a slow link (root), or on this host (`local`) over mpi_rma, peer (shared memory) and files in
-DIR. Some follow in FP8 blocks: the trainer quantizes. The figures of the processor are those of `driftless
-plan --measure` before and after the jobs (their geometric means), those of local gets and files are measured
-here. A row is within its limit if predicted and measured time differ by no more than 25 % where the wire
-takes most of the predicted time, and by a factor of 1.5 elsewhere.
+A job is a trainer and a rollout, as in two_hosts.py: over mpi_rma or peer between two hosts of network namespaces
+with a slow link (needs root), or on this host (`local`) over mpi_rma, peer (shared memory) and files in DIR. In
+some jobs the trainer quantizes to FP8 blocks. The processor's figures are the geometric means of `driftless plan
+--measure` before and after the jobs; those of local gets and files are measured here. A row is within its limit
+if predicted and measured time differ by at most 25 % when the wire takes most of the predicted time, and by a
+factor of at most 1.5 otherwise.
 """
 import argparse
 import json
@@ -56,7 +56,7 @@ def ask(driftless, *arguments):
 
 
 def file_rates(directory):
-    """Of DIR: bytes per second of a write and of a read through the cache, seconds of a sync."""
+    """DIR's bytes per second of a write and of a read through the page cache; seconds of a sync."""
     size, data = 1 << 26, os.urandom(1 << 20)
     path = directory / "rate"
     writes, reads = [], []
@@ -121,14 +121,14 @@ def run_local(driftless, run, base, params, road, encoding):
 
 
 def run_all(*commands):
-    """The first one, and others beside it."""
+    """Runs the first command, and the others beside it."""
     started = [subprocess.Popen(list(map(str, line)), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
                for line in reversed(commands)]
     try:
         for process in reversed(started):
-            told, _ = process.communicate(timeout=600)
+            output, _ = process.communicate(timeout=600)
             if process.returncode != 0:
-                raise two_hosts.Failed(f"{process.args} ended with {process.returncode}\n{told}")
+                raise two_hosts.Failed(f"{process.args} ended with {process.returncode}\n{output}")
     finally:
         for process in started:
             process.kill()
@@ -150,7 +150,7 @@ def run_over_link(driftless, run, params, encoding, link):
 
 
 def times_of(directory, steps, what):
-    """Median seconds of the versions after the first, bytes of one, its density and changes."""
+    """Median seconds of the versions after the first; bytes, density and changes of one."""
     trainer = two_hosts.read_lines(directory / "trainer0.jsonl")
     rollout = two_hosts.read_lines(directory / "rollout0.jsonl")
     seconds, phases = [], []
@@ -175,7 +175,7 @@ def mean_figures(before, after):
 
 
 def predict(driftless, figures, job, density, weights, fp8_changed=None):
-    """`density`: of the bf16 weights. `fp8_changed`: codes that changed in the job for each weight that did."""
+    """`density`: of the bf16 weights. `fp8_changed`: changed codes per changed weight in the job."""
     params, link, road, encoding, precision = job
     wire = [] if LINKS[link] is None else ["--link", LINKS[link], "--carrier", "tcp"]
     if LINKS[link] is None:
@@ -190,7 +190,7 @@ def predict(driftless, figures, job, density, weights, fp8_changed=None):
 
 
 def changes_of(driftless, run):
-    """Of the second step in bf16: the share of the weights, and how many there are of each tensor."""
+    """Changes of the second step in bf16: the share of all weights, and the number per tensor."""
     done = subprocess.run([driftless, "compare", run / "step_000001", run / "step_000002", "--json"], check=True,
                           text=True, capture_output=True)
     found = json.loads(done.stdout)
@@ -207,7 +207,8 @@ def tensors_of(checkpoint):
 
 
 def fp8_changed_of(base, changes, changed):
-    """Of a version of `changed` codes, scales and weights that the FP8 base does not quantize."""
+    """Changed codes per changed weight. `changed`: all changes of a version: codes, scales, and weights that the FP8
+    base leaves in bf16."""
     names = tensors_of(base)
     quantized = sum(count for name, count in changes.items() if f"{name}_scale_inv" in names)
     return (changed - (sum(changes.values()) - quantized)) / quantized

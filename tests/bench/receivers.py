@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What publishing costs a trainer with 1, 2, 4 and 8 rollouts on one machine: a table in Markdown.
+"""The cost of publishing for a trainer with 1, 2, 4 and 8 rollouts on one machine: a table in Markdown.
 
     receivers.py DRIFTLESS [--params N] [--steps N] [--interval-ms N]
 
-The main job under mpirun, over mpi_rma and shared_fs: the median of a version's total_ms in the
-trainer's metrics, without the first three versions.
+Runs the main job under mpirun, over mpi_rma and shared_fs: the median of total_ms in the trainer's metrics,
+without the first three versions.
 """
 import argparse
 import json

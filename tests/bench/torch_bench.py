@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the usual torch code takes for the same work as gpu_bench: one JSON line per figure."""
+"""The usual torch code for the same work as gpu_bench: prints one JSON line per figure."""
 
 import json
 import statistics

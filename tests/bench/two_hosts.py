@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long a sync takes between two hosts, by encoding and link: prints a table in Markdown.
+"""The time of a sync between two hosts, by encoding and link: prints a table in Markdown.
 
     two_hosts.py DRIFTLESS --work DIR [--params N] [--links full 1gbit 100mbit 10mbit] [--encodings ...]
 
-The hosts are network namespaces (tests/mpi/hosts.py; root). full, indices, deltas, deltas_zstd,
-compact and auto go over mpi_rma. xor and overwrite go over shared_fs, where the rollout's host has a
-directory of its own and mirror.py brings versions over the link. A sync: from the beginning of the
-publishing until the rollout has committed, by the monotonic clock that both share. Medians of the
-versions after the first, of auto after the third: it has found its encoding by then. DIR keeps the
-run, which is made once.
+The hosts are network namespaces (tests/mpi/hosts.py; needs root). full, indices, deltas, deltas_zstd, compact
+and auto use mpi_rma. xor and overwrite use shared_fs: the rollout's host has a directory of its own, and
+mirror.py copies versions over the link. A sync lasts from the start of publishing until the rollout has
+committed, by the monotonic clock that both share. Prints medians of the versions after the first; for auto,
+after the third, because it has chosen its encoding by then. DIR keeps the run, which is made once.
 """
 import argparse
 import json
@@ -60,7 +59,7 @@ def configuration(directory, encoding, params):
 
 
 def interval_ms(encoding, link, params):
-    """Longer than a sync."""
+    """Milliseconds between versions, longer than a sync."""
     size = 2 * params if encoding == "full" else 0.012 * params * BYTES_PER_CHANGE[encoding]
     rate = min(LINKS[link] or 1e9, 4e8)
     coding = params / 1.2e8 if encoding in ("compact", "auto") else params / 2.5e8
@@ -86,7 +85,7 @@ def run_mpi(hosts, driftless, config, run, interval, steps):
 
 
 def run_files(hosts, driftless, config, run, interval, steps):
-    """The trainer's directory is `near`, the rollout's `far`."""
+    """The trainer's directory is `near`, the rollout's is `far`."""
     near, far = hosts.directory / "near", hosts.directory / "far"
     near.mkdir()
     far.mkdir()

@@ -163,7 +163,8 @@ void expect_one_way(const CompactFields& fields, const CompactIndex& index, std:
   EXPECT_FALSE(read_compact_index(fields, bytes, units, changes - 1, size).ok());
   EXPECT_FALSE(read_compact_index(fields, bytes, units, changes, size + 1).ok());
   EXPECT_FALSE(read_compact_index(fields, bytes, units + 1, changes, size).ok());
-  EXPECT_FALSE(read_compact_index(fields, bytes, units - 1, changes, size).ok());  // a full tile cut
+  EXPECT_FALSE(
+      read_compact_index(fields, bytes, units - 1, changes, size).ok());  // a full tile cut
   for (std::size_t at = 16; at < bytes.size(); ++at) {
     for (unsigned bit = 0; bit < 8; ++bit) {
       Bytes damaged = bytes;

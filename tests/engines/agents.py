@@ -12,18 +12,19 @@ COMMAND = os.environ.get("DRIFTLESS_COMMAND", str(REPOSITORY / "build/bin/driftl
 
 
 class Agent(Process):
-    """Follows a run for engines: by shared memory with their workers, or by a checkpoint."""
+    """Drives engines to the versions of a run: through shared memory, or a checkpoint on disk."""
 
     def __init__(self, run, engines, directory, name="agent", checkpoint=None, settings=(),
                  workers=False):  # fmt: skip
-        """`engines`: (kind, url) pairs. `checkpoint`: the directory that they read again. `workers`:
-        theirs read the road themselves. `settings`: further ones of the agent."""
+        """`engines`: (kind, url) pairs. `checkpoint`: the directory that the engines reload.
+        `workers`: their workers read the road themselves; a text: with these further settings.
+        `settings`: more settings of the agent."""
         lines = [run.config.rstrip(), f"  host_shm: {{ name: {directory.name}-{name} }}"]
         lines += ["receiver: { id: " + name + " }", "engine_calls: { retry_wait: 100ms }", "agent:"]
         if checkpoint:
             lines += ["  hand_over: checkpoint", f"  checkpoint_dir: {checkpoint}"]
         if workers:
-            own_config().write_text(run.config)
+            own_config().write_text(run.config + (workers if isinstance(workers, str) else ""))
             lines += ["  hand_over: workers"]
         lines += [f"  {each}" for each in settings] + ["engines:"]
         lines += [f"  - {{ url: '{url}', kind: {kind} }}" for kind, url in engines]
@@ -38,8 +39,8 @@ class Agent(Process):
 
 
     def taken(self, url):
-        """The versions that it has brought the engine to, up to the last call of each update. The
-        engine itself says a version earlier, while it is still paused."""
+        """The versions to which it has brought the engine, each counted after the update's last
+        call. The engine itself reports a version earlier, while it is still paused."""
         text = self.metrics.read_text() if self.metrics.exists() else ""
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
         return [line["version"] for line in lines

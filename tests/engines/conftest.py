@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines for the tests. Starting one takes most of a minute: each is shared by all tests that
-want it, and the next in line is started beside it."""
+"""Real engines for the tests. An engine takes most of a minute to start: all tests that need the
+same one share it, and the next one starts meanwhile."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ KINDS = ("qwen3", "qwen3_tied", "qwen3_moe", "deepseek")
 
 @pytest.fixture(scope="session")
 def place():
-    """A directory for everything that the tests write, in memory where the system has that."""
+    """A directory for all files of the tests, in memory if the system has such a directory."""
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 1 << 30
     path = Path(tempfile.mkdtemp(prefix="driftless-engines-", dir=memory if roomy else None))
@@ -32,7 +32,7 @@ def place():
     shutil.rmtree(path, ignore_errors=True)
 
 
-# Made when they are asked for: (what they are made of, the rule). Their runs replay the steps.
+# Made on first use: (the kind they are made of, the rule). Their runs replay the steps.
 FP8_KINDS = {
     f"{kind}.{rule}": (kind, rule)
     for kind in ("qwen3_blocks", "qwen3_moe_blocks")
@@ -45,7 +45,7 @@ class Model:
         self.path = path
         found = json.loads((path / "tokens.json").read_text())
         self.prompts, self.tokens = found["prompts"], found["tokens"]
-        assert len({str(tokens) for tokens in self.tokens}) == len(self.tokens), "they must differ"
+        assert len({str(tokens) for tokens in self.tokens}) == len(self.tokens), "versions must give different tokens"
 
     def checkpoint(self, version):
         return str(self.path / f"v{version:02d}")
@@ -53,7 +53,7 @@ class Model:
 
 @pytest.fixture(scope="session")
 def models(place):
-    """{kind: Model}, made by whichever engine's environment there is."""
+    """{kind: Model}, made in the environment of any engine that is installed."""
     pythons = [find_python(name) for name in ("vllm", "sglang")]
     found = [python for python, _ in pythons if python]
     if not found:
@@ -62,7 +62,7 @@ def models(place):
 
 
 class Models(dict):
-    """{kind: Model}; those in FP8 are made with their first use."""
+    """{kind: Model}; models in FP8 are made on first use."""
 
     def __init__(self, python, place):
         self.python, self.place = python, place
@@ -101,7 +101,7 @@ class Run:
         return self.driftless.CheckpointSource(self.model.checkpoint(version))
 
     def publish(self, version=None):
-        """The next version, or another one's weights under the next number."""
+        """Publishes the next version, or another version's weights under the next number."""
         self.version += 1
         self.publisher.publish(self.source(self.version if version is None else version))
         return self.version
@@ -112,8 +112,8 @@ class Run:
 
 
 class Replay:
-    """A trainer in bfloat16 that quantizes: a process of its own for every version, which ends once
-    the engine has that version."""
+    """A trainer in bfloat16 that quantizes. Every version has a process of its own, which ends when
+    the engine has the version."""
 
     def __init__(self, directory, model, *overrides):
         package()
@@ -137,8 +137,8 @@ class Replay:
         return self.file.with_suffix(".log").read_text()
 
     def publish(self):
-        """The trainer before has ended, or does as soon as the engine has its version; if that was
-        refused, it is killed."""
+        """Publishes the next version. The previous trainer ends once the engine has its version; if
+        the engine refused it, that trainer is killed."""
         try:
             assert self.trainer.wait(20) == 0, self.said()
         except subprocess.TimeoutExpired:
@@ -155,15 +155,15 @@ class Replay:
         return (self.directory / f"weight_v{self.version:06d}" / "DONE").exists()
 
     def close(self):
-        """Nobody may have taken its last version."""
+        """Kills the last trainer: its version may have no receiver."""
         self.trainer.kill()
         self.trainer.wait(10)
 
 
 @pytest.fixture
 def run_of(place, models):
-    """Makes runs that end with the test; `replay=False`: codes and scales are published as they
-    are."""
+    """Makes runs that end with the test. `replay=False`: codes and scales are published
+    unchanged."""
     made = []
 
     def make(kind, *overrides, replay=True):
@@ -178,20 +178,20 @@ def run_of(place, models):
 
 
 def spec_of(item):
-    """Tests name their engine by the parameter `spec`, or their module by SPEC."""
+    """The engine of a test: its parameter `spec`, or its module's SPEC."""
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     return parameters.get("spec") or getattr(item.module, "SPEC", None)
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that share an engine run one after the other, so that each is started once."""
+    """Orders tests by engine, so that each engine starts once."""
     line = list(dict.fromkeys(map(spec_of, items)))
     items.sort(key=lambda item: line.index(spec_of(item)))  # stable
 
 
 @pytest.fixture(scope="session")
 def started(place, models, request):
-    """Starts engines by their specification, the next in line with each."""
+    """Starts engines by specification, each together with the next one in line."""
     entry_points = install_entry_points(place / "entry_points")
     line = list(dict.fromkeys(filter(None, map(spec_of, request.session.items))))
     pool = engines.Pool(place, models, entry_points, line)
@@ -201,7 +201,7 @@ def started(place, models, request):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item):
-    """What the engines said last, beside what failed: their logs go with the tests."""
+    """Adds the end of the engines' logs to the report of a failed test."""
     outcome = yield
     report, pool = outcome.get_result(), getattr(item, "funcargs", {}).get("started")
     if not report.failed or pool is None:

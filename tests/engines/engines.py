@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that the tests start: what each is called, and what can be asked of it."""
+"""The engines that the tests start, and the calls that each answers."""
 
 import contextlib
 import secrets
@@ -31,19 +31,20 @@ class Spec:
     kind: str
     tp: int = 1
     dtype: str = "float32"
-    load_layout: bool = True  # vLLM: parameters as they were loaded
+    load_layout: bool = True  # vLLM: keep parameters as loaded
     experts: bool = False  # each rank holds whole experts (EP), as many ranks as tp
-    fp8: str = ""  # blocks on the CPU (vllm_plain_fp8.py; SGLang: stand_in, "plain")
-    hub: bool = False  # started by a name of the model hub, which its cache has
+    fp8: str = ""  # how FP8 blocks run on the CPU (vllm_plain_fp8.py; SGLang: "plain", stand_in)
+    hub: bool = False  # started by a name in the model hub's cache
 
     @property
     def maker(self):
-        """What drivers and agents call it."""
+        """The engine's kind, as drivers and agents call it."""
         return "sglang" if self.engine == "sglang" else "vllm"
 
     @property
     def exact(self):
-        """Tokens are the same as transformers' in float32; narrower types round elsewhere."""
+        """Whether tokens equal those of transformers in float32; narrower dtypes round
+        differently."""
         return self.dtype == "float32"
 
     def __str__(self):
@@ -59,8 +60,8 @@ SERVERS = [Spec("vllm_server", "qwen3", 2), Spec("sglang", "qwen3", 2, "float32"
 
 
 class Pool:
-    """Engines by their specification. `line` is the order in which the tests want them: with each
-    one the next is started, too, and those before it are ended."""
+    """Engines by specification. `line`: the order in which the tests use them. A request for one
+    also starts the next one, and ends those before it."""
 
     def __init__(self, place, models, entry_points, line):
         self.place, self.models, self.entry_points = place, models, entry_points
@@ -72,7 +73,7 @@ class Pool:
             self.drop(past)
         engine = self._start(spec)
         if number + 1 < len(self.line) and not engine.ready:
-            with contextlib.suppress(pytest.skip.Exception):  # its own tests are skipped, not these
+            with contextlib.suppress(pytest.skip.Exception):  # skips the tests of that engine only
                 self._start(self.line[number + 1])
         return engine.wait_ready()
 
@@ -105,7 +106,7 @@ def vllm_environment(pool, spec):
 
 
 def model_of(pool, spec):
-    """What a server is started with: the checkpoint, or its name in a cache of the model hub."""
+    """The model argument of a server: the checkpoint, or its name in a cache of the model hub."""
     checkpoint = pool.models[spec.kind].checkpoint(0)
     if not spec.hub:
         return checkpoint
@@ -134,7 +135,7 @@ def start_vllm(pool, spec):
 
 
 def start_vllm_older(pool, spec):
-    """A release whose configuration knows its own backends only: the worker extension alone."""
+    """A release that accepts only its own backends: it uses the worker extension alone."""
     options, env = vllm_options(pool, spec), vllm_environment(pool, spec)
     return Older(python_of("vllm_older"), "vllm_host.py", options, env, pool.log(spec))
 
@@ -149,7 +150,7 @@ class Offline(Host):
     reference_tokens = staticmethod(tokens_of_transformers)
 
     def to_base(self, path):
-        """The base's weights again, and workers that follow nothing."""
+        """Loads the base's weights again, and resets the workers' followers."""
         self.rpc("probe_base", path=path)
         self.do("clear")
 
@@ -180,7 +181,7 @@ class Offline(Host):
 
 class Older(Offline):
     def weight_version(self):
-        """It keeps none: what the workers say."""
+        """This release has no label; takes the workers' version."""
         (version,) = {reply["version"] for reply in self.replies()}
         return str(version)
 
@@ -221,13 +222,13 @@ class VllmServer(Server):
         return self.call("/weight_info", method="GET")["weight_version"]
 
     def rpc(self, method, **arguments):
-        """Also where the reply queue has slipped: late answers come with the next calls."""
+        """Also works if replies are out of step: late answers arrive with the next calls."""
         wanted, found, ranks = secrets.token_hex(8), {}, 1
         asked = {"method": method, "arguments": arguments, "nonce": wanted}
         for _ in range(8):
             try:
                 got = self.call("/collective_rpc", {"method": "probe", "kwargs": asked})["results"]
-            except urllib.error.HTTPError:  # somebody else's failure was in the queue
+            except urllib.error.HTTPError:  # a failure of an earlier call was in the queue
                 got = []
             ranks = max(ranks, len(got))
             answers = {rank: answer for rank, answer in enumerate(got) if isinstance(answer, dict)}
@@ -245,8 +246,8 @@ class VllmServer(Server):
         return self.rpc("probe_fresh", path=path)
 
     def to_base(self, path):
-        """The base's weights again, and workers that follow nothing. The label first: an agent may
-        take them from the base on at once."""
+        """Loads the base's weights again, and resets the workers' followers. Sets the label first,
+        because an agent may update them as soon as they hold the base."""
         self.call("/update_weight_version", {"new_version": "base"})
         self.rpc("probe_base", path=path)
         self.call("/reset_prefix_cache")
@@ -281,9 +282,9 @@ def start_sglang(pool, spec):
         SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(spec.tp))),
         **({"DRIFTLESS_TEST_FP8": spec.fp8} if spec.fp8 else {}),
     )
-    # /health generates a token, and of DeepSeek SGLang's only attention for every CPU cannot: it
-    # takes keys of the heads' size out of a cache of latent ones ("Expected size for first two
-    # dimensions of batch2 tensor").
+    # /health generates a token. SGLang's attention for DeepSeek cannot do that on a CPU: it takes
+    # keys of the heads' size from a cache of latent keys ("Expected size for first two dimensions
+    # of batch2 tensor").
     health = "/model_info" if spec.kind == "deepseek" else "/health"
     engine = SglangServer(line, pool.log(spec), port, health, env=env, cwd=REPOSITORY)
     engine.exact = spec.exact
@@ -308,8 +309,8 @@ class SglangServer(Server):
         return self.call("/model_info", method="GET")["weight_version"]
 
     def to_base(self, path):
-        """The base's weights again, and workers that follow nothing. The label first: an agent may
-        take them from the base on at once."""
+        """Loads the base's weights again, and resets the workers' followers. Sets the label first,
+        because an agent may update them as soon as they hold the base."""
         self.driver = None
         named = {"new_version": "base", "abort_all_requests": False}
         self.call("/update_weight_version", named)
@@ -317,8 +318,8 @@ class SglangServer(Server):
         self.call("/flush_cache")
 
     def reference_tokens(self, model, version):
-        """Where they are not transformers': those after SGLang's own full load of the version. Its
-        bits are the same ones again; assert_weights() has looked."""
+        """If tokens differ from those of transformers: the tokens after SGLang's own full load of
+        the version. assert_weights() has already compared the bits."""
         if self.exact:
             return model.tokens[version]
         path = model.checkpoint(version)
@@ -327,7 +328,7 @@ class SglangServer(Server):
         return self.generate(model.prompts, len(model.tokens[0][0]))
 
     def probe(self, what, **arguments):
-        """Asks sglang_probe.load on every rank."""
+        """Calls sglang_probe.load on every rank."""
         import sglang_probe
 
         def call(path, body=None):

@@ -24,7 +24,7 @@ sys.path.insert(0, str(PACKAGE))
 
 @functools.cache
 def find_python(name):
-    """(the engine's python, "") or (None, why not)."""
+    """(the engine's python, "") or (None, the reason why there is none)."""
     variable = f"DRIFTLESS_{name.upper()}_PYTHON"
     given = os.environ.get(variable)
     if given:
@@ -39,7 +39,7 @@ def find_python(name):
 
 
 def python_of(name):
-    """The engine's python, or a skip with the reason."""
+    """The engine's python; skips the test with the reason if there is none."""
     found, why = find_python(name)
     if found is None:
         pytest.skip(f"no environment with {name}: {why}")
@@ -47,7 +47,7 @@ def python_of(name):
 
 
 def package():
-    """driftless for this process, or a skip."""
+    """Imports driftless into this process, or skips the test."""
     if not list((PACKAGE / "driftless").glob("_native*.so")):
         pytest.skip(f"{PACKAGE} has no module: driftless was configured without Python")
     import driftless
@@ -56,8 +56,8 @@ def package():
 
 
 def install_entry_points(directory):
-    """What `pip install` leaves of a package for others to find: the entry points of
-    pyproject.toml. Returns the directory for PYTHONPATH."""
+    """Writes the entry points of pyproject.toml, as `pip install` does. Returns the directory for
+    PYTHONPATH."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     info = Path(directory) / "driftless-0.0.dist-info"
     info.mkdir(parents=True)
@@ -76,26 +76,26 @@ def install_entry_points(directory):
 
 @functools.cache
 def allowed_configs():
-    """The directory whose configurations every engine of the tests may follow, by name."""
+    """The directory of configurations that every engine of the tests may follow, by name."""
     place = tempfile.mkdtemp(prefix="driftless-configs-")
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return Path(place)
 
 
 def own_config():
-    """The configuration that every engine of the tests is started with; a test may write it."""
+    """The configuration with which every engine of the tests starts; a test may overwrite it."""
     return allowed_configs() / "own.yaml"
 
 
 def allow(config):
-    """The name by which engines know a configuration from now on."""
+    """Copies a configuration to allowed_configs(); returns its name."""
     name = f"job-{hashlib.sha256(config.encode()).hexdigest()[:16]}"
     (allowed_configs() / f"{name}.yaml").write_text(config)
     return name
 
 
 def environment(*paths, **more):
-    """For an engine's process. Nothing is fetched, and nothing of this process' Python leaks in."""
+    """The environment of an engine's process: offline, and without this process' Python paths."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMPI_", "PMIX_"))}
     kept["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), str(HERE), *map(str, paths)])
     kept |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every engine must do, whatever brings it the versions."""
+"""Checks that every engine must pass, however versions reach it."""
 
 import contextlib
 import importlib
@@ -10,7 +10,7 @@ from proxy import PATHS, Proxy
 
 @contextlib.contextmanager
 def proxies(started, run_of):
-    """Makes engines at the base of a run, with a proxy before each: (the proxy, the run)."""
+    """Makes engines at the base of a run, each behind a proxy: (the proxy, the run)."""
     with contextlib.ExitStack() as stack:
 
         def make(spec):
@@ -24,15 +24,15 @@ def proxies(started, run_of):
 
 
 def driver_of(spec, run, proxy, **options):
-    """A driver through the proxy; assert_at() asks it."""
+    """A driver that calls through the proxy; assert_at() uses it."""
     module = importlib.import_module(f"driftless.engines.{spec.maker}")
     proxy.engine.driver = module.follow(proxy.url, allow(run.config), **options)
     return proxy.engine.driver
 
 
 def assert_at(engine, model, version):
-    """Every parameter of every rank is what a fresh load of that version has, the engine says so,
-    and its greedy tokens are transformers'."""
+    """Asserts that every parameter of every rank equals a fresh load of that version, that the
+    engine reports the version, and that its greedy tokens are those of transformers."""
     replies = engine.replies()
     assert [reply["version"] for reply in replies] == [version] * len(replies)
     assert len({reply["digest"] for reply in replies}) == 1 and replies[0]["digest"]
@@ -53,7 +53,7 @@ def assert_weights(engine, model, version, tokens=True):
 
 
 def follow_versions(engine, run, versions):
-    """Each version is published, taken and looked at."""
+    """Publishes versions one by one; the engine takes each, and its weights are checked."""
     engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0
     for version in range(1, versions + 1):

@@ -20,7 +20,7 @@ class HostError(Exception):
 
 
 class Process:
-    """A process in a group of its own, its output in a file."""
+    """A process in a process group of its own, with its output in a file."""
 
     def __init__(self, command, log, **options):
         self.log = log
@@ -34,7 +34,7 @@ class Process:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self):
-        """The whole group: engines have children that outlive them."""
+        """Kills the whole group: children of engines can outlive them."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -45,11 +45,12 @@ class Process:
 
 
 class Host(Process):
-    """A script that obeys: one JSON object a line in, one a line out on descriptor 3."""
+    """A script that executes commands: one JSON object per line on stdin, one per line on
+    descriptor 3."""
 
     def __init__(self, python, script, options, env, log):
         read, write = os.pipe()
-        # The shell gives the pipe the number that the script expects.
+        # The shell connects the pipe to descriptor 3, which the script expects.
         line = ["bash", "-c", f'exec "$0" "$@" 3>&{write}', python, HERE / script]
         line += [json.dumps(options)]
         super().__init__(line, log, env=env, stdin=subprocess.PIPE, pass_fds=[write])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a model in FP8 blocks, by the tests' own converter (tests/python/quantize_reference.py):
-what an engine must hold after each step of a trainer in bfloat16."""
+"""Writes the steps of a model in FP8 blocks, by the tests' own converter
+(tests/python/quantize_reference.py): the weights that an engine must hold after each step of a
+trainer in bfloat16."""
 
 import json
 import shutil
@@ -32,7 +33,7 @@ def quantized_names(tensors):
 
 
 def convert(source, out, rule, also=None):
-    """`also`: more tensors of the checkpoint."""
+    """`also`: more tensors for the checkpoint."""
     tensors = read_checkpoint(source)
     names = quantized_names(tensors)
     made = quantize_reference.quantize_checkpoint(rule, tensors, names) | (also or {})

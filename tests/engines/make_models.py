@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a small random model and some steps of its training, as Hugging Face checkpoints.
+"""Makes a small random model and several training steps of it, as Hugging Face checkpoints.
 
     python make_models.py OUT VERSIONS KIND...          KIND: qwen3, qwen3_tied, qwen3_moe,
                                                     deepseek, qwen3_blocks, qwen3_moe_blocks
-    python make_models.py --tokens DIRECTORY            of checkpoints in FP8 blocks
+    python make_models.py --tokens DIRECTORY            for checkpoints in FP8 blocks
 
-OUT/KIND/v00, v01, ... are the checkpoints, in bfloat16; OUT/KIND/tokens.json has what transformers
-generates from each in float32. Run by an engine's own environment.
+OUT/KIND/v00, v01, ... are the checkpoints, in bfloat16; OUT/KIND/tokens.json has the tokens that
+transformers generates from each in float32. An engine's own environment runs it.
 """
 
 import json
@@ -28,11 +28,11 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 256,
-    "initializer_range": 0.2,  # so that other weights give other tokens
+    "initializer_range": 0.2,  # large, so that other weights give other tokens
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-# Multi-head latent attention: engines compute other tensors from kv_b_proj after loading.
+# Multi-head latent attention: engines compute further tensors from kv_b_proj after loading.
 MLA = {
     "num_key_value_heads": 4,
     "q_lora_rank": 32,
@@ -40,7 +40,7 @@ MLA = {
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
-    "rope_parameters": {  # SGLang's on a CPU knows this kind only
+    "rope_parameters": {  # the only kind that SGLang supports on a CPU
         "rope_type": "yarn",
         "rope_theta": 10000.0,
         "factor": 2.0,
@@ -61,7 +61,7 @@ MLA = {
     "scoring_func": "sigmoid",
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-# Two ranks cut no block of 128x128; some blocks at the ends are smaller.
+# Split over two ranks, no 128x128 block is divided; some blocks at the ends are smaller.
 BLOCKS = {"hidden_size": 192, "intermediate_size": 512, "head_dim": 128, "initializer_range": 0.1}
 MOE_BLOCKS = {"moe_intermediate_size": 128}
 PROMPTS = ([5, 17, 42, 99, 3, 250, 11, 8], [77, 200, 12])
@@ -83,7 +83,7 @@ def config_of(kind):
 
 
 def step(tensors, generator, fraction=0.02):
-    """About two in a hundred values move; every third tensor stays."""
+    """Changes about 2 % of the values; every third tensor stays unchanged."""
     for number, name in enumerate(sorted(tensors)):
         if number % 3 == 2:
             continue
@@ -95,7 +95,7 @@ def step(tensors, generator, fraction=0.02):
 
 
 def dequantized(path):
-    """A model with the values of a checkpoint in FP8 blocks, in float32."""
+    """A model in float32 with the values of a checkpoint in FP8 blocks."""
     config = AutoConfig.from_pretrained(path)
     del config.quantization_config
     tensors = load_file(path / "model.safetensors")

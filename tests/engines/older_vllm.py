@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend under the interfaces that older releases of vLLM have: two arguments for the
-constructor (0.16 to 0.21) or three (0.22 to 0.24), and `receive_weights(info, load_weights)`. Run by
-an environment that has torch and transformers; the module with the base classes is one of this
-script. test_vllm_older.py has a real release.
+"""The backend with the interfaces of older vLLM releases: a constructor with two arguments (0.16 to
+0.21) or three (0.22 to 0.24), and `receive_weights(info, load_weights)`. Needs torch and
+transformers only: this script defines the base classes. test_vllm_older.py has a real release.
 
     python older_vllm.py CONFIG MODEL VERSION two|three      prints the checksums
 """
@@ -75,14 +74,14 @@ def main(config, path, version, arguments):
     info = engine.parse_update_info({"version": version, "nonce": "n"})
     try:
         engine.receive_weights(info, load_weights=print)
-        raise SystemExit("it must ask for the extension")
+        raise SystemExit("the error must name the extension")
     except RuntimeError as problem:
         assert "worker-extension-cls" in str(problem)
     opened = worker.driftless_open(config, "o")
     assert opened["ok"] and opened["nonce"] == "o" and not opened["session"], opened
     worker.driftless_stage("s", 30)
     engine.follower.wait(30)
-    # A worker that has prepared a reload hands over the model's own loader.
+    # A worker that has prepared a reload passes the model's own loader.
     engine.receive_weights(info, load_weights=types.MethodType(print, model))
     refused = worker.driftless_status("r")
     assert refused["version"] == 0 and "is_checkpoint_format=False" in refused["error"], refused

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy before a real engine: refuses calls, or holds them, and the engine behind it can be put in
-another's place. It stands for the engine otherwise: what it has no name for is the engine's."""
+"""A proxy in front of a real engine: it can refuse calls, hold them, or forward them to another
+engine. Attributes that it does not have are those of the engine."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Paths:
-    """What a driver calls, in the order of an update."""
+    """The paths that a driver calls, in the order of an update."""
 
     pause: str
     begin: str
@@ -35,7 +35,8 @@ PATHS = {
 
 
 class Held:
-    """The first call that matches: `reached` is set when it is there; it waits for release()."""
+    """Holds the first call that matches: `reached` is set when it arrives; it waits for
+    release()."""
 
     def __init__(self):
         self.reached, self._go, self._forward = threading.Event(), threading.Event(), True
@@ -51,8 +52,8 @@ class Held:
 
 
 class Proxy:
-    """`engine` may be replaced. Calls are matched by functions of a call: `path`, `body`, and
-    `commit`, the paths since the pause of an update (None: outside of one)."""
+    """`engine` may be replaced. Functions match calls by `path`, `body` and `commit`: the paths
+    since the pause of the current update (None: there is no update)."""
 
     def __init__(self, engine, paths):
         self.engine, self.paths = engine, paths
@@ -75,7 +76,7 @@ class Proxy:
 
     @contextmanager
     def refuse(self, match):
-        """Calls that match fail, and do not reach the engine."""
+        """Fails calls that match; they do not reach the engine."""
         self._refused.append(match)
         try:
             yield

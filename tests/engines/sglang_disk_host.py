@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows a run for a server, by files: obeys like vllm_host.py. Run by SGLang's environment."""
+"""Follows a run for a server, by files. Takes commands as vllm_host.py; SGLang's environment runs
+it."""
 
 import vllm_host
 

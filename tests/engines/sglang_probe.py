@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests ask of SGLang's workers, by the way that driftless takes: a loader that gets a
-command, and answers by files."""
+"""Queries of the tests to SGLang's workers, in the same way as driftless: a loader gets a command,
+and answers in files."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ PATIENCE = 50  # tenths of a second
 
 
 def ask(call, command):
-    """One answer of every rank. `call(path, body)`: POST to the server, GET without a body."""
+    """One answer of every rank. `call(path, body)`: POST to the server; GET without a body."""
     ranks = int(call("/server_info").get("tp_size", 1))
     with tempfile.TemporaryDirectory(prefix="driftless-probe-") as directory:
         payload = base64.b64encode(pickled({**command, "answers": directory})).decode()
@@ -35,7 +35,7 @@ def ask(call, command):
 
 
 def begin(call):
-    """An agent may be looking, and ends its session soon; one that somebody left open is ended."""
+    """Opens a session. Waits for a session of the agent, and ends one that was left open."""
     for _ in range(PATIENCE):
         try:
             return call("/begin_weight_update", {})
@@ -46,8 +46,8 @@ def begin(call):
 
 
 def end(call):
-    """An agent that found the session open has ended it: the workers had answered, or the call
-    before this one failed."""
+    """Ends the session. The agent may have ended it already: the workers had answered by then, or
+    the call before this one failed."""
     try:
         call("/end_weight_update", {})
     except urllib.error.HTTPError:
@@ -55,7 +55,7 @@ def end(call):
 
 
 def pickled(command):
-    """What SGLang's unpickler takes for a list of one pair: a name and a uint8 tensor."""
+    """A list of one pair (a name and a uint8 tensor) as SGLang's unpickler accepts it."""
     name = b"driftless.command"
     values = b"".join(b"K" + bytes([value]) for value in json.dumps(command).encode())
     tensor = b"ctorch\nByteTensor\n](" + values + b"e\x85R"
@@ -103,7 +103,7 @@ def obey(model, command):
 
 
 def fresh(model, path):
-    """Another model that SGLang's own loader makes from `path`, in this process."""
+    """A second model that SGLang's own loader makes from `path`, in this process."""
     from sglang.srt.configs.device_config import DeviceConfig
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang's own functions for DeepGEMM make of a checkpoint in FP8 blocks: prints a JSON object,
+"""Runs SGLang's own DeepGEMM functions on a checkpoint in FP8 blocks. Prints a JSON object:
 tensor -> [codes that change, scales that change, values that change].
 
-    python sglang_rules.py CHECKPOINT          run by SGLang's environment
+    python sglang_rules.py CHECKPOINT          SGLang's environment runs it
 """
 
 import json

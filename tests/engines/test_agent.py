@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines driven by `driftless agent`: through shared memory, and by a checkpoint on disk."""
+"""`driftless agent` drives real engines: through shared memory, and by a checkpoint on disk."""
 
 import shutil
 
@@ -48,7 +48,8 @@ def test_ten_versions_by_shared_memory(driven, spec):
 
 @pytest.mark.parametrize("spec", [SERVED[0], SERVED[-1]], ids=str)
 def test_ten_versions_that_the_workers_read_for_themselves(driven, spec):
-    """By the configuration that the engine was started with: the agent only says when."""
+    """The workers use the configuration with which the engine was started; the agent starts
+    updates."""
     engine, run, agent = driven(spec, workers=True)
     for version in range(1, VERSIONS + 1):
         run.publish()
@@ -58,7 +59,7 @@ def test_ten_versions_that_the_workers_read_for_themselves(driven, spec):
 
 @pytest.mark.parametrize("spec", [SERVED[0], SERVED[-1]], ids=str)
 def test_ten_versions_by_a_checkpoint(driven, started, spec, place):
-    """For an engine that knows nothing of us: it loads the patched directory again."""
+    """For an engine without our receiver: it reloads the patched directory."""
     checkpoint = place / "patched"
     shutil.rmtree(checkpoint, ignore_errors=True)
     engine, run, agent = driven(spec, checkpoint=checkpoint)
@@ -68,12 +69,12 @@ def test_ten_versions_by_a_checkpoint(driven, started, spec, place):
         assert_weights(engine, run.model, version)
     if spec.engine == "vllm_server":
         agent.stop()
-        started.drop(spec)  # a reload puts other tensors in its parameters' places
+        started.drop(spec)  # a reload replaces its parameters
 
 
 @pytest.mark.parametrize("spec", SERVED[:1], ids=str)
 def test_a_second_agent_is_refused(driven, spec):
-    """It has the name of the first: the engine goes on with that one."""
+    """It has the first agent's name; the engine keeps following the first."""
     engine, run, agent = driven(spec)
     run.publish()
     agent.wait_for(engine, 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real Megatron trains; real vLLM and transformers follow it, through an agent.
+"""Real Megatron trains; real vLLM and transformers follow it through an agent.
 
-Over mpi_rma trainers and agent are the MPI ranks, and the engines hang on the agent; over files the
+Over mpi_rma, trainers and agent are MPI ranks, and the agent drives the engines. Over files, the
 agent runs alone, and transformers reads the files itself. vLLM generates all the while.
 """
 
@@ -28,7 +28,7 @@ import tiny_config  # noqa: E402
 
 STEPS = 10
 SIZES = {"vocab_size": 256, "head_dim": 32, "num_hidden_layers": 2, "max_position_embeddings": 256}
-# Not SPEC: it is started here, with a model that the others do not have.
+# Not named SPEC: this file starts it itself, with a model of its own.
 ENGINE = engines.Spec("vllm_server", "megatron", 1)
 CONFIG = """
 road: {{ kind: {road}, shared_fs: {{ dir: {directory} }}, host_shm: {{ name: {name}, size: 256MiB }} }}
@@ -47,7 +47,7 @@ def new_job(work, **job):
 
 
 def write_model(path, weights, job):
-    """A checkpoint of the obvious export, that engines load."""
+    """Writes the reference export as a checkpoint that engines load."""
     tensors = {
         name: support.Tensor("BF16", bits.shape, bits.tobytes()) for name, bits in weights.items()
     }
@@ -60,7 +60,7 @@ def write_model(path, weights, job):
 
 @pytest.fixture(scope="module")
 def trained(place):
-    """The model as Megatron makes it: what every job of these sizes starts from."""
+    """The model as Megatron initializes it: every job of these sizes starts from it."""
     job = new_job(place / "base", steps=0)
     job.job["sessions"] = [{"flags": []}]
     job.run(trainers=2)
@@ -84,7 +84,7 @@ def server(place, trained):
 
 
 class Watcher:
-    """Generates without a pause, and lets the trainer go on when vLLM says that it is at a version."""
+    """Generates without a pause, and lets the trainer continue when vLLM reports a version."""
 
     def __init__(self, engine, acks):
         self.engine, self.acks = engine, acks
@@ -129,7 +129,8 @@ def start_transformers(config, model, log):
 
 
 def assert_followed(job, engine, watcher, follower, log, place):
-    """Both engines are at the trainer's last version; vLLM has its bits, and never stood still."""
+    """Both engines hold the trainer's last version; vLLM has its bits, and never stopped
+    generating."""
     assert follower.wait(120) == 0, log.read_text()
     said = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     assert said[-1]["version"] == STEPS and said[-1]["tokens"] > 0, log.read_text()

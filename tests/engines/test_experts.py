@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real vLLM and SGLang with two ranks that each hold half of the experts (EP2) of a Qwen3-MoE, and
-half of everything else. One bit that falls over, in any parameter of either rank, at a place that no
-delta touches, is found by the next version and named; an anchor mends it."""
+half of all other weights. The next version finds and names one flipped bit, in any parameter of
+either rank, at a place that no delta changes; an anchor repairs it."""
 
 import pytest
 from engines import Spec
@@ -12,7 +12,7 @@ SPECS = [
     Spec("vllm_server", "qwen3_moe", 2, experts=True),
     Spec("sglang", "qwen3_moe", 2, "float32", experts=True),
 ]
-# Published in turn: the same elements change with every version.
+# Published alternately: every version changes the same elements.
 FIRST, SECOND = 1, 2
 
 
@@ -27,7 +27,7 @@ def engine_and_run(started, run_of, spec):
 
 
 def untouched(engine, run):
-    """{parameter: a place} of each rank."""
+    """{parameter: an unchanged place}, per rank."""
     paths = [run.model.checkpoint(version) for version in (FIRST, SECOND)]
     if hasattr(engine, "probe"):
         return engine.probe("untouched", paths=paths)
@@ -39,7 +39,7 @@ def test_every_rank_holds_other_experts_and_proves_them(engine_and_run, spec):
     engine, run = engine_and_run
     code, said = verify(engine)
     assert code == 0 and said["verdict"] == "proven" and said["sum"] == said["digest"], said
-    # Half of the experts' tensors each.
+    # Each rank has half of the experts' tensors.
     layers, experts, projections = 2, 4, 3
     whole = said["proven"] - layers * experts * projections
     held = whole + layers * experts * projections // 2
@@ -67,14 +67,14 @@ def test_one_bit_in_any_parameter_is_found_and_named(engine_and_run, spec):
         assert verify(engine)[0] == 0
 
 
-# From rank to rank, and inside of one.
+# Moves experts between ranks, and within a rank.
 ROWS = [[2, 1, 0, 3], [3, 2, 0, 1]]
 
 
 @pytest.mark.parametrize("spec", SPECS[:1], ids=str)
 def test_experts_in_other_slots_are_followed(started, run_of, spec):
-    """vLLM refuses EPLB on a CPU ("only supported on CUDA devices or ROCm devices or XPU devices"):
-    the test moves the experts and writes the table; the loader is vLLM's own."""
+    """vLLM refuses EPLB on a CPU ("only supported on CUDA devices or ROCm devices or XPU devices"),
+    so the test moves the experts and writes the table; the loader is vLLM's own."""
     engine, run = started.get(spec), run_of(spec.kind)
     engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0

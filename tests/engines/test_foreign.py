@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real engines follow trainers of others, TRL, slime and miles: each worker reads the versions itself, and
-proves them by a copy of the weights that follows the trainer."""
+"""Real engines follow foreign trainers: TRL, slime and miles. Each worker reads the versions
+itself, and proves them by a copy of the weights that follows the trainer."""
 
 import sys
 import tempfile
@@ -16,13 +16,13 @@ from support import read_checkpoint  # noqa: E402
 
 VERSIONS = 10
 SPECS = [Spec("vllm", "qwen3_tied", 1), Spec("vllm", "qwen3", 2)]
-# Its encodings change bits: the engine must hold the trainer's type, which vLLM does not run in on
-# every CPU.
+# slime's encodings change bits, so the engine must hold the trainer's dtype, which vLLM does not
+# support on every CPU.
 SLIME_SPECS = [Spec("sglang", "qwen3", 2, "bfloat16")]
 
 
 class Trainer:
-    """Writes versions of the model as others do."""
+    """Writes versions of the model in a foreign format."""
 
     def __init__(self, directory, model):
         self.directory, self.model, self.version = Path(directory), model, 0
@@ -37,7 +37,7 @@ class Trainer:
 
 
 class TrlTrainer(Trainer):
-    """Anchors with every fourth step, deltas otherwise, as TRL's rank 0 uploads them."""
+    """Every fourth step is an anchor, all others are deltas, as TRL's rank 0 uploads them."""
 
     def write(self, old, new):
         if self.version % 4 == 0:
@@ -48,7 +48,7 @@ class TrlTrainer(Trainer):
 
 
 class SlimeTrainer(Trainer):
-    """Deltas, and with every fourth version all of it, without an index."""
+    """Deltas, and a full version without an index at every fourth step."""
 
     def write(self, old, new):
         if self.version % 4 == 0:

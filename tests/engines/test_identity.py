@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real engine that outlives a run: its label names a version of another one. An agent trusts run,
-version and digest together, so it never takes those weights for its own."""
+"""A real engine outlives a run: its label names a version of that run. An agent compares run,
+version and digest together, so it never takes those weights for a version of the next run."""
 
 import shutil
 import time
@@ -14,7 +14,7 @@ from follows import assert_weights
 
 @pytest.fixture
 def outlived(started, run_of):
-    """An engine that holds version 3 of a run that is over, and says "2"; and the next run."""
+    """An engine that holds version 3 of an ended run, with the label "2"; and the next run."""
     agents = []
 
     def start(spec, run, engine, **options):
@@ -55,14 +55,14 @@ def test_its_weights_are_not_taken_for_the_next_runs(outlived, spec):
         time.sleep(0.2)
     assert agent.taken(engine.url) == []
     assert_weights(engine, over.model, 3)
-    engine.to_base(following.model.checkpoint(0))  # as a restart of the engine
+    engine.to_base(following.model.checkpoint(0))  # as after a restart of the engine
     agent.wait_for(engine, 2)
     assert_weights(engine, following.model, 2)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_a_key_hands_it_to_the_next_run(outlived, spec):
-    """From version 3 of the one to version 2 of the other, by a full version; then it follows."""
+    """From version 3 of one run to version 2 of the other, by a full version; then it follows."""
     engine, _, following, start = outlived(spec)
     following.publisher.publish_anchor()
     key = f"take_over: '{following.publisher.run}'"
@@ -85,4 +85,4 @@ def test_an_engine_that_reads_files_loads_all_of_them(outlived, started, place, 
     assert_weights(engine, following.model, 2)
     if spec.engine == "vllm_server":
         agent.stop()
-        started.drop(spec)  # a reload puts other tensors in its parameters' places
+        started.drop(spec)  # a reload replaces its parameters

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a real engine is resumed, and when it stays paused: two ranks, faults at the workers' door and
-between the driver and the server. It is resumed only if all ranks hold one version; what fails before
-anything is written resumes it; else it stays paused, and the error says so."""
+"""When a real engine is resumed, and when it stays paused: two ranks, with faults in the workers
+and between driver and server. It is resumed only if all ranks hold one version. A failure before
+any write resumes it; after any other failure it stays paused, and the error says so."""
 
 import contextlib
 import time
@@ -15,8 +15,8 @@ PAUSED = "left paused"
 
 
 @pytest.fixture
-def behind(started, run_of):
-    """An engine at the base of a run, and a proxy before it."""
+def proxied(started, run_of):
+    """An engine at the base of a run, behind a proxy."""
     with proxies(started, run_of) as make:
         yield make
 
@@ -26,7 +26,7 @@ def agent_of():
     agents = []
 
     def start(spec, run, proxy):
-        """One name: the next is the first one, started anew. It tells of every try."""
+        """All agents have the same name: each replaces the one before. It logs every attempt."""
         settings = ("retries: 0", "stage_timeout: 5s")
         engines = [(spec.maker, proxy.url)]
         agents.append(Agent(run, engines, run.directory.parent, settings=settings))
@@ -69,15 +69,16 @@ def in_commit(path):
     return lambda call: call.commit is not None and call.path == path
 
 
-# --- what fails between the pause and the resume --------------------------------------------------
+# --- failures between pause and resume
+# -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", ("pause", "begin"))
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_what_fails_before_a_write_resumes(behind, spec, step):
+def test_what_fails_before_a_write_resumes(proxied, spec, step):
     from driftless.engines.drive import EngineError
 
-    proxy, run = behind(spec)
+    proxy, run = proxied(spec)
     driver = driver_of(spec, run, proxy)
     run.publish()
     assert driver.update().version == 1
@@ -98,16 +99,17 @@ def test_what_fails_before_a_write_resumes(behind, spec, step):
 
 @pytest.mark.parametrize("step", ("finish", "clear", "resume"))
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_what_fails_after_a_write_is_told(behind, spec, step):
-    """Whether the engine is then paused, too; and the next update has it all mended. An update whose
-    end is refused counts if the engine has the label by then: its weights were proven before."""
+def test_a_failure_after_a_write_is_reported(proxied, spec, step):
+    """The error also says whether the engine is paused, and the next update repairs it. If only the
+    last call of an update fails, the update counts if the engine has the label by then: its weights
+    were proven before."""
     from driftless.engines.drive import EngineError
 
-    proxy, run = behind(spec)
+    proxy, run = proxied(spec)
     driver = driver_of(spec, run, proxy)
     run.publish()
     assert driver.update().version == 1
-    assert_at(proxy.engine, run.model, 1)  # its caches hold what version 1 made
+    assert_at(proxy.engine, run.model, 1)  # its caches hold results of version 1
     run.publish()
     paused = False
     with proxy.refuse(in_commit(getattr(proxy.paths, step))):
@@ -120,7 +122,7 @@ def test_what_fails_after_a_write_is_told(behind, spec, step):
     assert paused or step != "resume"
     assert serves(proxy.engine, 3 if paused else 60) != paused
     del proxy.calls[:]
-    assert driver.update(timeout_s=0) is None, "it holds the version"
+    assert driver.update(timeout_s=0) is None, "it holds the version already"
     assert step == "finish" or proxy.paths.clear in proxy.calls
     assert serves(proxy.engine, 60)
     assert_weights(proxy.engine, run.model, 2)
@@ -129,12 +131,12 @@ def test_what_fails_after_a_write_is_told(behind, spec, step):
     assert_at(proxy.engine, run.model, 3)
 
 
-# --- what a driver before this one left -----------------------------------------------------------
+# --- an engine that an earlier driver left --------------------------------------------------------
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_an_agent_whose_first_question_fails_resumes_no_ranks_that_differ(behind, agent_of, spec):
-    proxy, run = behind(spec)
+def test_an_agent_whose_first_question_fails_resumes_no_ranks_that_differ(proxied, agent_of, spec):
+    proxy, run = proxied(spec)
     paths = proxy.paths
     agent = agent_of(spec, run, proxy)
     run.publish()
@@ -158,9 +160,9 @@ def test_an_agent_whose_first_question_fails_resumes_no_ranks_that_differ(behind
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_a_commit_whose_undo_failed_is_not_resumed(behind, agent_of, place, spec):
-    """By nobody: not by the agent, not when it ends, not by the next one."""
-    proxy, run = behind(spec)
+def test_a_commit_whose_undo_failed_is_not_resumed(proxied, agent_of, place, spec):
+    """Neither the agent resumes it, nor the agent's end, nor the next agent."""
+    proxy, run = proxied(spec)
     agent = agent_of(spec, run, proxy)
     run.publish()
     agent.wait_for(proxy, 1)
@@ -184,10 +186,10 @@ def test_a_commit_whose_undo_failed_is_not_resumed(behind, agent_of, place, spec
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_torn_ranks_that_agree_are_no_version(behind, place, spec):
+def test_torn_ranks_that_agree_are_no_version(proxied, place, spec):
     from driftless.engines.drive import EngineError
 
-    proxy, run = behind(spec)
+    proxy, run = proxied(spec)
     driver = driver_of(spec, run, proxy)
     run.publish()
     assert driver.update().version == 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real server that is killed and started again under a living agent, or a living driver: it never
-gets the label of the dead one's version, and label and weights agree from then on."""
+"""A real server is killed and restarted under a living agent or driver: it never gets the label of
+the dead server's version, and its label and weights agree from then on."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +12,8 @@ from follows import assert_at, assert_weights, driver_of, proxies
 
 
 @pytest.fixture
-def behind(started, run_of):
-    """An engine at the base of a run, a proxy before it, and another process in its place."""
+def proxied(started, run_of):
+    """An engine at the base of a run, a proxy in front of it, and a function that restarts it."""
 
     def restart(spec):
         started.drop(spec)
@@ -24,8 +24,8 @@ def behind(started, run_of):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_under_an_agent_that_has_nothing_to_do(behind, spec):
-    make, restart = behind
+def test_under_an_agent_that_has_nothing_to_do(proxied, spec):
+    make, restart = proxied
     proxy, run = make(spec)
     agent = Agent(run, [(spec.maker, proxy.url)], run.directory.parent)
     try:
@@ -35,7 +35,7 @@ def test_under_an_agent_that_has_nothing_to_do(behind, spec):
         engine = restart(spec)
         assert engine.weight_version() == "default"
         assert_weights(engine, run.model, 0)
-        proxy.engine = engine  # from now on the agent meets it, and needs no news to notice
+        proxy.engine = engine  # the agent notices the new process even without a new version
         deadline = time.monotonic() + 120
         while engine.weight_version() == "default":
             assert time.monotonic() < deadline, agent.tail()
@@ -50,11 +50,11 @@ def test_under_an_agent_that_has_nothing_to_do(behind, spec):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_between_a_commit_and_its_label(behind, spec):
-    """The call that sets the label reaches the next process."""
+def test_between_a_commit_and_its_label(proxied, spec):
+    """The call that sets the label reaches the new process."""
     from driftless.engines.drive import EngineError
 
-    make, restart = behind
+    make, restart = proxied
     proxy, run = make(spec)
     driver = driver_of(spec, run, proxy, timeout_s=600)
     run.publish()

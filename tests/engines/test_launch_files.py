@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launch files of examples/ that name an engine run as they are: on the CPU, with a small model."""
+"""The launch files of examples/ that start an engine run unchanged: on the CPU, with a small
+model."""
 
 import os
 import shlex
@@ -34,7 +35,7 @@ VLLM_ON_CPU = f"""--dtype float32 --tensor-parallel-size 2 --enforce-eager --ski
 
 
 def program(folder, name, *command, **more):
-    """A program of an environment as `pip install` leaves it there: runs `command` with our package."""
+    """A program in an environment, as `pip install` writes it: runs `command` with our package."""
     folder = folder / "bin"
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"export {name}={shlex.quote(str(value))}" for name, value in more.items()]
@@ -44,7 +45,7 @@ def program(folder, name, *command, **more):
 
 
 def train_environment(place, *script):
-    """torch and Megatron. `script` runs what python is given."""
+    """An environment with torch and Megatron. `script` runs Python's arguments."""
     python = megatron_jobs.venv_python()
     path = f"{PACKAGE}:{MEGATRON}"
     folder = place / "train"
@@ -64,7 +65,7 @@ def engine_environment(place, name, *paths, **more):
 
 @pytest.fixture
 def copied(place):
-    """A copy of a folder of examples/, in a directory that has room for the environments, too."""
+    """A copy of a folder of examples/, in a directory that also has the environments."""
     made = []
 
     def copy(name):
@@ -78,7 +79,7 @@ def copied(place):
 
 
 def ends_well(line, env, cwd, log, seconds=900):
-    """A process, and all that it started: its output."""
+    """Runs a process and all that it starts, which must succeed; returns its output."""
     with log.open("w") as out:
         process = subprocess.Popen(line, env=env, cwd=cwd, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
     try:
@@ -96,8 +97,8 @@ def ends_well(line, env, cwd, log, seconds=900):
 
 
 def assert_published(job, said):
-    """Every step is a version, and the agent ended well: so every rank of the engine has the last one
-    with its digest. It says which."""
+    """Every step is a version, and the agent succeeded, so every rank of the engine holds the last
+    one with its digest. The agent's output names it."""
     found = run("status", job / "weights")
     assert found.returncode == 0, found.stdout + found.stderr
     assert f"ended at version {STEPS}" in said, said[-6000:]
@@ -122,12 +123,12 @@ def test_slurm_with_megatron_and_sglang_on_two_nodes(models, copied, place):
         SGLANG_OPTIONS=SGLANG_ON_CPU,
         TRAIN_OPTIONS=f"--tp 2 --pp 2 --steps {STEPS}",
         PORT=str(port),
-        MASTER_ADDR="127.0.0.1",  # the names of this cluster's nodes are in no name service
+        MASTER_ADDR="127.0.0.1",  # the names of this cluster's nodes do not resolve
     )  # fmt: skip
     del env["PYTHONPATH"]
     slurm = Slurm(work, nodes=2)
     try:
-        # The sizes of this cluster in the place of those in the file.
+        # This cluster's sizes override those in the file.
         line = ["sbatch", "--wait", "--ntasks-per-node=4", "--gpus-per-node=0", "--output=said"]
         log = job.parent / "sbatch.log"
         try:
@@ -161,7 +162,7 @@ def test_torchrun_with_fsdp2_and_vllm(models, copied, place):
 
 
 def containers():
-    """{container: its description} of the pods that the workloads ask for."""
+    """{container: its description} of the pods in the workloads."""
     yaml = pytest.importorskip("yaml", reason="python3-yaml is not installed")
     text = (REPOSITORY / "examples/kubernetes_vllm/workloads.yaml").read_text()
     pods = [each["spec"]["template"] for each in yaml.safe_load_all(text) if "template" in each.get("spec", {})]  # fmt: skip
@@ -169,8 +170,8 @@ def containers():
 
 
 class Container:
-    """A container's command on this machine: volumes are directories of `root`, its programs those of
-    `programs`, and `more` stands behind its arguments."""
+    """A container's command on this machine: volumes are directories of `root`, its programs are
+    those of `programs`, and `more` is appended to its arguments."""
 
     def __init__(self, described, root, programs, *more, ports=()):
         self.described, self.root, self.ports = described, root, dict(ports)
@@ -187,7 +188,7 @@ class Container:
             )
 
     def here(self, word):
-        """With the paths and ports of this machine."""
+        """A word with the paths and ports of this machine."""
         for path in ("/job", "/weights"):
             word = f"{self.root}{word}" if word.startswith(f"{path}/") else word
         for theirs, ours in self.ports.items():
@@ -214,7 +215,7 @@ class Container:
 
 
 def wait_until_served(url, container, seconds=300):
-    """An agent whose run has ended does not wait for an engine that still loads."""
+    """An agent whose run has ended does not wait for an engine that is still loading."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -225,7 +226,8 @@ def wait_until_served(url, container, seconds=300):
 
 
 def test_the_containers_of_kubernetes_and_their_probes(models, copied, place):
-    """The trainer's pod ends early and comes again; the engine's pod is ready once it has a version."""
+    """The trainer's pod ends early and is restarted; the engine's pod is ready once it has a
+    version."""
     job, described = copied("kubernetes_vllm"), containers()
     root = job.parent
     (root / "weights").mkdir()
@@ -261,14 +263,14 @@ def test_the_containers_of_kubernetes_and_their_probes(models, copied, place):
         trainer(STEPS).end()
         agent.end()
         assert f"ended at version {STEPS}" in agent.log.read_text(), agent.tail()
-        # The Job's next pod goes on with the run, where its checkpoint is. An agent that begins before
-        # it does ends with the run that is there.
+        # The Job's next pod continues the run from its checkpoint. An agent that starts before it
+        # does ends with the run as it is.
         again = trainer(STEPS + 400)
         until = time.monotonic() + 300
         while f"version={STEPS + 1}" not in again.log.read_text():
             assert time.monotonic() < until and again.popen.poll() is None, again.tail()
             time.sleep(0.2)
-        settings.append("agent.max_lag=1000")  # steps are shorter than updates here
+        settings.append("agent.max_lag=1000")  # steps take less time here than updates
         agent = start("agent", vllm, *(word for each in settings for word in ("--set", each)))
         while not agent.ready():
             assert time.monotonic() < until and agent.popen.poll() is None, agent.tail()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real vLLM and SGLang with two ranks: each rank proves its share. A bit that falls over on one of them
-is found, named, and mended by the next full version; `driftless verify --engine` tells it at once."""
+"""Real vLLM and SGLang with two ranks: each rank proves its share. A flipped bit on one rank is
+found, named, and repaired by the next full version; `driftless verify --engine` reports it at
+once."""
 
 import json
 import subprocess
@@ -14,7 +15,7 @@ PARAMETERS = ("model.layers.1.self_attn.qkv_proj.weight", "model.norm.weight")
 
 
 def verify(engine, checkpoint=None):
-    """(exit code, what it says)"""
+    """(exit code, output)"""
     line = [COMMAND, "verify", "--engine", engine.url, "--json"]
     line += ["--checkpoint", checkpoint] if checkpoint else []
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
@@ -31,7 +32,7 @@ def flip(engine, rank, parameter, place=None):
 
 @pytest.fixture
 def engine_and_run(started, run_of, spec):
-    """At version 1, with an anchor beside every version."""
+    """An engine at version 1, with an anchor beside every version."""
     engine, run = started.get(spec), run_of(spec.kind, "anchors.every=1")
     engine.to_base(run.model.checkpoint(0))
     engine.follow(run.config)
@@ -41,7 +42,7 @@ def engine_and_run(started, run_of, spec):
 
 
 @pytest.mark.parametrize("spec", SERVERS, ids=str)
-def test_verify_tells_what_the_ranks_hold(engine_and_run):
+def test_verify_reports_what_the_ranks_hold(engine_and_run):
     engine, run = engine_and_run
     code, said = verify(engine)
     assert code == 0 and said["verdict"] == "proven", said
@@ -55,7 +56,7 @@ def test_verify_tells_what_the_ranks_hold(engine_and_run):
     code, said = verify(engine, run.model.checkpoint(1))
     assert code == 1, said
     (place,) = said["places"]
-    # In the middle of rank 1's q, k and v is the first row of k: row 32 of 64, of 64 elements.
+    # The middle of rank 1's q, k and v is the first row of k: row 32 of 64, with 64 elements.
     assert place["tensor"] == "model.layers.1.self_attn.k_proj.weight", place
     assert (place["position"], place["rank"]) == (32 * 64 + 1, 1), place
     assert place["parameter"] == PARAMETERS[0] and "more bits" in place["value"], place
@@ -73,7 +74,7 @@ def test_a_flipped_bit_is_found_by_the_next_version(engine_and_run, rank, parame
 
 
 def mended(engine, run):
-    """The next version: all ranks hold it, to the bit, and serve it."""
+    """Publishes versions until all ranks hold one, to the bit, and serve it."""
     from driftless.engines.drive import EngineError
 
     for _ in range(3):

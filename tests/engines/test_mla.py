@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A DeepSeek-shaped model: what real vLLM and SGLang compute from kv_b_proj after loading follows
-it. Their loaders are the awkward ones, too: parts that wait for each other, copies from a pool."""
+"""A DeepSeek-shaped model: tensors that real vLLM and SGLang compute from kv_b_proj after loading
+are computed again. Their loaders also combine several tensors, and copy in a thread pool."""
 
 import pytest
 from engines import Spec
 from follows import assert_weights
 
 SPECS = [Spec("vllm", "deepseek", 1), Spec("vllm", "deepseek", 2), Spec("sglang", "deepseek")]
-# Of SGLang, whose attributes are in the checksums (worker_probe.py); of vLLM, whose parameters are.
+# SGLang's are attributes, which worker_probe.py sums up; vLLM's are parameters.
 DERIVED = ("w_kc", "w_vc", "W_UV", "W_UK_T")
 VERSIONS = 3
 
@@ -20,7 +20,7 @@ def derived(engine):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_what_is_computed_from_weights_follows_them(started, run_of, spec):
+def test_derived_tensors_follow_the_weights(started, run_of, spec):
     engine, run = started.get(spec), run_of("deepseek")
     engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm serve <name>`: a real server whose checkpoint is a snapshot in the cache of the model hub,
-of links to blobs. Its workers prove their base through the links, and nothing is written there."""
+"""`vllm serve <name>`: a real server whose checkpoint is a snapshot in the model hub's cache, made
+of links to blobs. Its workers prove their base through the links, and write nothing there."""
 
 import pytest
 from agents import Agent
@@ -27,7 +27,7 @@ def agents():
 def test_an_agent_brings_it_from_version_to_version(started, run_of, place, agents):
     engine, run = started.get(SPEC), run_of(SPEC.kind)
     before = blobs_of(place)
-    assert before, "the cache is what it was started from"
+    assert before, "the server was started from the cache"
     agents.append(Agent(run, [("vllm", engine.url)], run.directory.parent))
     for version in range(1, VERSIONS + 1):
         run.publish()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks of real vLLM or SGLang whose weights somebody else loads or moves between two versions.
-No restart: the next update goes on from what the weights are. Sleep and expert rebalancing need a
-GPU: a toy engine shows them (tests/python/engines_toy/checks_moving.py and checks_eplb.py)."""
+"""Two ranks of real vLLM or SGLang, whose weights another client loads or moves between two
+versions. The next update continues from the actual weights, without a restart. Sleep and expert
+rebalancing need a GPU: a toy engine tests them (tests/python/engines_toy/checks_moving.py and
+checks_eplb.py)."""
 
 import pytest
 from engines import Spec
@@ -13,7 +14,7 @@ PARAMETER = "model.layers.1.self_attn.qkv_proj.weight"
 
 @pytest.fixture
 def pair(started, run_of):
-    """The engine at version 2 of a run of this test."""
+    """The engine at version 2 of this test's run."""
     engine, run = started.get(SPEC), run_of("qwen3", "anchors.every=1")
     engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0
@@ -24,7 +25,7 @@ def pair(started, run_of):
 
 
 def taken(engine, run, word):
-    """The next two versions; every rank says what it found before the first."""
+    """Updates to the next two versions; before the first, every rank reports what it found."""
     run.publish()
     done = engine.update()
     assert done["version"] == 3
@@ -44,7 +45,7 @@ def test_reload_weights_from_the_base(pair):
 
 
 def test_reload_weights_of_another_checkpoint(pair):
-    """Of no version that is tracked: an anchor comes."""
+    """The weights are no version of the run: an anchor comes."""
     engine, run = pair
     engine.rpc("reload_weights", weights_path=run.model.checkpoint(7))
     taken(engine, run, "load_weights() was called by somebody else")
@@ -59,7 +60,7 @@ def test_a_rebound_parameter(pair):
 
 @pytest.mark.parametrize("spec", [Spec("sglang", "qwen3", 2, "float32")], ids=str)
 def test_memory_that_sglang_releases(started, run_of, spec):
-    """On a CPU nothing is given back, and the calls are the same: no rank is touched in between."""
+    """On a CPU nothing is released, but the calls are the same: no rank is changed in between."""
     from driftless.engines.drive import EngineError
 
     engine, run = started.get(spec), run_of(spec.kind)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quick start with real vLLM: the page's lines, one after the other."""
+"""The quick start with real vLLM: runs the page's lines one by one."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ import page_lines  # noqa: E402
 from ports import free_port  # noqa: E402
 
 PAGE = "docs/start/quick_start.md"
-# The environment of the tests is what these make.
+# The tests' environments replace these installations.
 INSTALLS = (
     "pip install vllm",
     '. "$(scripts/python_env.sh vllm)/bin/activate"',
@@ -45,7 +45,7 @@ def test_vllm_follows_the_training_script(place):
     begin = lines.index(INSTALLS[0])
     assert tuple(lines[begin : begin + 3]) == INSTALLS
     port = free_port()
-    # No shell variables: what the page exports is what vLLM gets, and threads as tests have them.
+    # vLLM gets only the variables that the page exports, and the tests' number of threads.
     env = environment(install_entry_points(work / "entry_points"), VLLM_NO_USAGE_STATS=1)
     env["VLLM_CPU_OMP_THREADS_BIND"] = engines.VLLM["VLLM_CPU_OMP_THREADS_BIND"]
     shell = page_lines.Shell(work, python, **env)
@@ -53,7 +53,7 @@ def test_vllm_follows_the_training_script(place):
     server = page_lines.Shell(work, python, **env)
     try:
         shell.run("python model.py")
-        (work / "weights").mkdir()  # the first run's
+        (work / "weights").mkdir()  # for the first run
         for line in lines[begin + 3 :]:
             line = line.replace("8000", str(port))
             if line.startswith("vllm serve"):

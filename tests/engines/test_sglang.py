@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real SGLang follows a run: by the receiver inside, by files with the changed tensors, and told by the
-trainer to load a checkpoint."""
+"""Real SGLang follows a run: by our receiver in its workers, by files with the changed tensors, and
+by calls of the trainer that load a checkpoint."""
 
 import shutil
 import tempfile
@@ -59,7 +59,7 @@ def test_a_rank_that_fails_its_commit(again, spec, rank, point):
 
 @pytest.mark.parametrize("spec", [TWO], ids=str)
 def test_changed_tensors_by_files(again, place, spec):
-    """Without our receiver inside: a directory with only what changed."""
+    """Without our receiver: a directory with only the changed tensors."""
     engine, run = again(spec)
     options = {"url": engine.url, "config": run.config, "base": run.model.checkpoint(0)}
     log = place / "sglang_disk.log"
@@ -83,7 +83,7 @@ def patch(receiver, version):
 
 
 def busy(engine, prompts, until):
-    """Somebody asks it all the time; returns how often it answered."""
+    """Sends requests all the time; returns the number of answers."""
     answered = 0
     while not until.is_set():
         answered += len(engine.generate(prompts[:1], 8))
@@ -91,9 +91,9 @@ def busy(engine, prompts, until):
 
 
 @pytest.mark.parametrize("spec", [FLOAT, TWO], ids=str)
-def test_told_to_load_the_checkpoint_that_a_rollout_patches(started, run_of, place, spec):
-    """Without anything of ours inside, and with requests under way: paused, loaded, flushed and
-    resumed by the trainer."""
+def test_it_loads_the_checkpoint_that_a_rollout_patches(started, run_of, place, spec):
+    """Without our code in the engine, and with requests under way: the trainer pauses it, makes it
+    load and flush, and resumes it."""
     engine = started.get(spec)
     host = Path(tempfile.mkdtemp(dir=place, prefix="host-")) / "model"
     told = {"url": engine.url, "action": "update_weights_from_disk", "local_checkpoint_dir": host}
@@ -118,7 +118,7 @@ def test_told_to_load_the_checkpoint_that_a_rollout_patches(started, run_of, pla
             over.set()
         assert asked.result(120) > 0
         assert_weights(engine, run.model, VERSIONS)
-        # What it cannot load it does not serve: it stays paused, and the next version helps.
+        # It does not serve a version that it cannot load: it stays paused until the next version.
         hidden = host.with_name("hidden")
         run.publish(1)
         patch(receiver, VERSIONS + 1)

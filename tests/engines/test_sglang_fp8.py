@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real SGLang in FP8 blocks, its linears as on a Hopper GPU, follows a trainer in bfloat16 in place;
-and SGLang's own functions show which rule its requantization leaves alone."""
+"""Real SGLang in FP8 blocks, with linears as on a Hopper GPU, follows a trainer in bfloat16 in
+place. SGLang's own functions show which rule its requantization leaves unchanged."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def test_a_flipped_bit_of_codes_or_scales(started, run_of, parameter):
 
 @pytest.mark.parametrize("rule", ["ue8m0", "linear"])
 def test_its_requantization(models, rule):
-    """Of the closed rule nothing changes; of linear most codes do."""
+    """Nothing changes with the closed rule; most codes change with the rule linear."""
     model = models[f"qwen3_blocks.{rule}"]
     line = [python_of("sglang"), HERE / "sglang_rules.py", model.checkpoint(1)]
     done = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=120)

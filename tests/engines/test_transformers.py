@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference engine generates on a thread while it follows a run. And what needs no more than its
-model: vLLM's backend under older releases' interface."""
+"""The reference engine generates on a thread while it follows a run. Also tests that need only its
+model: vLLM's backend with older releases' interface."""
 
 import json
 import subprocess
@@ -55,7 +55,7 @@ def test_ten_versions_while_it_generates(follows, kind):
     assert len(seen) > 2, "the engine generated with several versions"
     texts = [one for one in made if len(one["spans"]) > 1][:5] + made[-3:]
     paths = {version: run.model.checkpoint(version) for version in range(VERSIONS + 1)}
-    # A cache sums up in another order, and logits of bfloat16 are 1/32 apart here.
+    # A cache sums up in another order, and logits of bfloat16 differ by 1/32 here.
     below = engine.do("replay", generations=texts, paths=paths)
     assert max(below) <= 3 / 32, below
     below = engine.do("replay", generations=texts, paths=paths, later=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real vLLM follows a run: offline and served, one rank and two."""
+"""Real vLLM follows a run: offline and as a server, with one rank and two."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +9,7 @@ from follows import assert_at, follow_versions
 from hosts import HostError
 
 VERSIONS = 10
-# The last one is the engine of test_vllm_faults.py, too.
+# test_vllm_faults.py uses the last engine, too.
 OFFLINE = [Spec("vllm", kind, tp) for tp in (1, 2) for kind in ("qwen3_tied", "qwen3_moe", "qwen3")]
 SERVED = [
     Spec("vllm_server", "qwen3_tied", 1),
@@ -29,8 +29,8 @@ def test_ten_versions(started, run_of, spec):
 
 @pytest.mark.parametrize("spec", SERVED, ids=str)
 def test_requests_in_flight_go_on(started, run_of, spec):
-    """They are paused, not ended, and say which version made which of their tokens; what comes after
-    is made by the new weights alone, whatever the prefix cache had."""
+    """Requests are paused, not ended, and report which version made which token. Later requests use
+    the new weights only, whatever the prefix cache held."""
     engine, run = started.get(spec), run_of(spec.kind)
     engine.to_base(run.model.checkpoint(0))
     engine.follow(run.config)

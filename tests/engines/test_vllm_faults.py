@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks of real vLLM, and what can go wrong between them. Each ends with both ranks at one
-version, and the next version succeeds."""
+"""Two ranks of real vLLM, and faults between them. Each test ends with both ranks at one version,
+and the next version succeeds."""
 
 import os
 import signal
@@ -21,9 +21,9 @@ def mode():
 
 @pytest.fixture
 def pair(started, run_of, mode):
-    """The engine back at the base's weights, following a run of this test."""
+    """The engine with the base's weights, following this test's run."""
     engine = started.get(SPEC)
-    if not hasattr(engine, "pids"):  # asked for before the reply queue slips
+    if not hasattr(engine, "pids"):  # read before replies get out of step
         engine.pids = engine.rpc("probe_pid")
     run = run_of("qwen3", f"mode={mode}")
     engine.to_base(run.model.checkpoint(0))
@@ -53,7 +53,7 @@ def test_a_rank_that_fails_its_commit(pair, rank, point):
 
 @pytest.mark.parametrize("rank", (0, 1))
 def test_a_rank_that_fails_after_its_commit(pair, rank):
-    """The commit holds, and what failed after it is told."""
+    """The commit holds, and the later failure is reported."""
     engine, run = pair
     run.publish()
     engine.rpc("probe_fault", rank=rank, point="after")
@@ -66,7 +66,7 @@ def test_a_rank_that_fails_after_its_commit(pair, rank):
 
 
 def test_another_base(pair, run_of):
-    """The engine holds the base of another run: refused by every rank, and nothing is written."""
+    """The engine holds the base of another run: every rank refuses, and nothing is written."""
     engine, run = pair
     run.publish()
     engine.update()
@@ -81,9 +81,9 @@ def test_another_base(pair, run_of):
 
 
 @pytest.mark.parametrize("rank", (1, 0))
-def test_a_reply_queue_that_has_slipped(pair, rank):
-    """An RPC of somebody else raises on one rank only. Answers of one rank are then those to the
-    question before: they are not trusted, and asked for again."""
+def test_replies_that_are_out_of_step(pair, rank):
+    """A foreign RPC raises on one rank only. From then on that rank's replies belong to the call
+    before: they are rejected, and requested again."""
     engine, run = pair
     with pytest.raises(HostError, match="raises"):
         engine.rpc("probe_raise", rank=rank)
@@ -93,7 +93,8 @@ def test_a_reply_queue_that_has_slipped(pair, rank):
 
 
 def test_a_killed_worker(pair, started):
-    """Last: the engine is of no more use, and says so instead of serving half a version."""
+    """The last test: the engine cannot continue, and reports that instead of serving half a
+    version."""
     engine, run = pair
     run.publish()
     os.kill(engine.pids[1], signal.SIGKILL)

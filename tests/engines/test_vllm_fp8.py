@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real vLLM in FP8 blocks follows a trainer in bfloat16: in place where it keeps what it loads, by its
-own reload of the modules where it does not. Whatever it does, every parameter of every rank is what
-a fresh load of a checkpoint has that another converter made; and only what was compared is proven."""
+"""Real vLLM in FP8 blocks follows a trainer in bfloat16: in place if vLLM keeps the loaded tensors,
+otherwise by vLLM's own reload of modules. In all cases every parameter of every rank equals a fresh
+load of a checkpoint that another converter made; only compared values count as proven."""
 
 import pytest
 from engines import Spec
@@ -16,11 +16,11 @@ SWAPPED = Spec("vllm", "qwen3_moe_blocks.linear", 1, fp8="w31")
 CLOSED = Spec("vllm", "qwen3_blocks.ue8m0", 1, fp8="e8m0")
 REQUANTIZED = Spec("vllm", "qwen3_blocks.linear", 1, fp8="e8m0")
 PLAIN = Spec("vllm", "qwen3_blocks.linear", 1, fp8="plain")
-IN_PLACE = {"direct", "plan"}  # a tensor that is alone in its parameter, and others
+IN_PLACE = {"direct", "plan"}  # direct: the tensor is alone in its parameter
 
 
 def ways_of(engine):
-    """What all ranks say: {tensor: (way, reason)}"""
+    """The ways that all ranks report: {tensor: (way, reason)}"""
     first, *others = engine.rpc("probe_ways")
     assert all({n: w for n, (w, _) in o.items()} == {n: w for n, (w, _) in first.items()}
                for o in others)  # fmt: skip
@@ -32,14 +32,14 @@ def kinds(ways):
 
 
 def unproven(engine):
-    """Of one rank, after a sweep."""
+    """The unproven tensors of one rank, after a sweep."""
     (reply,) = engine.rpc("driftless_shares", sweep=True)
     assert reply["ok"], reply
     return {name for name, _ in reply["unproven"]}
 
 
 def follow(started, run_of, spec, *overrides):
-    """The engine at the base of a run of this test."""
+    """The engine at the base of this test's run."""
     engine, run = started.get(spec), run_of(spec.kind, *overrides)
     if getattr(engine, "used", False):
         engine.to_base(run.model.checkpoint(0))
@@ -56,8 +56,8 @@ def take(engine, run):
 
 @pytest.mark.parametrize("spec", [DENSE], ids=str)
 def test_ten_versions_in_place(started, run_of, spec):
-    """Two ranks, fused codes and scales, tied embeddings, blocks that end before 128; the trainer
-    begins again with every version."""
+    """Two ranks, fused codes and scales, tied embeddings, blocks smaller than 128; the trainer is
+    restarted for every version."""
     engine, run = follow(started, run_of, spec, "anchors.every=1")
     assert kinds(ways_of(engine)) <= IN_PLACE
     places = engine.rpc("probe_addresses")
@@ -83,7 +83,7 @@ def test_a_flipped_bit_of_codes_or_scales(started, run_of, spec, parameter):
 
 @pytest.mark.parametrize("spec", [EXPERTS, SWAPPED], ids=str)
 def test_experts(started, run_of, spec):
-    """As Triton keeps them, and with gate and up swapped, as FlashInfer does."""
+    """Experts as Triton keeps them, and with gate and up swapped, as FlashInfer does."""
     engine, run = follow(started, run_of, spec)
     ways = ways_of(engine)
     assert kinds(ways) <= IN_PLACE
@@ -99,8 +99,8 @@ def test_experts(started, run_of, spec):
 
 @pytest.mark.parametrize("spec", [EXPERTS], ids=str)
 def test_experts_that_vllm_has_loaded_again(started, run_of, spec):
-    """vLLM's own reload leaves the kernel scales of its own: what is written into the layer's would
-    change nothing. The experts are loaded again with each version."""
+    """After vLLM's own reload the kernel has other scales than the layer, so writing into the layer
+    would change nothing. The experts are loaded again with each version."""
     engine, run = started.get(spec), run_of(spec.kind)
     engine.to_base(run.model.checkpoint(0))
     assert engine.follow(run.config) == 0
@@ -114,8 +114,8 @@ def test_experts_that_vllm_has_loaded_again(started, run_of, spec):
 
 @pytest.mark.parametrize("spec", [CLOSED], ids=str)
 def test_the_closed_rule_stays_in_place(started, run_of, spec):
-    """An engine that requantizes to powers of two leaves what the rule ue8m0 made. Versions that do
-    not say that they are made by it are refused, though these are."""
+    """An engine that requantizes to powers of two keeps weights of the rule ue8m0. Versions that do
+    not name that rule are refused, even if they follow it."""
     engine, run = follow(started, run_of, spec, "quantize.rule=ue8m0")
     assert kinds(ways_of(engine)) <= IN_PLACE
     for _ in range(3):
@@ -134,7 +134,8 @@ def test_the_closed_rule_stays_in_place(started, run_of, spec):
 
 @pytest.mark.parametrize("spec", [REQUANTIZED], ids=str)
 def test_requantized_modules_are_loaded_again(started, run_of, spec):
-    """By name, with the setting that would keep them; unproven, and equal to a fresh load."""
+    """They are named, with the setting that would keep them; unproven, but equal to a fresh
+    load."""
     engine, run = follow(started, run_of, spec)
     ways = ways_of(engine)
     reloaded = {name for name, (way, _) in ways.items() if way == "reload"}
@@ -142,7 +143,7 @@ def test_requantized_modules_are_loaded_again(started, run_of, spec):
     assert {way for name, (way, _) in ways.items() if name not in reloaded} <= IN_PLACE
     for name in reloaded:
         assert "VLLM_USE_DEEP_GEMM_E8M0=0" in ways[name][1], ways[name]
-    for _ in range(3):  # its tokens are those of other codes
+    for _ in range(3):  # requantized codes give other tokens
         version = run.publish()
         assert engine.update()["version"] == version
         assert_weights(engine, run.model, version, tokens=False)
@@ -150,8 +151,9 @@ def test_requantized_modules_are_loaded_again(started, run_of, spec):
 
 
 @pytest.mark.parametrize("spec", [PLAIN], ids=str)
-def test_what_does_not_belong_is_refused(started, run_of, spec):
-    """A run in bfloat16, and one whose base was made by another rule; and a way back."""
+def test_other_dtypes_and_rules_are_refused(started, run_of, spec):
+    """A run in bfloat16, and one whose base has another rule, are refused; a right one still
+    works."""
     engine, run = follow(started, run_of, spec)
     take(engine, run)
     take(engine, run)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An older release of real vLLM follows a run: without start and finish of an update, without a
-backend of others, and without a version of its weights."""
+"""An older release of real vLLM follows a run: it has no start and finish of updates, no foreign
+backends, and no label of its weights."""
 
 import pytest
 from engines import Spec

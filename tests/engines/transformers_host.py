@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference engine, obeying like vllm_host.py. Run by an engine's environment: transformers is
-there."""
+"""The reference engine, with commands as in vllm_host.py. An engine's environment runs it, because
+it has transformers."""
 
 import vllm_host
 
@@ -35,7 +35,7 @@ class Host:
         return self.engines.update(self.engine, self.receiver).version
 
     def fail(self):
-        """The next commit finds that somebody else has written into the weights, unseen by torch."""
+        """Makes the next commit find a foreign write into the weights that torch did not count."""
         import torch
 
         parameter = next(self.engine.model.parameters()).data
@@ -68,8 +68,8 @@ class Host:
         ]
 
     def replay(self, generations, paths, later=0):
-        """How far each token's logit lies below the best one, in a fresh model of the version that
-        made it (or of one `later`), after the same tokens."""
+        """How far each token's logit is below the best one, in a fresh model of the version that
+        made it (or of a version that is `later`), after the same tokens."""
         import torch
 
         models = {int(v): self.engines.load_model(path).eval() for v, path in paths.items()}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An `LLM` that does what it is told: one JSON object a line on stdin, one a line on descriptor 3.
+"""An `LLM` that executes commands: one JSON object per line on stdin, one per line on descriptor 3.
 
     python vllm_host.py '{"model": ..., "tensor_parallel_size": ..., ...}' 3>replies
 
-Run by vLLM's environment.
+vLLM's environment runs it.
 """
 
 import json

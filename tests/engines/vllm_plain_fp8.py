@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vLLM plugin for the tests: FP8 blocks on a CPU by plain torch, which needs no AMX. Weights are
-kept as vLLM's kernels for GPUs keep them, by vLLM's own functions; DRIFTLESS_TEST_FP8 says which:
+"""A vLLM plugin for the tests: FP8 blocks on a CPU in plain torch, which needs no AMX. It keeps
+weights as vLLM's kernels for GPUs do, by vLLM's own functions. DRIFTLESS_TEST_FP8 chooses the
+layout:
 
     plain     linears and experts as loaded (CUTLASS, Triton)
     e8m0      linears requantized to powers of two (DeepGEMM)
@@ -20,7 +21,7 @@ def dequantized(codes, scales):
 
 
 def register():
-    """In every process of the engine, before it loads the model; perhaps twice."""
+    """vLLM calls it in every process before it loads the model, possibly twice."""
     mode = os.environ.get("DRIFTLESS_TEST_FP8")
     if not mode:
         return

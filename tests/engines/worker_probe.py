@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests add to vLLM's workers: checksums, a fresh load beside the engine, and faults."""
+"""Additions of the tests to vLLM's workers: checksums, a fresh load beside the engine, and
+faults."""
 
 import copy
 import hashlib
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from driftless.engines.vllm import WorkerExtension
 
-# Fused from several tensors of the checkpoint, some of which change with every version.
+# Fused from several checkpoint tensors, some of which change with every version.
 PARAMETER = "model.layers.1.self_attn.qkv_proj.weight"
 
 
@@ -20,7 +21,7 @@ DERIVED = ("w_kc", "w_vc")
 
 
 def checksums(model):
-    """Of everything that the model saves, and of what it computes from that."""
+    """Checksums of all parameters and buffers, and of the tensors computed from them."""
     found, tensors = {}, dict(model.state_dict())
     for name, layer in model.named_modules():
         kept = {f"{name}.{key}": layer.__dict__.get(key) for key in DERIVED}
@@ -34,7 +35,7 @@ def checksums(model):
 
 class Probe(WorkerExtension):
     def probe(self, method, arguments, nonce):
-        """Calls another one, and never raises; the nonce tells which call this answers."""
+        """Calls another method, and never raises; the nonce identifies the call."""
         try:
             return {"nonce": nonce, "value": getattr(self, method)(**arguments)}
         except Exception as problem:
@@ -50,7 +51,7 @@ class Probe(WorkerExtension):
         return checksums(self._fresh(path))
 
     def _fresh(self, path):
-        """Another model that vLLM's own loader makes from `path`, in this process."""
+        """A second model that vLLM's own loader makes from `path`, in this process."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader import get_model
 
@@ -64,13 +65,13 @@ class Probe(WorkerExtension):
 
     def probe_base(self, path):
         load = None
-        if self.vllm_config.quant_config is not None:  # its parameters have no loaders any more
+        if self.vllm_config.quant_config is not None:  # its parameters have lost their loaders
             load = partial(self.reload_weights, weights_path=path)
         model, follower = self.model_runner.get_model(), self._driftless_follower()
         return back_to_base(model, follower, path, load)
 
     def probe_addresses(self):
-        """Where the parameters are: graphs on a GPU note that."""
+        """The addresses of the parameters: CUDA graphs record them."""
         model = self.model_runner.get_model()
         return {name: each.data_ptr() for name, each in model.named_parameters()}
 
@@ -80,12 +81,12 @@ class Probe(WorkerExtension):
         return {name: (way.way, way.reason) for name, way in ways.items()}
 
     def probe_derived(self):
-        """What the model computes from parameters, and by which function: as the target says it."""
+        """tensor -> the function that computes it, as the target reports it."""
         target = self._driftless_follower().target
         return target._made.writer.derived.names if hasattr(target, "_made") else {}
 
     def probe_rebind(self, parameter):
-        """Another tensor in the place of a parameter, with the same values."""
+        """Replaces a parameter by another tensor with the same values."""
         owner, _, name = parameter.rpartition(".")
         module = self.model_runner.get_model().get_submodule(owner)
         old = getattr(module, name)
@@ -101,8 +102,9 @@ class Probe(WorkerExtension):
         return untouched(*(self._fresh(path) for path in paths))
 
     def probe_rearrange(self, path, rows):
-        """As vLLM's EPLB does it, which needs a GPU: other experts of the checkpoint `path` in this
-        rank's slots, and then the runner's table. Without `rows` there is no table."""
+        """Does what vLLM's EPLB does, which needs a GPU: loads other experts of the checkpoint
+        `path` into this rank's slots, then writes the runner's table. Without `rows` it removes the
+        table."""
         model, runner = self.model_runner.get_model(), self.model_runner
         if rows is None:
             runner.eplb_state = None
@@ -118,22 +120,22 @@ class Probe(WorkerExtension):
         return os.getpid()
 
     def probe_raise(self, rank):
-        """What an extension must never do: the reply queue slips."""
+        """Raises on one rank, which an extension must never do: later replies get out of step."""
         if self.rank == rank:
             raise RuntimeError(f"rank {rank} raises")
         return {"rank": self.rank}
 
     def probe_fault(self, rank, point, path=""):
-        """The next commit of this rank fails: before it writes, while it writes, or after it has
-        written (the rank is then at the new version, and says that it failed). "torn": all fail and
-        cannot be undone, as long as there is a file `path`."""
+        """Makes this rank's next commit fail: before it writes, while it writes, or after it has
+        written (the rank is then at the new version, and reports a failure). "torn": every commit
+        fails and cannot be undone, as long as the file `path` exists."""
         if self.rank == rank:
             install(self._driftless_follower(), point, self.model_runner.get_model(), path)
         return {"rank": self.rank}
 
 
 def flip(model, parameter, place=None):
-    """One bit, as no version and no operation of torch would: nobody is told."""
+    """Flips one bit in memory, unnoticed by versions and by torch."""
     data = dict(model.named_parameters())[parameter].data
     place = data.numel() // 2 + 1 if place is None else place
     bits(data)[place] ^= 1
@@ -145,7 +147,7 @@ def bits(data):
 
 
 def untouched(model, other):
-    """A place in each parameter, somewhere, where two models have the same bits."""
+    """One place in each parameter at which two models have the same bits."""
     found, generator = {}, torch.Generator().manual_seed(5)
     others = dict(other.named_parameters())
     for name, parameter in model.named_parameters():
@@ -155,7 +157,8 @@ def untouched(model, other):
 
 
 def rearranged(model, path, rows, write):
-    """The parameters whose slots do not hold those experts of the checkpoint; or are made to."""
+    """The parameters whose slots do not hold those experts of the checkpoint; with `write`, writes
+    them first."""
     from safetensors.torch import load_file
 
     tensors, others = load_file(f"{path}/model.safetensors"), []
@@ -175,7 +178,7 @@ def rearranged(model, path, rows, write):
 
 
 def back_to_base(model, follower, path, load=None):
-    """The weights of `path` again, and a follower that knows of nothing."""
+    """Loads the weights of `path`, and resets the follower."""
     from safetensors.torch import load_file
 
     if follower is not None:
@@ -191,7 +194,7 @@ def back_to_base(model, follower, path, load=None):
 
 
 def install(follower, point, model, path=""):
-    """The next commit fails, once; "torn": all of them, as long as there is a file `path`."""
+    """Makes the next commit fail; "torn": every commit, as long as the file `path` exists."""
     worker = follower.worker
     if point == "reload":
         return fail_reload(model)
@@ -212,7 +215,7 @@ def install(follower, point, model, path=""):
 
 
 class Wrapped:
-    """The native worker, with commits of the test's own."""
+    """The native worker, with a commit of the test's own."""
 
     def __init__(self, worker, commit):
         self._worker, self.commit = worker, commit
@@ -222,16 +225,16 @@ class Wrapped:
 
 
 class Torn(Wrapped):
-    """Commits write a part, fail, and cannot be undone, as long as there is a file `path`: the
-    weights are no version. Then staging puts them back, and the next commit goes through."""
+    """As long as the file `path` exists, commits write a part, fail, and cannot be undone: the
+    weights are no version. After that, staging restores them, and the next commit succeeds."""
 
     def __init__(self, worker, model, path):
         super().__init__(worker, self.tear)
         self._parameter, self._path = dict(model.named_parameters())[PARAMETER], path
-        self._kept = None  # what the parameter held
+        self._kept = None  # the parameter's old value
         self._torn = False
 
-    def _told(self, reply):
+    def _with_torn_state(self, reply):
         if not self._torn:
             return reply
         return json.dumps({**json.loads(reply), "version": -1, "digest": "", "state": "failed",
@@ -245,10 +248,10 @@ class Torn(Wrapped):
             with torch.no_grad():
                 self._parameter.data.add_(1)
             why = "injected in the middle of the commit, and it could not be undone"
-            return self._told(self._worker.refuse(why, nonce))
+            return self._with_torn_state(self._worker.refuse(why, nonce))
         reply = self._worker.commit(version, nonce, ticket)
         self._torn = self._torn and not json.loads(reply)["ok"]
-        return self._told(reply)
+        return self._with_torn_state(reply)
 
     def stage(self, timeout_s, nonce, ticket):
         if self._kept is not None and not os.path.exists(self._path):
@@ -266,14 +269,13 @@ class Torn(Wrapped):
 
     def rollback(self, version, nonce):
         if self._torn:
-            return self._told(self._worker.refuse("injected: there is nothing to take back", nonce))
+            return self._with_torn_state(self._worker.refuse("injected: there is nothing to take back", nonce))
         return self._worker.rollback(version, nonce)
 
 
 def commit_over_foreign_writes(model, worker, *commit):
-    """Somebody else has written into a parameter that the commit is about to change, and torch has
-    not seen it: the commit finds out when it gets there, and takes back what it has written before.
-    Then the foreign write is taken back, too."""
+    """A parameter that the commit changes has a foreign write that torch did not count. The commit
+    detects it midway and undoes its earlier writes. Then this undoes the foreign write."""
     parameter = dict(model.named_parameters())[PARAMETER].data
     kept = parameter.clone()
     with torch.no_grad():
@@ -285,7 +287,7 @@ def commit_over_foreign_writes(model, worker, *commit):
 
 
 def fail_reload(model):
-    """The next reload fails after half of the weights, once."""
+    """Makes the next reload fail after half of the weights."""
     load = model.load_weights
 
     def half(weights):

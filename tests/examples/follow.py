@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""An example program follows a real trainer, and ends with the bytes of its last checkpoint.
+"""An example program follows a real trainer, and must end with the bytes of its last checkpoint.
 
     follow.py DRIFTLESS PROGRAM CONFIG [MPIRUN...]
 
-With MPIRUN the trainer and the program are one MPI job, else they meet over files. Standard library
-only. tests/python/test_c_abi.py has the rest.
+With MPIRUN the trainer and the program are one MPI job; otherwise they use files. Needs the standard
+library only. tests/python/test_c_abi.py has all other tests.
 """
 
 import json

@@ -359,6 +359,30 @@ TEST_P(FallbackTest, ARankThatCannotServeSendsAllRanksToTheFallbackAtTheStart) {
   EXPECT_EQ(rollout->versions, std::vector<std::uint64_t>{1});
 }
 
+// Full versions that one rank's ring cannot hold are known before the first: no version fails.
+TEST_P(FallbackTest, ARingThatIsTooSmallSendsAllRanksToTheFallbackAtTheStart) {
+  options_.mode = UpdateMode::kFull;
+  make_roads();
+  faulty_[1]->limit(1000);
+  for (const Status& status : open()) ASSERT_TRUE(status.ok()) << status.to_string();
+  ASSERT_EQ(lines_.size(), 1U);
+  EXPECT_EQ(lines_[0], "[P2P] publisher rank 1: a ring of 1000 bytes; using shared_fs instead.");
+  auto rollout = start_rollout("rollout");
+  publish_well();
+  follow(*rollout);
+  EXPECT_EQ(rollout->versions, std::vector<std::uint64_t>{1});
+}
+
+// Deltas may fit where a whole version does not: nothing is known before they are made.
+TEST_P(FallbackTest, ASmallRingIsNoReasonToGoOverForDeltas) {
+  make_roads();
+  faulty_[1]->limit(1000);
+  for (const Status& status : open()) ASSERT_TRUE(status.ok()) << status.to_string();
+  publish_well();
+  EXPECT_EQ(faulty_[1]->asked_bytes(), 0U);
+  EXPECT_TRUE(lines_.empty());
+}
+
 TEST_P(FallbackTest, ASealWhoseAnswerIsLostIsNoReasonToGoOver) {
   start_trainer();
   auto rollout = start_rollout("rollout");

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Input: a frame of `compact`, for the weights of one of the golden ones (support/compact_case.h and,
-// if its header says F8_E4M3, support/compact_byte_case.h). With all hashes made right it is decoded down to the changes, by every kernel that this processor has:
-// they must agree, and what they accept must be what encoding gives again. And it is opened as a
-// version of one part and folded: what comes of that are changes within the tensors.
+// Input: a frame of `compact`, for the weights of one of the golden ones (support/compact_case.h
+// and, if its header says F8_E4M3, support/compact_byte_case.h). With all hashes made right it is
+// decoded down to the changes, by every kernel that this processor has: they must agree, and what
+// they accept must be what encoding gives again. And it is opened as a version of one part and
+// folded: what comes of that are changes within the tensors.
 #include <cstdint>
 #include <cstdlib>
 

@@ -7,6 +7,7 @@
 #include "gpu/captured.h"
 #include "gpu/device.h"
 #include "kernels/cuda/compact.h"
+#include "kernels/cuda/quantize.h"
 
 namespace driftless::testing {
 namespace {
@@ -361,7 +362,28 @@ bool compact_decode(const CompactTable& table, const void* old_units, std::uint3
   return decode->check().ok();
 }
 
+void quantize_part(QuantizeRule rule, const MatrixPart& part, const void* weights,
+                   std::uint16_t* largest, void* codes) {
+  const std::uint64_t blocks = part.blocks_high() * part.blocks_wide();
+  if (blocks == 0) return;
+  const std::uint64_t units = (part.rows - 1) * part.stride + part.columns;
+  const DeviceBytes from = place(weights, units * 2, 2);
+  const DeviceBytes known(std::as_bytes(std::span(largest, blocks)));
+  std::optional<DeviceBytes> made;  // what lies between the rows stays
+  if (codes != nullptr) made.emplace(place(codes, units, 1));
+  const cuda::QuantizePart one{part, from.data(), reinterpret_cast<std::uint16_t*>(known.data()),
+                               made ? made->data() : nullptr};
+  const WorkMemory work(cuda::quantize_workspace_size({&one, 1}));
+  must(cuda::quantize(rule, {&one, 1}, work.get(), nullptr));
+  must(cudaDeviceSynchronize());
+  EXPECT_TRUE(from.intact() && known.intact() && work.intact() && (!made || made->intact()));
+  must(cudaMemcpy(largest, known.data(), blocks * 2, cudaMemcpyDeviceToHost));
+  if (made) must(cudaMemcpy(codes, made->data(), units, cudaMemcpyDeviceToHost));
+}
+
 }  // namespace
+
+std::vector<Quantizer> quantizers_under_test() { return {{"cuda", quantize_part, nullptr}}; }
 
 std::vector<HostKernels> kernels_under_test() {
   HostKernels kernels{

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The hash on the device, and the nccl road over NCCL itself. parts/nccl.sh runs them: most want several processes.
+# The hash on the device, and the nccl road over NCCL itself. parts/nccl.sh runs them: most need several
+# processes.
 driftless_gpu_test(gpu_device_hash SOURCES device_hash_test.cpp LINKS driftless_kernels_cuda)
 add_dependencies(gpu_all gpu_device_hash)
 if(TARGET driftless_nccl)
@@ -19,7 +20,7 @@ if(TARGET driftless_nccl AND TARGET driftless_hub_mpi)
   add_dependencies(gpu_all gpu_nccl_contract)
 endif()
 if(TARGET driftless_nccl AND TARGET driftless)
-  add_dependencies(gpu_all driftless)  # the job over the road
+  add_dependencies(gpu_all driftless)  # for the job over this road
 endif()
 if(TARGET driftless_nccl AND TARGET driftless_hub_mpi)
   add_executable(gpu_publish_bench ../bench/gpu_publish_bench.cu)

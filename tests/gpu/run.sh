@@ -3,22 +3,26 @@
 # Builds the GPU parts and runs their tests and benchmarks: one call on a machine with a GPU.
 #
 #   tests/gpu/run.sh [--build DIR] [--deps PREFIX] [--only build|tests|sanitizer|bench]...
+#                    [--part PART]
 #
-# --deps: where libraries lie that the system does not have (its include/ and share/cmake/). Parts
-# whose libraries are missing are left out, and said so. Ends with one table; exit status 0 only if
-# every test passed. The figures in docs/operate/numbers.md come from here.
+# --part: run only this part of gpu_bench (diff, quantize, ...).
+# --deps: a prefix (include/, share/cmake/) with libraries that the system does not have. Parts whose
+# libraries are missing are skipped and named. Ends with one table; exit status 0 only if every test
+# passed. The figures in docs/operate/numbers.md come from here.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
 build=$PWD/build-gpu
 deps=
+part=
 only=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --build) build=$(realpath -m "$2"); shift 2 ;;
     --deps) deps=$(realpath "$2"); shift 2 ;;
     --only) only+=("$2"); shift 2 ;;
-    --help | -h) sed -n '3,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --part) part=$2; shift 2 ;;
+    --help | -h) sed -n '3,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "tests/gpu/run.sh: unknown option '$1'; see --help" >&2; exit 2 ;;
   esac
 done
@@ -27,7 +31,7 @@ wanted() { [ ${#only[@]} -eq 0 ] || [[ " ${only[*]} " == *" $1 "* ]]; }
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 failed=0
-# step NAME COMMAND...: runs it, keeps its verdict for the table.
+# step NAME COMMAND...: runs the command and records its verdict for the table.
 step() {
   local name=$1 begin=$SECONDS verdict
   shift
@@ -72,14 +76,14 @@ if wanted tests; then
     [ -e "$part" ] && step "$(basename "$part" .sh)" bash "$part" "$build"
   done
 fi
-# sanitize TOOL SUITE SHARD. Every short length many thousand times over is for the plain run.
+# sanitize TOOL SUITE SHARD. Only the run without sanitizers tries every short length many times.
 shards=6
 sanitize() {
   GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$3 \
     compute-sanitizer --tool "$1" --error-exitcode 1 --log-file "$results/$1-$2-$3" \
     "$build/bin/$2" --gtest_brief=1 --gtest_filter='-HugeTensor.*:*EveryShortLength*'
 }
-# sanitized TOOL SUITE: waits for its shards; the worst of their verdicts.
+# sanitized TOOL SUITE: waits for its shards; prints the worst of their verdicts.
 sanitized() {
   local worst=0 shard
   for ((shard = 0; shard < shards; ++shard)); do
@@ -91,7 +95,7 @@ sanitized() {
 }
 if wanted sanitizer; then
   if command -v compute-sanitizer >/dev/null; then
-    # In shards, all at once: each test waits for the GPU's answers most of the time.
+    # All shards run at once: each test mostly waits for the GPU.
     for tool in memcheck racecheck; do
       for suite in gpu_contract gpu_kernels gpu_module; do
         for ((shard = 0; shard < shards; ++shard)); do
@@ -109,7 +113,7 @@ if wanted sanitizer; then
     echo "compute-sanitizer is not here: left out"
   fi
 fi
-# megatron_step SNAPSHOT: what updates add to a step of a model of 1 G parameters.
+# megatron_step SNAPSHOT: the time that updates add to a step of a model of 1 G parameters.
 megatron_step() {
   local python="env PYTHONPATH=$build/python:$PWD/tests/python/megatron:${PYTHONPATH:-} python3"
   timeout 120 mpirun --allow-run-as-root --oversubscribe --mca plm isolated --bind-to none \
@@ -118,14 +122,14 @@ megatron_step() {
     grep -h '^{"megatron_overhead"' "$results/megatron" >>"$results/figures" ||
     { tail -n 40 "$results/megatron"; return 1; }
 }
-# megatron_steps: whole steps of it, with and without updates in one run, by snapshot.
+# megatron_steps: whole steps of that model, with and without updates in one run, by snapshot.
 megatron_steps() {
   PYTHONPATH=$build/python:$PWD/tests/python/megatron:${PYTHONPATH:-} timeout 400 \
     python3 tests/bench/megatron_bench.py steps none device pinned >"$results/megatron" 2>&1 &&
     grep -h '^{"megatron_step"' "$results/megatron" >>"$results/figures" ||
     { tail -n 40 "$results/megatron"; return 1; }
 }
-# module_pause [--masked]: of a module of 1 G elements, alone on the GPU.
+# module_pause [--masked]: the pause of a module of 1 G elements, alone on the GPU.
 module_pause() {
   PYTHONPATH=$build/python:${PYTHONPATH:-} timeout 200 \
     python3 tests/bench/module_bench.py --device cuda --versions 5 \
@@ -134,7 +138,11 @@ module_pause() {
     grep -h '^{"module"' "$results/module" >>"$results/figures" ||
     { tail -n 40 "$results/module"; return 1; }
 }
-if wanted bench; then
+if wanted bench && [ -n "$part" ]; then
+  step "benchmarks, $part" bash -c "'$build/bin/gpu_bench' --only '$part' >'$results/figures'"
+  cat "$results/figures"
+  python3 tests/bench/gpu_table.py "$results/figures"
+elif wanted bench; then
   step "benchmarks" bash -c "'$build/bin/gpu_bench' >'$results/figures'"
   if python3 -c 'import torch' 2>/dev/null; then
     step "torch's way" bash -c "python3 tests/bench/torch_bench.py >>'$results/figures'"

@@ -111,6 +111,21 @@ TEST_F(TcpHubTest, ATokenOthersCanReadOrThatIsShortIsRefused) {
   }
 }
 
+TEST_F(TcpHubTest, AnAddressWithoutARealPortIsRefused) {
+  const int real = std::stoi(options_.address.substr(options_.address.rfind(':') + 1));
+  const std::string modulo = std::to_string(real + 65'536);  // getaddrinfo() takes it for `real`
+  for (const std::string& port :
+       {modulo, std::string("65536"), std::string("-1"), std::string("7x"), std::string("0")}) {
+    const std::string address = "127.0.0.1:" + port;
+    EXPECT_EQ(hub::connect_to(address, soon()).status().code(), StatusCode::kInvalidArgument)
+        << address;
+    EXPECT_FALSE(hub::own_host_towards(address).ok()) << address;
+  }
+  HubOptions beyond = options_;
+  beyond.address = "127.0.0.1:65536";
+  EXPECT_FALSE(hub::make_tcp_hub(beyond).ok());
+}
+
 TEST_F(TcpHubTest, RandomBytesDoNotDisturbIt) {
   std::mt19937_64 random(7);
   for (int round = 0; round < 20; ++round) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Installs BUILD into WORK/prefix, then configures, builds and runs the projects in SOURCE and SOURCE/c
-# against it, and compiles the examples by pkg-config. HAS_MPI: whether the build has it.
+# Installs BUILD into WORK/prefix; configures, builds and runs the projects in SOURCE and SOURCE/c
+# against it; compiles the examples by pkg-config. HAS_MPI: whether the build has MPI.
 cmake_policy(VERSION 3.25)
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE result)
@@ -12,8 +12,8 @@ endfunction()
 
 file(REMOVE_RECURSE ${WORK})
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix)
-# Every ELF file that is installed looks for libraries in folders that are named, and not in the build
-# folder; nothing else that is installed names that, either.
+# Every installed ELF file searches libraries only in absolute folders outside of the build folder, and
+# no other installed file names the build folder.
 file(GLOB_RECURSE files ${WORK}/prefix/*)
 foreach(file ${files})
   execute_process(COMMAND readelf -d ${file} OUTPUT_VARIABLE dynamic ERROR_QUIET)
@@ -21,7 +21,7 @@ foreach(file ${files})
     set(runpath ":${CMAKE_MATCH_1}:")
     string(FIND "${runpath}" "${BUILD}" in_build)
     if(runpath MATCHES "::" OR runpath MATCHES ":[.]" OR NOT in_build EQUAL -1)
-      message(FATAL_ERROR "${file} looks for libraries in '${CMAKE_MATCH_1}'")
+      message(FATAL_ERROR "${file} searches libraries in '${CMAKE_MATCH_1}'")
     endif()
   endif()
   if(file MATCHES "\\.(cmake|pc|h)$")
@@ -32,7 +32,7 @@ foreach(file ${files})
     endif()
   endif()
 endforeach()
-# The command takes no library from the current directory, and none from the build folder.
+# The command loads no library from the current directory, and none from the build folder.
 if(EXISTS ${WORK}/prefix/bin/driftless)
   file(WRITE ${WORK}/hostile/hostile.c
     "#include <stdlib.h>\n__attribute__((constructor)) static void begin(void) { _Exit(66); }\n")
@@ -51,7 +51,7 @@ if(EXISTS ${WORK}/prefix/bin/driftless)
     message(FATAL_ERROR "the installed command needs the build folder: ${resolved}")
   endif()
 endif()
-# Configurations, examples, the manual and completions lie in one folder, and where others look for them.
+# Configurations, examples, manual and completions are in one folder, with links from the usual places.
 set(share share/driftless)
 foreach(file ${share}/configs/single_node.yaml ${share}/examples/c/follow.c ${share}/examples/cpp/receiver.hpp)
   if(NOT EXISTS ${WORK}/prefix/${file})
@@ -67,25 +67,25 @@ foreach(pair man/man1/driftless.1=driftless.1 bash-completion/completions/driftl
     file(REAL_PATH ${WORK}/prefix/share/${link} real)
     file(SIZE ${WORK}/prefix/${share}/${page} size)
     if(NOT real STREQUAL ${WORK}/prefix/${share}/${page} OR size LESS 1000)
-      message(FATAL_ERROR "share/${link} is no link to ${share}/${page}, or that is empty")
+      message(FATAL_ERROR "share/${link} is not a link to ${share}/${page}, or the page is empty")
     endif()
   endif()
 endforeach()
-# Nothing private is installed, and what is installed compiles without what is not.
+# No private header is installed, and the installed headers compile without private ones.
 file(GLOB_RECURSE headers RELATIVE ${WORK}/prefix/include/driftless ${WORK}/prefix/include/driftless/*)
 foreach(header ${headers})
   if(header MATCHES "^tools/|/(agent|c_abi|checkpoint|on_demand|cpu|cuda|reference)/|_internal|journal|payload|_change\\.h$")
-    message(FATAL_ERROR "${header} is private, and was installed: which public header includes it?")
+    message(FATAL_ERROR "${header} is private, but was installed: which public header includes it?")
   endif()
 endforeach()
 set(wanted plugin/publish/publisher.h plugin/receive/receiver.h plugin/targets/weight_target.h
   plugin/job/config.h plugin/job/roads.h collectives/road.h core/status.h)
 foreach(header ${wanted})
   if(NOT header IN_LIST headers)
-    message(FATAL_ERROR "${header} is public, and was not installed")
+    message(FATAL_ERROR "${header} is public, but was not installed")
   endif()
 endforeach()
-list(FILTER headers INCLUDE REGEX "^(core|formats|kernels|plugin)/")  # roads' may need MPI's or NCCL's
+list(FILTER headers INCLUDE REGEX "^(core|formats|kernels|plugin)/")  # headers of roads may need MPI's or NCCL's
 list(TRANSFORM headers REPLACE "(.+)" "#include <driftless/\\1>" OUTPUT_VARIABLE lines)
 list(JOIN lines "\n" text)
 file(WRITE ${WORK}/all_headers.cpp "${text}\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# version.h5: its reader in a process without MPI, its sink under mpirun with 1, 2 and 3 ranks, with
+# version.h5: its reader in a process without MPI; its writer under mpirun with 1, 2 and 3 ranks, with
 # and without threads.
 driftless_test(unit_hdf5 SOURCES hdf5_reader_test.cpp LINKS driftless_hdf5)
 

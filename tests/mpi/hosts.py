@@ -2,7 +2,7 @@
 """Several hosts made of network namespaces on one machine, and mpirun jobs over them.
 
 Each host has a network namespace with one link to a bridge, and its own host name, processes, System V
-objects and /dev/shm, so that MPI finds no way around the network. Needs root: why_not() tells.
+objects and /dev/shm, so that MPI cannot bypass the network. Needs root: why_not() returns the reason.
 """
 import contextlib
 import json
@@ -17,8 +17,8 @@ SKIPPED = 77
 NET = "10.91.7"
 UCX = ["--mca", "pml", "ucx", "--mca", "osc", "ucx", "--mca", "pml_ucx_tls", "any",
        "--mca", "pml_ucx_devices", "any"]
-# Over TCP UCX sends 8 KB at a time unless told otherwise. More than the other side's
-# UCX_TCP_RX_SEG_SIZE (64k) would end the processes there.
+# By default UCX sends 8 KB at a time over TCP. More than the other side's UCX_TCP_RX_SEG_SIZE (64k)
+# would end the processes there.
 LARGE_SEGMENTS = ["-x", "UCX_TCP_TX_SEG_SIZE=64k"]
 ENTER = """#!/bin/bash
 # Enters a host and runs a command there: enter ADDRESS COMMAND...
@@ -76,7 +76,7 @@ class Hosts:
             for number in self.pids(i):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
-            # Its namespace may outlive its name, and would hold the link until its processes end.
+            # The namespace may outlive its name, and would keep the link until its processes end.
             call("ip", "link", "del", f"{self.tag}v{i}", check=False)
             call("ip", "netns", "del", f"{self.tag}{i}", check=False)
         call("ip", "link", "del", f"{self.tag}b", check=False)
@@ -88,7 +88,7 @@ class Hosts:
         call("ip", "-n", f"{self.tag}{i}", "link", "set", "eth0", "up")
 
     def slow(self, i, rate, burst="256kb"):
-        """What host i sends; the burst must be some milliseconds of the rate."""
+        """Limits the rate at which host i sends; the burst must be some milliseconds of the rate."""
         call("ip", "netns", "exec", f"{self.tag}{i}", "tc", "qdisc", "add", "dev", "eth0", "root",
              "tbf", "rate", rate, "burst", burst, "latency", "50ms")
 
@@ -97,12 +97,12 @@ class Hosts:
         return json.loads(done.stdout)[0]["stats64"]["rx"]["bytes"]
 
     def pids(self, i):
-        """The processes on host i, by their numbers on this machine."""
+        """The processes on host i, by their ids on this machine."""
         return [int(number) for number in
                 call("ip", "netns", "pids", f"{self.tag}{i}", check=False).stdout.split()]
 
     def runs(self, i, name):
-        """Whether a process of that name is alive on host i."""
+        """Whether host i has a live process of that name."""
         for number in self.pids(i):
             with contextlib.suppress(OSError):
                 state = pathlib.Path(f"/proc/{number}/stat").read_text(encoding="utf-8")
@@ -112,16 +112,16 @@ class Hosts:
         return False
 
     def start(self, processes, flags, *command):
-        """One process on each host in turn, started from host 1."""
+        """Starts processes from host 1, one on each host in turn."""
         everywhere = range(1, self.count + 1)
         return self.start_apps(flags, (everywhere, processes, command))
 
     def start_apps(self, flags, *apps, yields=False):
-        """An MPMD job, started from host 1. An app: its hosts, how many processes, the command.
+        """Starts an MPMD job from host 1. An app: its hosts, its number of processes, its command.
 
-        yields: waiting processes offer their core to others, as on a machine with too few.
+        yields: waiting processes yield their core to others, for machines with too few cores.
         """
-        # Unbound: every host would bind its first process to the machine's first core.
+        # Not bound: every host would bind its first process to the machine's first core.
         words = ["exec", "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                  "--leave-session-attached", "--mca", "plm_rsh_agent", str(self.enter),
                  "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "oob_tcp_if_include", f"{NET}.0/24",
@@ -134,7 +134,7 @@ class Hosts:
         return Job([str(self.enter), f"{NET}.1", *words], self.directory)
 
     def run_on(self, i, *command):
-        """The command that runs a command on host i."""
+        """The command line that runs a command on host i."""
         return [str(self.enter), f"{NET}.{i}", "exec", *map(str, command)]
 
 
@@ -162,7 +162,7 @@ class Job:
             time.sleep(0.05)
 
     def wait(self, seconds):
-        """The exit status, or None where it had to be killed."""
+        """Returns the exit status, or None if the job had to be killed."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:

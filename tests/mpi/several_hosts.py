@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The mpi_rma road and the main job between several hosts of network namespaces (hosts.py).
+"""The mpi_rma road and the main job between several hosts, which are network namespaces (hosts.py).
 
     several_hosts.py PROGRAM CASE      PROGRAM: mpi_road_test; for the cases job_*: driftless
     several_hosts.py --list
 
-Needs root; exit status 77 says why it was skipped.
+Needs root; if it is skipped, prints the reason, exit status 77.
 """
 import argparse
 import pathlib
@@ -21,17 +21,17 @@ def follow(hosts, road, processes, *more, flags=()):
 
 
 def case_full_speed(hosts, road):
-    """The publisher computes and never enters MPI by itself: the progress thread serves."""
+    """The publisher computes and does not enter MPI: the progress thread serves receivers."""
     job = follow(hosts, road, 3, "--versions", 10, "--part-bytes", 8_000_000, "--compute-ms", 300,
                  "--deadline-ms", 60_000)
     status = job.wait(100)
     expect(status == 0, f"mpirun ended with {status}", job)
-    expect(hosts.received_bytes(2) > 150_000_000, "the bytes took another way", job)
+    expect(hosts.received_bytes(2) > 150_000_000, "the bytes did not use the link", job)
     return job.text()
 
 
 def case_single_thread(hosts, road):
-    """Without MPI_THREAD_MULTIPLE: osc pt2pt, and the publisher's own calls serve."""
+    """Without MPI_THREAD_MULTIPLE: osc pt2pt; the publisher's own calls serve receivers."""
     job = hosts.start(2, ["--mca", "pml", "ob1", "--mca", "osc", "pt2pt"], road, "level", "--level",
                       "single", "--log-dir", hosts.directory, "--deadline-ms", 60_000)
     status = job.wait(100)
@@ -60,7 +60,7 @@ def case_cut_for_a_while(hosts, road):
 
 
 def case_cut_for_good(hosts, road):
-    """Every process ends by itself, with its deadline; mpirun may have to be killed."""
+    """Every process ends by itself at its deadline; mpirun may have to be killed."""
     job = follow(hosts, road, 2, "--versions", 30, "--part-bytes", 2_000_000, "--compute-ms", 200,
                  "--deadline-ms", 6_000, "--expect-deadline")
     job.wait_for("published 5", 60)
@@ -74,7 +74,7 @@ def case_cut_for_good(hosts, road):
 
 
 def case_wrong_flags(hosts, road):
-    """With MPI's own choice between hosts there is no window: the error names the flags."""
+    """With MPI's default choice between hosts there is no window: the error names the flags."""
     job = hosts.start(2, [], road, "follow", "--log-dir", hosts.directory)
     status = job.wait(60)
     expect(status is not None, "it hangs", job)
@@ -90,7 +90,7 @@ anchors: { first: true, every: 32 }
 deadlines: { publish: 20s, fetch: 20s, connect: 20s }
 threads: 1
 """
-# What a process behind a cut link says must not need the network.
+# The output of a process behind a cut link must not need the network.
 LOGGED = """#!/bin/bash
 exec "$@" > @DIR@/rank$OMPI_COMM_WORLD_RANK.log 2>&1
 """
@@ -98,7 +98,7 @@ STEPS = 40
 
 
 class MainJob:
-    """Two trainers on host 1 and a rollout each on hosts 2 and 3."""
+    """Two trainers on host 1, and one rollout each on hosts 2 and 3."""
 
     def __init__(self, hosts, driftless, *settings):
         self.directory = hosts.directory
@@ -122,7 +122,7 @@ class MainJob:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def expect_same(self):
-        """Both rollouts ended at the last version, with the same bytes."""
+        """Expects that both rollouts ended at the last version, with the same bytes."""
         status = self.job.wait(60)
         expect(status == 0, f"mpirun ended with {status}", self.job)
         expect(f"All rollouts ended at version {STEPS}" in self.log(0), "no summary", self.job)
@@ -135,12 +135,12 @@ class MainJob:
 def case_job_same_bits(hosts, driftless):
     job = MainJob(hosts, driftless)
     text = job.expect_same()
-    expect(hosts.received_bytes(2) > 4_000_000, "the bytes took another way", job.job)
+    expect(hosts.received_bytes(2) > 4_000_000, "the bytes did not use the link", job.job)
     return text
 
 
 def case_job_cut_for_a_while(hosts, driftless):
-    """The other rollout follows meanwhile; the one behind the link folds what it missed."""
+    """The other rollout follows meanwhile; the one behind the link folds the versions that it missed."""
     job = MainJob(hosts, driftless)
     job.job.wait_for("rollout_01: version 5,", 40)
     hosts.cut(3)
@@ -150,7 +150,7 @@ def case_job_cut_for_a_while(hosts, driftless):
 
 
 def case_job_cut_for_good(hosts, driftless):
-    """Every process ends with one error line, within its deadlines; mpirun may have to be killed."""
+    """Every process ends within its deadlines, with one error line; mpirun may have to be killed."""
     job = MainJob(hosts, driftless, "deadlines.connect=4s", "deadlines.fetch=3s",
                   "deadlines.publish=3s")
     job.job.wait_for("rollout_01: version 5,", 40)

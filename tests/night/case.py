@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One case with real processes, drawn from a seed: a run, a road, followers, a fault at some moment,
-a restart. Whatever then claims a version is compared with the record: a rollout's exit and closing
-line, a labelled checkpoint, a trainer's closing line, `apply` and `verify`."""
+"""One case with real processes, drawn from a seed: a run, a road, followers, a fault at a random
+moment, a restart. All claims of a version are compared with the record: a rollout's exit and
+closing line, a labelled checkpoint, a trainer's closing line, `apply` and `verify`."""
 
 import contextlib
 import functools
@@ -22,23 +22,23 @@ sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 from jobs import environment, mpirun_line  # noqa: E402
 from support import COMMAND, read_checkpoint  # noqa: E402
 
-# After the last fault, and longer than all deadlines together: whoever then runs hangs. On a machine
-# that others use, too, longer.
+# Longer than all deadlines together: a process that still runs so long after the last fault hangs.
+# Longer on a busy machine.
 LIMIT_S = 75 * min(4.0, max(1.0, os.getloadavg()[0] / (2 * (os.cpu_count() or 1))))
 PYTHON = os.environ.get("DRIFTLESS_NIGHT_PYTHON", "/usr/bin/python3")
 
-# What must hold, beyond "what is claimed is held". A contract that is off is not kept yet; `--contracts
-# all` holds the product to it all the same.
+# Contracts beside "every claim is true". The product does not keep those with False yet;
+# `--contracts all` checks them, too.
 CONTRACTS = {
-    # `trainer --rollouts N` ends with 0 only if N that lived then hold its last version.
+    # `trainer --rollouts N` ends with 0 only if N rollouts that lived then hold its last version.
     "counted_followers_lived": True,
-    # A trainer that ends with 0 published its own run: also in a place where another run was.
+    # A trainer that ends with 0 published its own run, even if another run was in the same place.
     "own_run": True,
-    # Without a fault, and after a stop shorter than the deadlines, everybody succeeds.
+    # Without a fault, and after a stop shorter than the deadlines, every process succeeds.
     "smooth_succeeds": True,
 }
 
-# (layout, configuration, encodings) of roads that need no mpirun.
+# Roads without mpirun: (layout, configuration, encodings).
 FILES = {
     "flush": ("shared_fs_flush.yaml", ("deltas_zstd", "deltas", "indices")),
     "frames": ("shared_fs_flush.yaml", ("auto", "deltas", "compact", "indices")),
@@ -54,24 +54,24 @@ MPI_FAULTS = (*SMOOTH, "kill all", "kill follower", "other run")
 
 
 class Wrong(Exception):
-    """A claim that does not hold, a success that nobody had, or a process that hangs."""
+    """A false claim, a success without its condition, or a process that hangs."""
 
 
 @dataclass
 class Process:
-    """One life of a trainer or a follower."""
+    """One process of a trainer or a follower; after a restart there is another."""
 
     role: str  # trainer, rollout, agent, worker, python rollout, mpi job
     run: Run
     popen: subprocess.Popen
     out: Path
-    name: str = ""  # of a follower, through all its lives
-    save: Path | None = None  # where a rollout leaves its weights
-    checkpoint: Path | None = None  # that it patches
-    rollouts: int = 0  # that a trainer waits for
-    place: int = 0  # which of the case's roads
+    name: str = ""  # of a follower; the same after a restart
+    save: Path | None = None  # where a rollout saves its weights
+    checkpoint: Path | None = None  # the checkpoint that it patches
+    rollouts: int = 0  # the number that a trainer waits for
+    place: int = 0  # index of the case's road
     began: float = field(default_factory=time.monotonic)
-    ended: float | None = None  # when it was killed, or was seen to have ended
+    ended: float | None = None  # time of its kill, or when its end was noticed
     killed: bool = False
 
     def look(self):
@@ -91,7 +91,8 @@ class Process:
 
 
 def pids_in(work: Path) -> list[int]:
-    """Processes whose command line names the case's directory: ours, and what mpirun started."""
+    """Processes whose command line has the case's directory: ours, and those that mpirun
+    started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -103,7 +104,7 @@ def pids_in(work: Path) -> list[int]:
 
 @functools.cache
 def not_built() -> frozenset[str]:
-    """Roads that this build leaves out, by the command's own word."""
+    """Roads that this build lacks, according to the command."""
     said = subprocess.run([COMMAND, "info", "--json"], capture_output=True, check=True).stdout
     missing = (each["name"] for each in json.loads(said)["backends"] if not each["built"])
     return frozenset(name.removeprefix("shared_fs/") for name in missing)
@@ -115,7 +116,7 @@ class Case:
         self.draw = draw = random.Random(seed)
         self.until = time.monotonic() + LIMIT_S
         self.processes: list[Process] = []
-        self.compared = 0  # claims
+        self.compared = 0  # number of compared claims
         self.took = 0.0  # seconds
         self.road = draw.choice(
             (*FILES, "flush", "frames", "hf_delta", "mpi_rma", "hdf5", "object_store")
@@ -138,7 +139,7 @@ class Case:
             "deadlines.publish": "10s", "anchors.first": "true", "anchors.every": str(draw.choice((0, 2, 3))),
             "buffer_size": draw.choice(("64KiB", "1MiB", "64MiB")), "keep_versions": str(draw.choice((0, 2, 200))),
         }  # fmt: skip
-        if self.smooth():  # nobody waits in vain: a busy machine is no failure
+        if self.smooth():  # long deadlines: a busy machine is no failure
             self.settings |= {
                 f"deadlines.{wait}": "50s" for wait in ("connect", "fetch", "publish")
             }
@@ -165,7 +166,7 @@ class Case:
             self.settings |= {"road.poll_longest": "50ms"}
 
     def make_other(self, model) -> Run:
-        """Another run: of the same base, of another, or of another model."""
+        """Another run: with the same base, another base, or another model."""
         kind = self.draw.randrange(4)
         base = self.first.history[0] if kind < 2 else None
         shape = random_model(self.draw) if kind == 3 else model
@@ -294,7 +295,7 @@ class Case:
         process.killed, process.ended = True, time.monotonic()
 
     def stop_for(self, process: Process, seconds: float):
-        """SIGSTOP, and later SIGCONT."""
+        """Sends SIGSTOP, and SIGCONT later."""
         targets = [process.popen.pid]
         if process.role == "mpi job":
             ranks = [pid for pid in pids_in(self.work) if pid != process.popen.pid]
@@ -315,7 +316,7 @@ class Case:
                     )
                 time.sleep(0.01)
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def run(self):
         if self.mpi:
@@ -329,7 +330,8 @@ class Case:
         self.check()
 
     def end_agents(self):
-        """One that has lost its trainer waits for the next one: the operator ends it."""
+        """Ends agents that have lost their trainer, as an operator would: they wait for the next
+        one."""
         agents = [process for process in self.processes if process.role == "agent"]
         until = time.monotonic() + 12
         self.until = max(self.until, until + 20)
@@ -362,7 +364,7 @@ class Case:
         self.start_mpi(self.other if fault == "other run" else self.first)
 
     def run_plain(self):
-        # A follower that nobody waits for may come late, and find less.
+        # A follower that no trainer waits for may start late, and miss versions.
         self.rollouts = len(self.followers) if self.draw.random() < 0.8 else 0
         self.current = self.first
         Path(self.work / "road").mkdir()
@@ -398,7 +400,7 @@ class Case:
             for number in dead:
                 self.kill(self.lives[number])
         if self.draw.random() < 0.15:
-            return  # nobody comes back
+            return  # there is no restart
         if fault.startswith("other"):
             self.current = self.other if self.current is self.first else self.first
         if fault == "other run":
@@ -409,12 +411,12 @@ class Case:
         for number in dead:
             self.lives[number] = self.start_follower(number)
 
-    # --- what is claimed -------------------------------------------------------------------------
+    # --- claims ----------------------------------------------------------------------------------
 
     def learn(self):
-        """Ids of runs, if one run alone was in a place, and the digests that its trainers printed."""
+        """Records run ids (if a place had one run only) and the digests that trainers printed."""
         if any(fault.startswith("other") for fault in self.faults):
-            return  # then bits alone decide
+            return  # then only bits are compared
         file = self.work / "road/run.json"
         if file.exists():
             self.record.ids[json.loads(file.read_text())["run"]] = self.first
@@ -440,7 +442,7 @@ class Case:
                     )
 
     def compare(self, wrong: str | None):
-        """Counts a claim that was compared with the record; one that is wrong ends the case."""
+        """Counts a compared claim; a false claim ends the case."""
         self.compared += 1
         if wrong:
             raise Wrong(wrong)
@@ -466,14 +468,15 @@ class Case:
         if process.popen.returncode != 0 or process.killed:
             return
         if process.role in ("rollout", "python rollout") and not claims:
-            raise Wrong(f"{process.role} ended with 0 and claims nothing")
+            raise Wrong(f"{process.role} ended with 0 and claims no version")
         if process.role == "agent":
             self.check_agent(process)
         if process.role in ("trainer", "mpi job"):
             self.check_trainer(process, events.get("summary"))
 
     def check_agent(self, process: Process):
-        """Its closing line and the checkpoint's label are of one version; one without a label is 0."""
+        """Its closing line and the checkpoint's label name one version; no label means version
+        0."""
         state, said = read_state(process.checkpoint), process.events()[-1]["version"]
         if int(state["version"] if state else 0) != said:
             raise Wrong(
@@ -484,8 +487,8 @@ class Case:
             self.compare(wrong and f"an agent ended with 0 at version 0: {wrong}")
 
     def is_last_step(self, process: Process, summary) -> bool:
-        """Numbers that another trainer, or a killed one, used up are skipped: then the digest of the
-        last step decides."""
+        """A version number that another trainer, or a killed one, used is skipped, so the number
+        alone does not show the last step: its digest does."""
         last = process.run.last
         if summary["version"] <= last:
             return summary["version"] == last
@@ -512,11 +515,11 @@ class Case:
             )
         if not self.contracts["counted_followers_lived"] or process.role == "mpi job":
             return
-        # A version's line comes once the rollouts have it: who holds the last one lived after the
-        # line before.
+        # A trainer prints a version's line once the rollouts have it, so the rollouts that hold the
+        # last version lived after the line before.
         times = [e["monotonic_ms"] / 1e3 for p in self.processes for e in p.events()
                  if e.get("event") == "version" and e["version"] == last - 1 and "monotonic_ms" in e]  # fmt: skip
-        # One that was killed may have published it, and not said so.
+        # A killed trainer may have published that version without printing its line.
         times += [p.ended for p in self.processes if p.killed and p.rollouts and p.ended is not None
                   and p.run is process.run and p.place == process.place]  # fmt: skip
         since = min(times, default=process.began)
@@ -531,7 +534,7 @@ class Case:
             )
 
     def check_tools(self):
-        """A new rollout, `apply` and `verify` of what is on the road, after everybody has ended."""
+        """Runs a new rollout, `apply` and `verify` on the road, after all processes have ended."""
         trainers = [p for p in self.processes if p.role in ("trainer", "mpi job", "python trainer")]
         last = trainers[-1]
         if self.road == "mpi_rma" or "two trainers" in self.faults:

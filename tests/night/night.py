@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Randomized cases: simulated fleets (build/bin/sim_night) and real processes (case.py).
 
-    tests/night/night.py --simulated 10000 --real 300      what `make test-night` runs
+    tests/night/night.py --simulated 10000 --real 300      as in `make test-night`
     tests/night/night.py --real-seeds 17..17 --keep DIR     repeats a case, and keeps its files
 
-Prints the seeds, a line for each case that is wrong with the command that repeats it, and the
-counts. Exit 0: nothing was wrong."""
+Prints the seeds, for each failed case a line with the command that repeats it, and the counts. Exit
+0: no case failed."""
 
 import argparse
 import collections
@@ -36,7 +36,7 @@ def spans(text: str) -> list[int]:
 
 
 def work_parent() -> str | None:
-    """In memory, if there is room: cases sync a lot."""
+    """A directory in memory, if there is room: cases sync often."""
     memory = "/dev/shm"
     return (
         memory if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30 else None
@@ -44,7 +44,7 @@ def work_parent() -> str | None:
 
 
 def run_case(seed: int, options, endpoint) -> tuple[Case | None, str | None]:
-    """The case, and what was wrong."""
+    """The case, and its failure or None."""
     work = Path(tempfile.mkdtemp(prefix=f"driftless-night-{seed}-", dir=work_parent()))
     contracts = dict.fromkeys(CONTRACTS, True) if options.contracts == "all" else CONTRACTS
     case, wrong, began = None, None, time.monotonic()
@@ -53,7 +53,7 @@ def run_case(seed: int, options, endpoint) -> tuple[Case | None, str | None]:
         case.run()
     except Wrong as reason:
         wrong = str(reason)
-    except Exception as reason:  # noqa: BLE001 - a defect of the harness is told with its seed, too
+    except Exception as reason:  # noqa: BLE001 - a defect of the harness is reported with its seed, too
         wrong = f"the harness failed: {type(reason).__name__}: {reason}"
     finally:
         if case:
@@ -102,23 +102,23 @@ def run_real(options, endpoint) -> int:
         f"real: {len(seeds)} cases ({roads}), {len(seeds) / minutes:.0f} a minute: {wrong} wrong",
         flush=True,
     )
-    return wrong + (counts["claims"] < len(seeds))  # cases that claim nothing are no test
+    return wrong + (counts["claims"] < len(seeds))  # cases without claims test nothing
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--simulated", type=int, default=0, help="so many simulated seeds")
-    parser.add_argument("--real", type=int, default=0, help="so many cases with real processes")
-    parser.add_argument("--first", type=int, default=1, help="the first seed of both")
-    parser.add_argument("--real-seeds", type=spans, help="A..B,C: these, instead of --real")
+    parser.add_argument("--simulated", type=int, default=0, help="number of simulated seeds")
+    parser.add_argument("--real", type=int, default=0, help="number of cases with real processes")
+    parser.add_argument("--first", type=int, default=1, help="first seed of both kinds")
+    parser.add_argument("--real-seeds", type=spans, help="A..B,C: these seeds instead of --real")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--contracts", choices=("kept", "all"), default="kept", help="the table in case.py"
+        "--contracts", choices=("kept", "all"), default="kept", help="contracts of case.py to check"
     )
-    parser.add_argument("--keep", help="copy every case's directory there")
-    parser.add_argument("--stores", action="store_true", help="also over an object store")
+    parser.add_argument("--keep", help="copy every case's directory to DIR")
+    parser.add_argument("--stores", action="store_true", help="also run over an object store")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     wrong = 0

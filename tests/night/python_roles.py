@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A publisher and a receiver by the Python package, as processes of their own:
+"""A publisher and a receiver of the Python package, as separate processes:
 
 python_roles.py publish CONFIG RUN SETTING...         replays a run
-python_roles.py receive CONFIG BASE OUT SETTING...    follows it to its end; leaves OUT.json, OUT/"""
+python_roles.py receive CONFIG BASE OUT SETTING...    follows it to its end; writes OUT.json,
+OUT/"""
 
 import json
 import sys

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The independent record: models and runs made up from a seed, and what every version of them must
-be, byte for byte. Nothing here is shared with the product; it reads and writes safetensors by the
-few lines of tests/python/support.py."""
+"""The independent record: random models and runs made from a seed, and the bytes of every version.
+It shares no code with the product; it reads and writes safetensors by a few lines of
+tests/python/support.py."""
 
 import json
 import random
@@ -32,7 +32,7 @@ def random_shape(draw: random.Random) -> tuple[int, ...]:
 
 
 def random_model(draw: random.Random) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Names, types and shapes; the first tensor has elements. Tied weights are stored twice."""
+    """Names, dtypes and shapes; the first tensor is not empty. Tied weights are stored twice."""
     model = {TIED[0]: ("BF16", (draw.randint(2, 90), draw.randint(1, 33)))}
     for number in range(draw.randint(1, 9)):
         model[f"layers.{number}.weight"] = (draw.choice(DTYPES), random_shape(draw))
@@ -48,7 +48,7 @@ def tie(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Run:
-    """What a trainer replays: `path`/step_000000 (the base), step_000001, ... and the weights."""
+    """The input of a trainer: `path`/step_000000 (the base), step_000001, ... and their weights."""
 
     def __init__(self, path: Path, model, seed: int, steps: int, base=None):
         rng, draw = np.random.default_rng(seed), random.Random(seed)
@@ -70,16 +70,16 @@ class Run:
 
 
 class Record:
-    """All runs of a case, and what is known of their ids and digests."""
+    """All runs of a case, and their known ids and digests."""
 
     def __init__(self, runs: list[Run]):
         self.runs = runs
-        self.ids: dict[str, Run] = {}  # of an announcement that one run alone can have made
-        # That a trainer printed of versions: of several, if a step changes nothing.
+        self.ids: dict[str, Run] = {}  # of announcements that only one run can have made
+        # Digests that a trainer printed; several versions share one if a step changes nothing.
         self.digests: dict[str, list[tuple[Run, int]]] = {}
 
     def versions(self, number: int, run_id=None, digest=None) -> list[dict[str, Tensor]]:
-        """All that version `number` may be."""
+        """All contents that version `number` may have."""
         if digest in self.digests:
             known = [run.history[at] for run, at in self.digests[digest]]
             numbered = [run.history[number] for run in self.runs if number <= run.last]
@@ -97,7 +97,7 @@ class Record:
 
 
 def difference(held, expected) -> str | None:
-    # A stored copy of a tied tensor may be left out, or written with it.
+    # A stored copy of a tied tensor may be missing, or be written as well.
     if set(held) != set(expected):
         return f"tensors {sorted(set(held) ^ set(expected))} are there on one side only"
     for name, tensor in expected.items():
@@ -107,7 +107,7 @@ def difference(held, expected) -> str | None:
 
 
 def read_state(checkpoint: Path) -> dict | None:
-    """What a checkpoint's label claims; None: nothing, or it is being written."""
+    """The label of a checkpoint; None: it has none, or a write is in progress."""
     state = checkpoint / ".weight_sync/state.json"
     if (checkpoint / ".weight_sync/journal").exists() or not state.exists():
         return None

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A proxy in front of an object store that answers some requests wrongly.
+"""A proxy in front of an object store that answers some requests with faults.
 
     with FaultyProxy(endpoint) as proxy:
         proxy.fault = lambda request: "500" if request.method == "PUT" else None
 
-`fault` is asked for every request, with its number, method, path and query, and returns the name of a
-fault or None. `dropped` are headers that are not passed on. All requests are noted, with their faults,
-in `log`. Signatures hold: the Host header that the client signed is passed on.
+`fault` is called for every request, with its number, method, path and query; it returns the name of a
+fault, or None. `dropped`: headers that are not forwarded. `log` records all requests with their faults.
+Signatures stay valid: the Host header that the client signed is forwarded.
 
 With a `directory`, that of `rclone serve s3`, the proxy enforces If-None-Match and If-Match itself, by
-the files that it finds there, but for those in `ignored`: rclone checks the signatures of headers, so
-that none can be dropped on their way to it."""
+looking at the files there, except for conditions in `ignored`. These headers are still forwarded,
+because rclone checks the signatures over them."""
 
 import contextlib
 import hashlib
@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 ERROR = '<?xml version="1.0"?><Error><Code>{}</Code><Message>{}</Message></Error>'
-# Answered without a word to the store.
+# Answered without forwarding the request to the store.
 ANSWERS = {
     "500": (500, "InternalError"),
     "503": (503, "SlowDown"),
@@ -34,7 +34,7 @@ ANSWERS = {
     "skewed": (403, "RequestTimeTooSkewed"),
 }
 FAULTS = (*ANSWERS, "cut", "cut_after", "truncate", "short", "stale")
-ANSWERS["404"] = (404, "NoSuchKey")  # no fault of a store: another has removed it
+ANSWERS["404"] = (404, "NoSuchKey")  # not a fault of the store: another client removed the object
 
 
 @dataclass
@@ -58,13 +58,13 @@ class FaultyProxy:
     def __init__(self, endpoint, directory=None):
         self.target = urlsplit(endpoint).netloc
         self.directory = directory
-        self.ignored = ()  # conditions that it does not enforce
-        self._writing = threading.Lock()  # from the look at a condition to the end of its request
+        self.ignored = ()  # conditions that the proxy does not enforce
+        self._writing = threading.Lock()  # held from the check of a condition to the end of its request
         self.fault = lambda request: None
         self.dropped = ()  # headers that the store never sees
-        self.lies = False  # about ETags of what is read
+        self.lies = False  # sends wrong ETags for reads
         self.log = []
-        self._stale = {}  # the first list of each prefix
+        self._stale = {}  # prefix -> its first list
         self._lock = threading.Lock()
         proxy = self
 
@@ -118,7 +118,7 @@ class FaultyProxy:
             self._answer(handler, status, {}, ERROR.format(code, "as asked for").encode())
 
     def _unmet(self, headers, request):
-        """The answer to a condition that does not hold."""
+        """The answer to an unmet condition; None if it is met."""
         path = Path(self.directory) / unquote(request.path).lstrip("/")
         if "if-none-match" in headers:
             return "412" if path.is_file() else None
@@ -143,7 +143,7 @@ class FaultyProxy:
             headers = {k: f'"lie-{request.number}"' if k.lower() == "etag" else v for k, v in headers.items()}
         if request.lists:
             data = self._list(request, data)
-        if request.fault == "cut_after":  # it was done, and nobody hears of it
+        if request.fault == "cut_after":  # the request was executed, but the client gets no answer
             handler.close_connection = True
         else:
             self._answer(handler, answer.status, headers, data, request.fault)
@@ -155,7 +155,7 @@ class FaultyProxy:
         return first if request.fault == "stale" else data
 
     def _answer(self, handler, status, headers, data, fault=None):
-        """truncate: fewer bytes than announced. short: fewer, and so announced."""
+        """truncate: fewer bytes than Content-Length. short: fewer bytes, with a matching header."""
         if fault == "short":
             data = data[: len(data) // 2]
         handler.send_response(status)

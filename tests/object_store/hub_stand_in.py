@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for the Hugging Face Hub, as far as buckets go: what huggingface_hub asks of
-/api/buckets and /buckets/.../resolve, in pages, and contents by their hash in place of Xet's store, to
-which `XetSession` brings them."""
+"""Replaces the Hugging Face Hub for buckets: the calls of huggingface_hub to /api/buckets and
+/buckets/.../resolve, in pages. Contents are stored by their hash, instead of in Xet's store;
+`XetSession` uploads them."""
 
 import contextlib
 import hashlib
@@ -12,12 +12,12 @@ import types
 import urllib.request
 from urllib.parse import parse_qs, unquote, urlsplit
 
-PAGE = 3  # files of one answer
+PAGE = 3  # files per answer
 TOKEN = "hf_secretTokenOfTheTests"
 
 
 class Hub:
-    """`fault` is asked with (method, path) of every request: a status, "partial" or None."""
+    """`fault` is called with (method, path) of every request: a status, "partial" or None."""
 
     def __init__(self):
         self.files, self.contents, self.log = {}, {}, []
@@ -122,7 +122,7 @@ class Hub:
 
 
 class XetSession:
-    """What huggingface_hub asks of hf_xet, with contents that go to the stand-in as they are."""
+    """The calls of huggingface_hub to hf_xet; contents go to the stand-in unchanged."""
 
     def __init__(self, endpoint):
         self.endpoint = endpoint

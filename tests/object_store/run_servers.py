@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program beside a server: run_servers.py SERVER PROGRAM [ARGUMENT...]. The program finds it
-by DRIFTLESS_TEST_S3. Exit status 77, with the reason, if there is no such server here."""
+"""Runs a program beside a server: run_servers.py SERVER PROGRAM [ARGUMENT...]. The program gets its
+address in DRIFTLESS_TEST_S3. Exit status 77, with the reason, if there is no such server here."""
 
 import subprocess
 import sys

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores for tests, each a process of its own on this machine:
+"""Object stores for tests, each a process on this machine:
 
     moto     enforces If-None-Match, does not check signatures
     rclone   `rclone serve s3`: checks signatures, answers ranges with 200. It ignores If-None-Match and
              If-Match, which a proxy in front of it enforces
 
-Both are in the environment of tests/requirements/stores.txt, which is made at the first use."""
+Both are in the environment of tests/requirements/stores.txt, which is made on first use."""
 
 import contextlib
 import ctypes
@@ -28,21 +28,21 @@ from ports import free_port  # noqa: E402
 
 NAMES = ("moto", "rclone")
 BUCKET = "road"
-# Words that nothing may print.
+# No output may contain these.
 ACCESS_KEY, SECRET_KEY = "AKIATESTONLYKEY00001", "sEcReTtEsToNlY/key+0123456789abcdefghij"
 
 
 class Endpoint(str):
-    """A server's address; `directory` holds the buckets of rclone as directories, `unguarded` is the
-    address of rclone itself, without conditions, and `guard` is the proxy that enforces them."""
+    """A server's address. `directory` has rclone's buckets as directories; `unguarded` is the address
+    of rclone itself, without conditions; `guard` is the proxy that enforces them."""
 
 
 class Unavailable(Exception):
-    """The servers cannot be had here; the reason is the text."""
+    """The servers cannot be installed or started here; the text has the reason."""
 
 
 def environment():
-    """The directory of the Python environment that has the servers."""
+    """The directory of the Python environment with the servers."""
     line = [REPOSITORY / "scripts/python_env.sh", "stores"]
     made = subprocess.run(line, capture_output=True, text=True)
     if made.returncode != 0:
@@ -51,7 +51,7 @@ def environment():
 
 
 def client_environment(**more):
-    """Variables of a process that uses the servers: no credentials but these are found."""
+    """The environment of a client: it finds only these credentials."""
     kept = {k: v for k, v in os.environ.items() if not k.upper().startswith("AWS_")}
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         kept.pop(name, None)

@@ -124,6 +124,37 @@ TEST_F(SharingTest, RangesMayOverlapTouchAndEndAnywhere) {
   }
 }
 
+// A receiver that made the bytes itself: who joins reads them from it, and the trainer rank sends
+// the few chunks that are not the part's.
+TEST_F(SharingTest, WhatAReceiverOffersIsServedIfItIsThePart) {
+  publish_part(1, 8 * kMiB + 12'345);
+  const auto holder = reader(), joiner = reader();
+  std::vector<std::byte> made = bytes_;
+  made[3 * kChunkBytes + 5] ^= std::byte{1};
+  made.back() ^= std::byte{1};
+  const std::uint64_t damaged = kChunkBytes + bytes_.size() % kChunkBytes;
+  const auto kept = holder->shared.offer(trainer(*holder), id_, receipt_, made, soon());
+  ASSERT_OK(kept);
+  EXPECT_EQ(*kept, bytes_.size() - damaged);
+  expect_read(*joiner);
+  EXPECT_EQ(joiner->shared.receiver_bytes(), bytes_.size() - damaged);
+  EXPECT_EQ(joiner->shared.trainer_bytes(), damaged);
+  EXPECT_EQ(holder->shared.trainer_bytes(), 0U);
+  made.pop_back();
+  EXPECT_EQ(holder->shared.offer(trainer(*holder), id_, receipt_, made, soon()).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
+TEST_F(SharingTest, WhatIsOfferedHasTheSameBound) {
+  options_.keep_bytes = kMiB;
+  publish_part(1, 4 * kMiB);
+  const auto holder = reader();
+  const auto kept = holder->shared.offer(trainer(*holder), id_, receipt_, bytes_, soon());
+  ASSERT_OK(kept);
+  EXPECT_EQ(*kept, kMiB);
+  EXPECT_EQ(holder->shared.kept_bytes(), kMiB);
+}
+
 TEST_F(SharingTest, KeptMemoryHasABound) {
   options_.keep_bytes = kMiB;
   publish_part(1, 4 * kMiB);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the Python package share: importing it from the build, and small weights."""
+"""Shared by the tests of the Python package: its import from the build, and small weights."""
 
 import sys
 
@@ -12,7 +12,7 @@ PACKAGE = REPOSITORY / "build/python"
 
 
 def driftless():
-    """The package, or a skip with the reason."""
+    """The package; skips the test with the reason if there is none."""
     if not list((PACKAGE / "driftless").glob("_native*.so")):
         reason = f"{PACKAGE} has no module: driftless was configured without Python"
         pytest.skip(reason, allow_module_level=True)
@@ -41,7 +41,7 @@ def weights(rng, rows=64):
 
 
 def step(rng, old, fraction=0.02):
-    """The next step: everything but the frozen tensor changes a little."""
+    """The next step: all tensors change a little, except the frozen one."""
     new = {}
     for name, (dtype, array) in old.items():
         array = array.copy()
@@ -54,7 +54,7 @@ def step(rng, old, fraction=0.02):
 
 
 class Source:
-    """Weights as a publisher takes them, `batch` tensors at a time."""
+    """A publisher's source with these weights, `batch` tensors at a time."""
 
     def __init__(self, package, tensors, batch=2):
         self.specs = [package.TensorSpec(n, d, a.shape) for n, (d, a) in tensors.items()]
@@ -97,7 +97,7 @@ class Broken(Source):
 
 
 def same(target, tensors):
-    """The bits of an OwnedTarget are those of the weights."""
+    """Whether an OwnedTarget has the bits of the weights."""
     return all(target.tensor(n).tobytes() == a.tobytes() for n, (_, a) in tensors.items())
 
 

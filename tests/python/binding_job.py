@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a job under mpirun, by the Python package: `binding_job.py ROLE CONFIG ...`.
+"""One process of a job under mpirun, using the Python package: `binding_job.py ROLE CONFIG ...`.
 
-A trainer publishes some steps of its share of the weights; a rollout follows and compares every
-version with weights that it makes by itself; a bystander only joins. Prints one line when done.
+A trainer publishes some steps of its share of the weights; a rollout follows, and compares every
+version with weights that it computes itself; a bystander only joins. Prints one line at the end.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def train(driftless, job, made):
 
 
 def train_live(driftless, job, made):
-    """Without a snapshot, and behind the next step."""
+    """Without a snapshot, publishing during the next step."""
     mine = [share(weights, job.rank, job.trainers) for weights in made]
     weights = {name: (dtype, array.copy()) for name, (dtype, array) in mine[0].items()}
     source = binding.Source(driftless, weights)
@@ -68,7 +68,7 @@ def roll_out(driftless, job, made):
             assert binding.same(target, made[receiver.version])
         end = end or receiver.end()
     assert end.digest == receiver.digest
-    assert receiver.end().version == end.version  # whoever asks again hears it again
+    assert receiver.end().version == end.version  # the end can be read more than once
     receiver.leave()
 
 
@@ -79,7 +79,7 @@ def main():
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--live", action="store_true", help="trainers keep no snapshot")
-    parser.add_argument("--mpi4py", action="store_true", help="somebody else has initialized MPI")
+    parser.add_argument("--mpi4py", action="store_true", help="initialize MPI by mpi4py first")
     arguments = parser.parse_args()
     if arguments.mpi4py:
         from mpi4py import MPI

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads frames of `compact`, from docs/formats/compact.md and frame.md alone: a second implementation."""
+"""Reads frames of `compact`: a second implementation, written only from docs/formats/compact.md and
+frame.md."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ SLOPES = [62, 55, 48, 42, 37, 33, 29, 25, 22, 19, 17, 15, 13, 12, 10, 9, 8, 7, 6
 STARTS = [2048 * sum(SLOPES[:segment]) for segment in range(33)]
 FIELDS = {9: (2, 7), 8: (2, 10), 12: (4, 23), 4: (1, 3), 20: (1, 3), 3: (1, 2), 21: (1, 2)}  # bytes, mantissa bits
 
-Steps = list[tuple[int, int]]  # (symbol, weight); none: always one unit
-Table = tuple[dict[int, int], dict[int, Steps]]  # hazards and steps, by class
+Steps = list[tuple[int, int]]  # (symbol, weight); empty: every step is one unit
+Table = tuple[dict[int, int], dict[int, Steps]]  # class -> hazards; class -> steps
 Change = tuple[int, int, int]  # position, old value, new value
 Block = tuple[int, list[tuple[int, int]], bytes, list[Change]]  # tensor, box, digest of the change, changes
 
@@ -39,7 +40,7 @@ class Coder:
     def bits(self, count: int) -> int:
         result = 0
         while count > 0:
-            some = count % 16 or 16  # what is left over comes first
+            some = count % 16 or 16  # the incomplete part comes first
             value = self.peek(some)
             self.skip(some, value, 1)
             result, count = result << some | value, count - some

@@ -13,17 +13,17 @@ from support import changed, random_tensor, write_checkpoint
 
 def pytest_configure(config):
     if not os.access(support.COMMAND, os.X_OK):
-        pytest.exit(f"{support.COMMAND} is not there: `make build`, or set DRIFTLESS_COMMAND", 2)
+        pytest.exit(f"{support.COMMAND} is missing: run `make build`, or set DRIFTLESS_COMMAND", 2)
 
 
-# The files that take longest, those that compute and those that wait by turns: one worker takes all
-# tests of a file, and the next file of this list.
+# The slowest files; those that compute and those that wait alternate. One worker takes all tests of
+# a file, and then the next file of this list.
 SLOW_FILES = (
     "test_every_rank_faults.py", "test_object_store_faults.py",
     "test_every_rank.py", "test_foreign.py",
-    "test_demo.py", "test_object_store_attacks.py",
+    "test_demo.py", "test_object_store_fencing.py",
     "test_binding_wheel.py", "test_foreign_trl.py",
-    "test_module_target.py", "test_object_store_hostile.py",
+    "test_module_target.py", "test_object_store_bounds.py",
     "test_training.py", "test_object_store_links.py",
     "test_sharded.py", "test_faults.py",
     "test_training_faults.py", "test_damage.py",
@@ -32,14 +32,15 @@ SLOW_FILES = (
 
 
 def pytest_collection_modifyitems(items):
-    """They come first, so that nobody waits for them at the end."""
+    """Puts slow files first, so that none of them runs alone at the end."""
     place = {name: number for number, name in enumerate(SLOW_FILES)}
     items.sort(key=lambda item: place.get(item.path.name, len(SLOW_FILES)))
 
 
 @pytest.fixture
 def work():
-    """An empty directory, in memory where the system has that: the tests sync a lot."""
+    """An empty directory, in memory if the system has such a directory, because tests sync
+    often."""
     memory = "/dev/shm"
     roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 1 << 30
     parent = memory if roomy else None
@@ -72,14 +73,14 @@ class Pair:
         self.published = work / "published"
 
     def step(self, tensors):
-        """The next step of training: everything but the untouched tensor changes a little."""
+        """The next training step: all tensors change a little, except the untouched one."""
         return {
             name: tensor if "untouched" in name else changed(self.rng, tensor)
             for name, tensor in tensors.items()
         }
 
     def checkpoint(self, name="checkpoint", tensors=None):
-        """A fresh directory that holds the old weights, or others."""
+        """A new directory with the old weights, or with others."""
         return write_checkpoint(self.work / name, tensors or self.old, self.shards)
 
 

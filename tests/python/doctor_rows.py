@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of `driftless doctor` share: its rows, and servers that answer by a table."""
+"""Shared by the tests of `driftless doctor`: its rows, and servers that answer from a table."""
 
 import contextlib
 import http.server
@@ -10,7 +10,7 @@ import time
 
 from support import run
 
-LONGEST = 10  # seconds that doctor may take
+LONGEST = 10  # the longest that doctor may take, in seconds
 
 
 def doctor(*arguments, code=None, **options):
@@ -44,8 +44,8 @@ def config(work, text):
 
 
 class Engine(http.server.BaseHTTPRequestHandler):
-    """Answers by a table {path: answer}: a dict, or a status. Paths of POST alone answer 405 to GET, as
-    FastAPI does."""
+    """Answers from a table {path: answer}, where an answer is a dict or a status. Paths for POST
+    answer 405 to GET, as in FastAPI."""
 
     def log_message(self, *_):
         pass
@@ -104,7 +104,7 @@ def served(answers, key="", guarded=(), date=""):
 
 
 class Address(str):
-    """With the calls that came."""
+    """A server's address, with the calls that it received."""
 
 
 def closed_port():

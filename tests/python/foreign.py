@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formats of other tools, read and written as those tools do: hf_delta directories and flush
-files. Written from the description of the formats alone; shares nothing with the C++ code."""
+"""Reads and writes the formats of other tools as those tools do: hf_delta directories and flush
+files. Written only from the descriptions of the formats; shares nothing with the C++ code."""
 
 import json
 import math
@@ -48,7 +48,8 @@ def digest(kind, data):
 
 
 def unzstd(data):
-    """One frame with its content size, no dictionary, a window of at most 2^27, nothing after."""
+    """One frame with its content size, no dictionary, a window of at most 2^27, nothing after
+    it."""
     frame = zstandard.get_frame_parameters(data)
     assert frame.dict_id == 0
     assert frame.content_size not in (-1, zstandard.CONTENTSIZE_UNKNOWN)
@@ -74,7 +75,7 @@ def patched(encoding, old, payload):
 
 
 def read_hf_delta(path, tensors):
-    """The tensors after this version, as an engine's reader makes them from those before it."""
+    """The tensors after this version, as an engine's reader makes them from the ones before."""
     path = Path(path)
     index = json.loads((path / INDEX).read_text())
     metadata = index["metadata"]
@@ -105,7 +106,7 @@ def payload_of(encoding, old, new):
 
 
 def hf_delta_entries(old, new, encoding="xor", checksum="xxh3-128"):
-    """({name: compressed payload}, {name: digest}) of what differs."""
+    """({name: compressed payload}, {name: digest}) of the tensors that differ."""
     compressor = zstandard.ZstdCompressor(level=1)
     entries, digests = {}, {}
     for name, tensor in new.items():
@@ -128,7 +129,7 @@ def hf_delta_index(version, base, weight_map, encoding="xor", checksum="xxh3-128
 
 
 def write_hf_delta(directory, version, old, new, encoding="xor", checksum="xxh3-128", shards=1):
-    """A version as another trainer writes it: shards, then the index, no manifest."""
+    """Writes a version as other trainers do: shards, then the index, no manifest."""
     path = version_path(directory, version)
     path.mkdir(parents=True)
     entries, digests = hf_delta_entries(old, new, encoding, checksum)
@@ -149,7 +150,7 @@ def write_full(directory, version, tensors, shards=2):
 
 
 def write_full_without_index(directory, version, tensors, shards=2):
-    """Names that say how many files there are, or one file."""
+    """The number of files is in their names, or there is one file."""
     path = version_path(directory, version)
     path.mkdir(parents=True)
     for number, part in enumerate(split(tensors, shards)):
@@ -165,9 +166,9 @@ def is_delta(path):
 
 
 def pull(local, base, source, target):
-    """What an engine does that is told to pull a version into its local checkpoint: from the newest
-    full version that is not past it, or from the base, delta by delta; a full version is copied with
-    all of its files, and what it does not have goes."""
+    """Does what an engine does when it pulls a version into its local checkpoint: starts from the
+    newest full version that is not newer, or from the base, and applies delta by delta. A full
+    version is copied with all of its files; files that it lacks are removed."""
     local = Path(local)
     state = local / ".weight_sync/state.json"
     applied = int(json.loads(state.read_text())["version"]) if state.exists() else None
@@ -218,7 +219,8 @@ def write_trl_anchor(directory, step, tensors):
 
 
 def write_trl_delta(directory, step, old, new, spelling=("indices", "values"), encoding=None):
-    """The blog's spelling by default; `encoding` raw or gap_delta came with the later one."""
+    """Uses the spelling of TRL's blog post; `encoding` raw or gap_delta came with a later
+    format."""
     tensors, changed, total = {}, [], 0
     for name, tensor in new.items():
         at = np.flatnonzero(old[name].words() != tensor.words())
@@ -247,7 +249,7 @@ def write_trl_delta(directory, step, old, new, spelling=("indices", "values"), e
 
 
 def apply_trl(path, tensors):
-    """The tensors after this step, as TRL's worker makes them of those before it."""
+    """The tensors after this step, as TRL's worker makes them from the ones before."""
     entries, metadata = read_safetensors(path)
     assert (metadata["format"], metadata["version"]) == ("sparse_weight_patch", "1")
     assert int(metadata["model_version"]) == int(path.stem.removeprefix("step_"))
@@ -281,7 +283,8 @@ def apply_trl(path, tensors):
 
 
 def follow_trl(directory, step, held=None):
-    """The tensors of a step: from those `held` of the step before it, or the newest anchor."""
+    """The tensors of a step, made from those `held` of the step before, or from the newest
+    anchor."""
     directory = Path(directory)
     if held is not None:
         return apply_trl(directory / f"deltas/step_{step:06d}.safetensors", held)
@@ -306,7 +309,7 @@ INTEGERS = {"BOOL": "u1", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "I
 
 def e4m3_to_double_bits(byte):
     exponent, mantissa = byte >> 3 & 15, byte & 7
-    if byte & 127 == 127:  # the only NaN; mantissa 111
+    if byte & 127 == 127:  # the only NaN: mantissa 111
         bits = 0x7FFE << 48
     elif exponent == 0:
         bits = struct.unpack("<Q", struct.pack("<d", math.ldexp(mantissa, -9)))[0]
@@ -316,7 +319,7 @@ def e4m3_to_double_bits(byte):
 
 
 def widened(dtype, data):
-    """Each value exactly as float64 (integers as int64), as uint64."""
+    """Each value exactly, as float64 (integers as int64), viewed as uint64."""
     if dtype in INTEGERS:
         return np.frombuffer(data, INTEGERS[dtype]).astype("<i8").view("<u8")
     if dtype == "BF16":
@@ -352,14 +355,14 @@ def decode_positions(encoding, data, width):
 
 
 def as_float32(dtype, data):
-    """As torch widens what it concatenates."""
+    """The values widened as by torch's concatenation."""
     if dtype != "BF16":
         return data
     return (np.frombuffer(data, "<u2").astype("<u4") << 16).tobytes()
 
 
 def flush_bytes(version, old, new, encoding):
-    """One flush file: tensors of one dtype, or of BF16 and F32, all of whose values are F32."""
+    """One flush file: tensors of one dtype, or of BF16 and F32 with all values as F32."""
     positions, values, params, dtype = b"", b"", [], None
     mixed = len({tensor.dtype for tensor in new.values()}) > 1
     for name, tensor in new.items():
@@ -393,7 +396,8 @@ def flush_bytes(version, old, new, encoding):
 
 
 def write_flush(directory, version, old, new, encoding="deltas", ranks=1, mixed=False):
-    """A version as another trainer writes it: files of one dtype each, dealt out to ranks; or one."""
+    """Writes a version as other trainers do: one file per dtype, distributed over ranks; or one
+    file."""
     path = version_path(directory, version)
     path.mkdir(parents=True)
     differing = {n: t for n, t in new.items() if t.data != old[n].data}

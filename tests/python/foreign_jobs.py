@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs that follow a directory which another's trainer writes."""
+"""Jobs that follow the directory of a foreign trainer."""
 
 from jobs import Files
 from support import changed, copy_checkpoint, random_tensor, write_checkpoint
@@ -8,7 +8,7 @@ STEPS = 10
 
 
 class Trainer:
-    """Another's: a model of BF16 and F32, trained step by step."""
+    """A foreign trainer: a model of BF16 and F32, trained step by step."""
 
     def __init__(self, work, rng):
         self.rng, self.dir, self.base = rng, work / "road", work / "base"

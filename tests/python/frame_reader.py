@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads frames, from docs/formats/frame.md alone: a second implementation that shares nothing with the first."""
+"""Reads frames: a second implementation, written only from docs/formats/frame.md, that shares no
+code with the first."""
 
 from __future__ import annotations
 
@@ -32,16 +33,16 @@ def aligned(size: int) -> int:
 
 @dataclass
 class Block:
-    """A row of the table, and what it stands for."""
+    """A row of the table, and its decoded contents."""
 
     tensor: int
     box: list[tuple[int, int]]  # offset and size; empty: the whole tensor
     first_unit: int
-    positions: list[int]  # inside the block; of a full frame: every one of the stretch
+    positions: list[int]  # in the block; in a full frame: all positions of the range
     values: bytes
 
     def in_tensor(self, shape: list[int]) -> list[int]:
-        """The positions as units of a tensor of this shape (of elements of at least a byte)."""
+        """The positions as units of a tensor of this shape (with elements of at least one byte)."""
         box = self.box or [(0, size) for size in shape]
         found = []
         for position in self.positions:
@@ -89,7 +90,7 @@ def inflate(stored_as: int, stored: bytes, size: int) -> bytes:
 
 
 def read_table(table: bytes, rows: int) -> tuple[list[tuple[tuple[Any, ...], list[tuple[int, int]]]], bytes]:
-    """The rows, and what lies behind them."""
+    """The rows, and the bytes after them."""
     found, at = [], 0
     for _ in range(rows):
         require(len(table) - at >= ROW.size, "the table is cut short")

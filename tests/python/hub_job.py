@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer or a rollout over a bucket of the stand-in: `hub_job.py ROLE ENDPOINT URL STEPS`. Contents
-go to the stand-in in place of Xet's store. A trainer goes on where the last one ended; a rollout prints
-the version that it ends with."""
+"""A trainer or a rollout over a bucket of the stand-in: `hub_job.py ROLE ENDPOINT URL STEPS`.
+Contents go to the stand-in instead of Xet's store. A trainer continues where the previous one
+ended; a rollout prints its last version."""
 
 import sys
 from pathlib import Path

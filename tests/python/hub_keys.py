@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hub's settings for a test: a token of its own, a port that is free, groups that the hub forms."""
+"""The hub's settings for a test: its own token, a free port, groups that the hub forms."""
 
 from ports import free_port
 
@@ -12,6 +12,6 @@ def hub_keys(work, **more):
 
 
 def hub_yaml(work):
-    """As lines of a configuration."""
+    """The settings as lines of a configuration."""
     keys = {name.partition(".")[2]: value for name, value in hub_keys(work).items()}
     return "hub: {{ address: '{address}', token_file: {token_file}, group: {group} }}\n".format(**keys)

@@ -15,7 +15,7 @@ import support
 from support import COMMAND, REPOSITORY, changed, random_tensor, write_checkpoint
 
 CONFIGS = REPOSITORY / "configs"
-# Every road and layout, by a configuration that people start from.
+# Every road and layout, with a shipped configuration.
 ROADS = {
     "mpi_rma": "single_node.yaml",
     "flush": "shared_fs_flush.yaml",
@@ -39,27 +39,28 @@ def need(*names):
 def need_mpirun():
     need("mpi_rma")
     if shutil.which("mpirun") is None:
-        pytest.skip("there is no mpirun")
+        pytest.skip("mpirun is missing")
 
 
 def environment():
-    # As root mpirun wants to be told twice that this is meant; and without an ssh, that it needs none.
+    # As root, mpirun needs two variables to run at all; plm=isolated makes it need no ssh.
     found = {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_plm": "isolated",
-        # There are more processes than cores: who waits for another lets it run.
+        # There are more processes than cores: a waiting process yields its core.
         "OMPI_MCA_mpi_yield_when_idle": "1",
     }
-    # Containers often have a small /dev/shm, where MPI puts windows.
+    # MPI puts its windows in /dev/shm, which is often small in containers.
     if shutil.disk_usage("/dev/shm").free < 2e9:
         found["OMPI_MCA_osc_sm_backing_directory"] = tempfile.gettempdir()
     return found
 
 
 def mpirun_line(*parts, options=()):
-    """mpirun for several (count, arguments of driftless); `options` of mpirun for each of them."""
+    """mpirun with several (count, arguments of driftless); `options` of mpirun apply to each of
+    them."""
     line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for number, (count, arguments) in enumerate(parts):
         line += [":"] if number else []
@@ -79,7 +80,7 @@ def start(line, **options):
 
 
 def stop_started():
-    """For tests that may fail while processes run."""
+    """Ends processes that a failed test left running."""
     for process in _started:
         if process.poll() is None:
             process.kill()
@@ -98,8 +99,8 @@ def finish(process, timeout=120):
 
 
 def make_run(path, rng, steps, rows=64, fraction=0.02):
-    """step_000000/ ... of a small model of several types; returns the weights of each step.
-    `rows` makes it larger, and `fraction` of it changes with each step."""
+    """Writes step_000000/ ... of a small model of several dtypes; returns the weights of each step.
+    `rows` sets its size, and `fraction` of it changes with each step."""
     weights = {
         "embed.weight": random_tensor(rng, "BF16", (rows, 32)),
         "layers.0.weight": random_tensor(rng, "BF16", (48, 32)),
@@ -159,7 +160,7 @@ def events(result):
 
 
 class Files(Job):
-    """A job over files. Nobody waits for longer than some seconds."""
+    """A job over files, with deadlines of a few seconds."""
 
     def __init__(self, work, road="flush", **settings):
         super().__init__(work, road)
@@ -189,7 +190,7 @@ def wait_for(condition, what, seconds=20):
 
 
 def ended(process, seconds=30):
-    """What a process that must succeed has printed last."""
+    """Waits for a process, which must succeed; returns its last line."""
     result = finish(process, seconds)
     assert result.returncode == 0, result.stderr + result.stdout
     return json.loads(result.stdout.splitlines()[-1])

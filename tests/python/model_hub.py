@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache of a model hub, made up on disk: blobs by their hash, and snapshots of links to them."""
+"""A model hub's cache made on disk: blobs named by their hash, and snapshots with links to them."""
 
 import hashlib
 import os
@@ -9,8 +9,8 @@ REVISION = "8f0ac1d6c2f5b9a3e4d7"
 
 
 def add_to_cache(cache, model, checkpoint, revision=REVISION, under=""):
-    """Puts the files of a checkpoint into the cache as `model`, "org/name"; returns the snapshot's
-    directory, or that of `under` in it."""
+    """Puts a checkpoint's files into the cache as `model`, "org/name". Returns the snapshot's
+    directory, or its folder `under`."""
     repository = Path(cache) / f"models--{model.replace('/', '--')}"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / revision / under
     for directory in (blobs, repository / "refs", snapshot):

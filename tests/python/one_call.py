@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer and a rollout of one call each, in processes of their own: test_one_call.py.
+"""Trainers and rollouts that use one call each, as separate processes: test_one_call.py.
 
     one_call.py serve
 
-A server that has imported torch once. A line in, a line out, each of JSON: [what, argument, log,
-env] starts a process that does what main() has, and gives its number; ["poll", number] its exit
-code, or null.
+A server that imports torch once. It reads a line of JSON and writes one: [what, argument, log, env]
+starts a process that runs main(), and returns its number; ["poll", number] returns its exit code,
+or null.
 
-JOB: where, base, versions, fails_at, how, out, shape, dtype, target, timeout_s, slow_s. What each
-process holds at the end lies in OUT, as torch saves it.
+JOB: where, base, versions, fails_at, how, out, shape, dtype, target, timeout_s, slow_s. OUT gets
+the weights that each process holds at the end, saved by torch.
 """
 
 import json
@@ -41,7 +41,8 @@ def module(job, seed=0):
 
 
 def change(model, number):
-    """As an optimizer does, in place; so little that bfloat16 keeps some weights."""
+    """Changes weights in place, as an optimizer does; so little that bfloat16 keeps some of
+    them."""
     generator = torch.Generator().manual_seed(number)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -57,7 +58,7 @@ def fail(how):
         raise KeyboardInterrupt
     if how in ("SIGKILL", "SIGTERM"):
         os.kill(os.getpid(), getattr(signal, how))
-    if how == "return":  # without a word: as a program that forgets its run
+    if how == "return":  # returns without closing the run
         return True
     return False
 
@@ -110,7 +111,7 @@ def follow(job):
 
 
 def short(model, base, place):
-    """With an optimizer, and without a tensor that the base does not have."""
+    """Publishes with an optimizer, and leaves out a tensor that the base does not have."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step():
@@ -127,14 +128,14 @@ def short(model, base, place):
     assert run.version == run.last.version == 2
     run.close()
     run.close()
-    step()  # nothing is published any more
+    step()  # publishes nothing any more
     held = load_file(Path(base, "model.safetensors"))
     with driftless.follow(held, place) as follower:
         assert list(follower) and follower.version == 2 and follower.held.digest == run.last.digest
 
 
 def refuse(work):
-    """What is refused, and how: {what: [class, message]}."""
+    """Calls that must be refused: {case: [class, message]}."""
     work, soon, said = Path(work), ["deadlines.connect=500ms"], {}
 
     def checkpoint(name, tensors):
@@ -163,7 +164,7 @@ def refuse(work):
     other = checkpoint("type", state | {"weight": state["weight"].to(torch.float8_e4m3fn)})
     tried("a type", driftless.publish, model, place, base=other)
     tried("both", driftless.publish, model, place, base=base, dtype=torch.float16)
-    assert not Path(place).exists()  # none of them touched it
+    assert not Path(place).exists()  # no refused call touched it
 
     with driftless.publish(model, place, base=base) as run:
         tried("a second writer", driftless.publish, model, place, base=base)
@@ -183,7 +184,7 @@ def refuse(work):
         tried("a dict's base", driftless.follow, held, place, base=base)
         tried("no engine", driftless.follow, "http://127.0.0.1:9", place)
         tried("an engine's base", driftless.follow, "http://127.0.0.1:9", place, base=base)
-        # The run is as it was: who holds the base follows.
+        # The run is unchanged: a holder of the base can follow it.
         held = dict(state)
         assert next(driftless.follow(held, place)).version == 1
         assert torch.equal(held["weight"], model.weight.bfloat16())
@@ -207,7 +208,7 @@ class Misused:
         self.run = driftless.publish(self.model, place, **given)
 
     def put(self, name, tensor):
-        """In the place of what has that name; behind the others, if none has."""
+        """Replaces the tensor of that name; adds it if there is none."""
         setattr(self.model, name, torch.nn.Parameter(tensor))
 
     def step(self, places=...):
@@ -219,7 +220,7 @@ class Misused:
         return driftless.follow(self.held, self.place, **given)
 
     def followed(self):
-        """Whoever follows from the base has the model's weights."""
+        """Asserts that a follower that starts from the base gets the model's weights."""
         held = {name: tensor.clone() for name, tensor in self.held.items()}
         with driftless.follow(held, self.place) as follower:
             while follower.update() is not None:
@@ -229,8 +230,8 @@ class Misused:
 
 
 def misuse(work):
-    """What becomes of a run, or of what follows it, that is used wrongly: {what: [class, message]}.
-    Nothing ends with other weights than the trainer's, and nothing hangs."""
+    """Wrong uses of a run and of its follower: {case: [class, message]}. None of them ends with
+    other weights than the trainer's, and none hangs."""
     work, said = Path(work), {}
 
     def tried(what, call, *arguments, **named):
@@ -259,7 +260,7 @@ def misuse(work):
     tried("no values", driftless.publish, empty, work / "meta")
 
     one = Misused(work / "right")
-    one.put("a", torch.randn(8, 8))  # others in their place are read
+    one.put("a", torch.randn(8, 8))  # replaced tensors are read
     one.run.publish()
     one.model["b"].data = torch.randn(8, 8)
     one.model.half()  # cast as before
@@ -289,14 +290,14 @@ def misuse(work):
     one.run.close()
     tried("closed", one.run.publish)
 
-    # Who follows: weights that others wrote, a run that took the place of another.
+    # The follower's side: foreign writes into its weights; another run in the same place.
     one = Misused(work / "followed")
     follower = one.follower(overrides=["deadlines.fetch=1s"])
     one.held["a"][0, 0] += 1
     one.step((3, 3))
     tried("written by others", follower.update, 30)
     tried("no full version", follower.update, 30)
-    one.step()  # one was asked for
+    one.step()  # the follower has asked for a full version
     assert follower.update(30).version == 2
     assert all(torch.equal(one.held[n], t.bfloat16()) for n, t in one.model.items())
     one.run.leave()
@@ -309,7 +310,7 @@ def misuse(work):
 
 
 def ranks(job):
-    """Of FSDP2: each publishes its shards; one that fails takes the end of the run with it."""
+    """FSDP2 ranks: each publishes its shards; if one fails, the run does not end."""
     dist.init_process_group("gloo")
     model = module(job)
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -340,7 +341,7 @@ def main(what, given):
 
 
 def serve():
-    """Returns in every process that was started."""
+    """Returns in every process that it starts."""
     for line in sys.stdin:
         what, *given = json.loads(line)
         if what == "poll":

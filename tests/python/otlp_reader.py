@@ -2,8 +2,8 @@
 """Reads lines of OTLP/JSON with PyPI's opentelemetry-proto and prints a JSON list of their spans.
 Runs in the environment `otlp` (scripts/python_env.sh).
 
-OTLP/JSON has trace and span ids as hexadecimal digits, and protobuf's JSON has bytes as base64:
-nothing else of a line is changed before it is parsed, and an unknown field is an error.
+OTLP/JSON writes trace and span ids as hexadecimal digits, protobuf's JSON writes bytes as base64:
+only these are converted before parsing, and an unknown field is an error.
 """
 
 import base64

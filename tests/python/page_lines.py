@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page as its reader uses it: the files that it shows, and its shell lines one after the other."""
+"""Runs a page of the documentation as its reader would: its files, and its shell lines in order."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from support import COMMAND, REPOSITORY
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
-# What begins a line of the shell on these pages; other blocks show what is printed.
+# How shell lines on these pages begin; all other blocks show output.
 STARTS = ("python", "pip ", "driftless ", "vllm ", "curl ", "export ", "cp ", "mv ", "rm ", ". ")
 
 
@@ -20,7 +20,7 @@ def blocks(page):
 
 
 def write_files(page, work):
-    """Names of those that were written."""
+    """Writes the page's files; returns their names."""
     named = {found[1]: body for body in blocks(page) if (found := FILE.match(body))}
     for name, body in named.items():
         (work / name).write_text(body)
@@ -28,7 +28,8 @@ def write_files(page, work):
 
 
 def shell_lines(page):
-    """Of all blocks that begin with one, in order; continued ones in one piece."""
+    """The lines of all blocks that begin with a shell line, in order; continued lines are
+    joined."""
     lines = []
     for body in blocks(page):
         if body.startswith(STARTS) and not FILE.match(body):
@@ -38,7 +39,7 @@ def shell_lines(page):
 
 
 class Shell:
-    """Runs lines in a directory; those that end with & go on until stop()."""
+    """Runs lines in a directory; lines that end with & run until stop()."""
 
     def __init__(self, work, python, **env):
         self.work, self.started = work, []
@@ -47,7 +48,7 @@ class Shell:
         self.env["PATH"] = os.pathsep.join([*paths, env["PATH"]])
 
     def run(self, line, seconds=600):
-        """What it printed, standard error behind it. It must succeed."""
+        """Runs a line, which must succeed; returns its output, with standard error at the end."""
         if line.startswith("export "):
             self.env |= dict(each.split("=", 1) for each in line.split()[1:])
             return ""
@@ -72,7 +73,7 @@ class Shell:
         return process, log
 
     def ended(self, seconds=600):
-        """All that were started have ended well: what they printed."""
+        """Waits for all background lines, which must succeed; returns their output."""
         until, said = time.monotonic() + seconds, ""
         for line, process, log in self.started:
             code = process.wait(max(1, until - time.monotonic()))

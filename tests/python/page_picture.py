@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the screenshot of docs/operate/page.md from a made-up run: page_picture.py [FILE.png]"""
+"""Makes the screenshot of docs/operate/page.md with a made-up run: page_picture.py [FILE.png]"""
 
 import base64
 import struct
@@ -13,8 +13,8 @@ import numpy as np
 import page_browser as browsers
 from page_server import MadeRun, PageServer
 
-NOW = 1767355200.0  # the picture changes only if the page does
-FOLLOWED = 12  # updates
+NOW = 1767355200.0  # fixed, so that the picture changes only with the page
+FOLLOWED = 12  # number of updates
 PIXELS = """
 const done = arguments[1], image = new Image();
 image.onload = () => {
@@ -29,7 +29,7 @@ image.src = 'data:image/png;base64,' + arguments[0];
 
 
 def with_palette(driver, png):
-    """The same picture with 255 colours, a third of the size."""
+    """The same picture with 255 colours, in a third of the size."""
     driver.get("about:blank")
     width, data = driver.execute_async_script(PIXELS, base64.b64encode(png).decode())
     pixels = np.frombuffer(base64.b64decode(data), np.uint8).reshape(-1, 4)[:, :3]
@@ -37,7 +37,7 @@ def with_palette(driver, png):
     palette = colours[np.argsort(-count)[:255]]
     distance = np.abs(colours[:, None].astype(int) - palette[None]).sum(axis=2)
     lines = distance.argmin(axis=1)[index.reshape(-1)].astype(np.uint8).reshape(-1, width)
-    body = np.insert(lines, 0, 0, axis=1).tobytes()  # without a filter
+    body = np.insert(lines, 0, 0, axis=1).tobytes()  # PNG filter type 0: none
 
     def chunk(kind, data):
         crc = struct.pack(">I", zlib.crc32(kind + data))

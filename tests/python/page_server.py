@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server of the live page with a made-up run, for its tests, its benchmark and the screenshot of
-the documentation. The status has the keys that docs/operate/metrics.md describes.
+"""Serves the live page with a made-up run, for its tests, its benchmark and the screenshot in the
+documentation. The status has the keys that docs/operate/metrics.md describes.
 
     page_server.py [--engines 64] [--versions 10000] [--port 8077]
 """
@@ -94,7 +94,7 @@ class MadeRun:
                 "stage_ms": 1200.5 + number, "commit_ms": 95.25 + number}  # fmt: skip
 
     def step(self, when=None):
-        """The next version, and every engine at it."""
+        """Adds a version, and brings every engine to it."""
         when = when or time.time()
         self.versions.append(self._version(self.newest() + 1, when - 4))
         self.engines = [self._engine(number, when=when - self.random.random())
@@ -122,7 +122,7 @@ class MadeRun:
 
 
 def policy(page):
-    """The content security policy under which the page must work: its own style and script only."""
+    """The content security policy under which the page must work: only its own style and script."""
     hashes = {}
     for tag in ("style", "script"):
         source = re.search(rf"<{tag}>(.*?)</{tag}>", page, re.S)[1]
@@ -134,8 +134,8 @@ def policy(page):
 
 
 class PageServer:
-    """Serves the page and `answer(since)`; keeps the requests. `broken`: an HTTP status that
-    /status.json answers instead, or "hang"."""
+    """Serves the page and `answer(since)`, and records the requests. `broken`: an HTTP status that
+    /status.json returns instead, or "hang"."""
 
     def __init__(self, answer, port=0):
         self.answer, self.broken, self.requests = answer, None, []

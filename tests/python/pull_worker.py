@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker of an engine that reads the road itself, as its operator set it up (DRIFTLESS_ENGINE):
-pull_worker.py RANK TP RUN VERSION. Holds half of each matrix, as tensor parallelism cuts them."""
+"""An engine's worker that reads the road itself, as its operator configured it (DRIFTLESS_ENGINE):
+pull_worker.py RANK TP RUN VERSION. Holds half of each matrix, split as by tensor parallelism."""
 
 import json
 import sys
@@ -60,7 +60,7 @@ def follow(rank, tp, run, version):
     expected = half_of(run / f"step_{version:06d}", rank, tp)
     same = all(map(torch.equal, bits(engine), bits(expected)))
     print(json.dumps({"reply": reply, "held_bytes": held, "same": same}), flush=True)
-    sys.stdin.read()  # it stays until the trainer has seen what it holds
+    sys.stdin.read()  # keeps running until the trainer has read its report
     worker.close()
 
 

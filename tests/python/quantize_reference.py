@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A converter from bfloat16 to FP8 blocks of its own, by the rules of docs/operate/quantized.md:
-float32 arithmetic of numpy, and a search for the nearest of the 127 sizes of E4M3."""
+"""An independent converter from bfloat16 to FP8 blocks, by the rules of docs/operate/quantized.md:
+numpy's float32 arithmetic, and a search for the nearest of E4M3's 127 magnitudes."""
 
 import numpy as np
 from support import Tensor
 
 BLOCK = 128
 NAN = 0x7F
-# Of the codes 0x00 to 0x7e.
+# The magnitudes of codes 0x00 to 0x7e.
 SIZES = np.array(
     [(m / 8 if e == 0 else 1 + m / 8) * 2.0 ** (max(e, 1) - 7) for e in range(16) for m in range(8)]
 )[:127]
@@ -54,7 +54,7 @@ def quantize_block(rule, values):
 
 
 def quantize(rule, words, shape):
-    """(codes, scales) of a matrix of bfloat16, given as its bits."""
+    """(codes, scales) of a bfloat16 matrix, given as bits."""
     values = bf16_values(np.asarray(words)).reshape(shape)
     codes = np.zeros(shape, np.uint8)
     blocks = [-(-extent // BLOCK) for extent in shape]
@@ -67,7 +67,7 @@ def quantize(rule, words, shape):
 
 
 def quantize_checkpoint(rule, tensors, names):
-    """The tensors with those of `names` quantized."""
+    """The tensors, with those in `names` quantized."""
     made = {}
     for name, tensor in tensors.items():
         if name not in names:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four ranks of sharded/fsdp_trainer.py in actors of Ray: test_launchers.py.
+"""Four ranks of sharded/fsdp_trainer.py in Ray actors: test_launchers.py.
 
     ray_fsdp.py CONFIG OUT PORT
 """

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Records what slime's and SGLang's own converters make of a few matrices of weights:
+"""Records the output of slime's and SGLang's own converters for some matrices of weights:
 
     record_converters.py SLIME_CHECKOUT INPUTS.safetensors OUT.safetensors
 
-Runs in an environment with torch, triton, safetensors and SGLang. INPUTS has matrices of bfloat16;
-OUT has them and, for each converter, NAME.CONVERTER.codes and NAME.CONVERTER.scales. slime's Triton
+Runs in an environment with torch, triton, safetensors and SGLang. INPUTS has bfloat16 matrices; OUT
+gets them and, for each converter, NAME.CONVERTER.codes and NAME.CONVERTER.scales. slime's Triton
 kernel runs in Triton's interpreter. `--inputs BASE.safetensors TRACE.safetensors OUT` makes the
-inputs: random weights, a piece of a trained matrix of BASE, and of the same after the steps of TRACE
-(sSSS/NAME.indices and .values), blocks of odd values, and blocks at the edges of the types.
+inputs: random weights, a piece of a trained matrix of BASE, the same after the steps of TRACE
+(sSSS/NAME.indices and .values), blocks of odd values, and blocks at the limits of the dtypes.
 """
 
 import ast
@@ -45,8 +45,8 @@ def odd_blocks():
 
 def edge_blocks():
     """Five blocks of 24 rows: denormals; the largest bfloat16; the exact maximum of E4M3 times a
-    power of two; the smallest weights whose block has a scale of its own by every rule, and those
-    below; all alike."""
+    power of two; the smallest weights whose block has a scale of its own by every rule, and smaller
+    ones; equal weights."""
     denormal, largest, exact, least, alike = (
         (torch.randn(24, BLOCK) * 0.02).bfloat16() for _ in range(5)
     )
@@ -63,7 +63,7 @@ def edge_blocks():
 
 
 def stepped(weights, name, trace):
-    """The matrix after all steps."""
+    """The matrix after all steps of the trace."""
     flat = weights[name].clone().view(-1)
     for key in sorted(key for key in trace if key.endswith(f"/{name}.indices")):
         flat[trace[key].long()] = trace[key.removesuffix("indices") + "values"]
@@ -87,8 +87,9 @@ def make_inputs(base, steps, out):
 
 
 def slime_live(checkout):
-    """The kernel that quantizes what slime sends. It stores float32 here, which torch makes codes
-    of: Triton's interpreter loses the carry of a mantissa that rounds up to the next exponent."""
+    """The kernel that quantizes the weights that slime sends. Here it stores float32, which torch
+    converts to codes: Triton's interpreter loses the carry when a mantissa rounds up to the next
+    exponent."""
     path = Path(checkout) / "slime/backends/megatron_utils/kernels/fp8_kernel.py"
     spec = importlib.util.spec_from_file_location("slime_fp8_kernel", path)
     module = importlib.util.module_from_spec(spec)
@@ -103,7 +104,7 @@ def slime_live(checkout):
 
 
 class Float32Codes:
-    """torch, but that what is allocated for codes is float32."""
+    """torch, except that memory for codes is float32."""
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -128,7 +129,7 @@ def some_of(path, names, given):
 
 
 def slime_tool(checkout):
-    """The function that quantizes checkpoints."""
+    """slime's function that quantizes checkpoints."""
     names = ("ceildiv", "block_fp8", "FP8_INFO", "FP8_MAX, FP8_MIN")
     path = Path(checkout) / "tools/convert_hf_to_fp8.py"
     found = some_of(path, names, {"F": torch.nn.functional})
@@ -136,7 +137,7 @@ def slime_tool(checkout):
 
 
 def sglang_ue8m0(_):
-    """What SGLang, and slime with it, makes for DeepGEMM."""
+    """SGLang's function for DeepGEMM, which slime uses, too."""
     package = Path(importlib.util.find_spec("sglang").origin).parent
     given = {
         "List": list, "Tuple": tuple,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Slurm for tests: its own munged and slurmctld, and a slurmd for each node, all of them on this host,
-with all files in a directory."""
+"""A Slurm for tests: its own munged and slurmctld, and one slurmd per node, all on this host, with
+all files in one directory."""
 
 import os
 import pwd
@@ -85,7 +85,7 @@ class Slurm:
             if time.monotonic() > until or any(p.poll() is not None for p in self.started):
                 said = "\n".join(p.read_text()[-1000:] for p in self.work.glob("*.log"))
                 self.stop()
-                pytest.fail(f"{what} did not come: {said}")
+                pytest.fail(f"{what} did not appear: {said}")
             time.sleep(0.05)
 
     def _ask(self, *line):
@@ -93,7 +93,7 @@ class Slurm:
         return subprocess.run(line, env=env, capture_output=True, text=True, timeout=30).stdout
 
     def stop(self):
-        """With what a test that failed has left running."""
+        """Also ends the jobs that a failed test left running."""
         until = time.monotonic() + 20
         try:
             while self._ask("squeue", "--noheader") and time.monotonic() < until:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share: running the command, and an obvious reader and writer of safetensors
-files and Hugging Face checkpoints. Nothing here is shared with the C++ code."""
+"""Shared by the tests: running the command, and a simple reader and writer of safetensors files and
+Hugging Face checkpoints. Shares nothing with the C++ code."""
 
 import json
 import os
@@ -18,7 +18,7 @@ COMMAND = os.environ.get("DRIFTLESS_COMMAND", str(REPOSITORY / "build/bin/driftl
 INDEX = "model.safetensors.index.json"
 HF_ENCODINGS = ("xor", "overwrite")
 FLUSH_ENCODINGS = ("indices", "deltas", "deltas_zstd")
-# Every (layout, encoding) that carries a delta.
+# Every (layout, encoding) of deltas.
 DELTAS = [("hf_delta", e) for e in HF_ENCODINGS] + [("flush", e) for e in FLUSH_ENCODINGS]
 DELTAS.append(("frames", "compact"))
 
@@ -33,14 +33,14 @@ BYTES = {
 
 
 def run(*arguments, **options):
-    """Runs `driftless` and returns what subprocess.run() does. Output is text."""
+    """Runs `driftless`; returns the result of subprocess.run(), with text output."""
     options.setdefault("timeout", 120)
     line = [COMMAND, *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, **options)
 
 
 def ok(*arguments, **options):
-    """Runs `driftless`, which must succeed quietly; returns its stdout."""
+    """Runs `driftless`, which must succeed without writing to stderr; returns its stdout."""
     result = run(*arguments, **options)
     assert result.returncode == 0, f"{arguments}: {result.returncode}: {result.stderr}"
     assert result.stderr == ""
@@ -52,7 +52,8 @@ def ok_json(*arguments, **options):
 
 
 def assert_refusal(result, code, *words):
-    """One line on stderr, the documented exit code (or one of several), every word in the line."""
+    """Asserts one line on stderr with every word in it, and the documented exit code (or one of
+    several)."""
     codes = code if isinstance(code, tuple) else (code,)
     assert result.returncode in codes, f"exit {result.returncode}: {result.stderr}{result.stdout}"
     assert result.stderr.startswith("driftless: ")
@@ -71,7 +72,7 @@ class Tensor:
     data: bytes
 
     def words(self):
-        """The bits, one unsigned integer an element."""
+        """The bits, as one unsigned integer per element."""
         return np.frombuffer(self.data, dtype=f"<u{BYTES[self.dtype]}")
 
 
@@ -85,7 +86,7 @@ def random_tensor(rng, dtype, shape):
 
 
 def changed(rng, tensor, fraction=0.02, positions=None):
-    """The tensor with other bits at some random positions (at least one), or at the given ones."""
+    """The tensor with other bits at random positions (at least one), or at the given ones."""
     words = tensor.words().copy()
     if len(words) == 0:
         return tensor
@@ -99,7 +100,7 @@ def changed(rng, tensor, fraction=0.02, positions=None):
 
 
 def with_bits(tensor, *bits):
-    """The tensor, beginning with exactly these bit patterns."""
+    """The tensor with these bit patterns at its beginning."""
     words = tensor.words().copy()
     words[: len(bits)] = bits
     return Tensor(tensor.dtype, tensor.shape, words.tobytes())
@@ -126,7 +127,7 @@ def safetensors_bytes(tensors, metadata=None):
 
 
 def parse_safetensors(data):
-    """(tensors, metadata), after checking the format's rules."""
+    """(tensors, metadata), after checking the rules of the format."""
     (length,) = struct.unpack_from("<Q", data)
     assert length <= 100_000_000 and length % 8 == 0 and 8 + length <= len(data)
     header = json.loads(data[8 : 8 + length])
@@ -152,7 +153,7 @@ def read_safetensors(path):
 
 
 def split(tensors, parts):
-    """Dealt out like cards, so that neighbours lie in different files."""
+    """Distributes tensors one by one, so that neighbours are in different files."""
     names = list(tensors)
     return [{n: tensors[n] for n in names[part::parts]} for part in range(parts)]
 
@@ -191,7 +192,7 @@ def read_checkpoint(path):
 
 
 def copy_checkpoint(source, target):
-    """A copy, with its .weight_sync where it has one."""
+    """A copy, with its .weight_sync if there is one."""
     shutil.copytree(source, target, symlinks=True)
     return Path(target)
 
@@ -203,7 +204,7 @@ def files_of(path):
 
 
 def weights_and_state(path):
-    """What a refused apply must leave as it was. The lock file says nothing."""
+    """All that a refused apply must leave unchanged. The lock file does not count."""
     files = files_of(path)
     files.pop(".weight_sync/lock", None)
     return files
@@ -215,7 +216,7 @@ def state_version(path):
 
 
 def write_state(path, version):
-    """The state as other tools leave it: a version and nothing else."""
+    """Writes the state as other tools do: only a version."""
     directory = Path(path) / ".weight_sync"
     directory.mkdir(exist_ok=True)
     (directory / "state.json").write_text(json.dumps({"version": f"{version:06d}"}))

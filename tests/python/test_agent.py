@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""driftless agent with real processes: a trainer, the agent of a host, and workers that follow it
-through shared memory; and what happens when any of them is killed."""
+"""driftless agent with real processes: a trainer, a host's agent, and workers that follow it
+through shared memory; and kills of each of them."""
 
 import http.server
 import json
@@ -30,14 +30,14 @@ def no_processes_left():
 
 @pytest.fixture
 def name():
-    """Of shared memory that nobody else uses; nothing of it stays."""
+    """A name of shared memory that no other test uses; its segments are removed at the end."""
     made = f"test-{uuid.uuid4().hex[:12]}"
     yield made
     shutil.rmtree(SHM / f"driftless-{os.geteuid()}-{made}", ignore_errors=True)
 
 
 class Host(Files):
-    """A job over files whose rollouts hang on an agent."""
+    """A job over files whose rollouts follow through an agent."""
 
     def __init__(self, work, name, road="flush", **settings):
         super().__init__(work, road)
@@ -107,7 +107,7 @@ def test_an_agent_under_mpirun(work, name):
         assert host.saved(number) == history[-1]
 
 
-def test_a_second_agent_is_refused_and_told_who_is_there(work, name):
+def test_a_second_agent_is_refused_with_the_name_of_the_first(work, name):
     make_run(work / "run", np.random.default_rng(3), 1)
     host = Host(work, name)
     first = host.start_agent()
@@ -131,7 +131,7 @@ def test_an_agent_that_is_killed_and_started_again(work, name):
         wait_for(published(host, moment), f"version {moment}")
         agent.send_signal(signal.SIGKILL)
         agent.wait()
-        assert published(host, moment)(), "its segments stay until the next one starts"
+        assert published(host, moment)(), "its segments stay until the next agent starts"
     agent = host.start_agent()
     for number, worker in enumerate(workers):
         assert ended(worker, 60)["version"] == STEPS
@@ -150,7 +150,7 @@ def test_a_worker_that_is_killed_blocks_nobody_and_comes_back(work, name):
     wait_for(published(host, 3), "version 3")
     dying.send_signal(signal.SIGKILL)
     dying.wait()
-    again = host.start_worker(1)  # holds nothing: takes an anchor, which the agent gets for it
+    again = host.start_worker(1)  # holds nothing: needs an anchor, which the agent fetches
     assert ended(steady, 60)["version"] == STEPS
     assert ended(again, 60)["version"] == STEPS
     assert host.saved(0) == host.saved(1) == history[-1]
@@ -180,7 +180,8 @@ def test_compact_reaches_workers_also_after_they_and_the_agent_are_started_again
     assert ended(agent)["version"] == steps
     assert finish(trainer).returncode == 0
     lines = [json.loads(line) for line in (work / "trainer.jsonl").read_text().splitlines()]
-    # Until the agent has announced that its workers decode it, versions go as `deltas`.
+    # Versions are encoded as `deltas` until the agent has announced that its workers decode
+    # compact.
     assert lines[-1]["encoding"] == "compact"
 
 
@@ -202,17 +203,17 @@ def test_once_hands_over_what_is_there(work, name):
     make_run(work / "run", np.random.default_rng(7), 3)
     host = Host(work, name)
     assert finish(host.start_trainer("--replay", work / "run", "--rollouts", 0)).returncode == 0
-    (host.dir / "closed.json").unlink()  # the run goes on
+    (host.dir / "closed.json").unlink()  # reopens the run
     summary = ended(host.start_agent("--once"))
     assert summary["version"] == 3 and summary["versions"] == 3
 
 
 def test_once_ends_though_a_worker_cannot_follow(work, name):
-    """It has no base, and there is no anchor: it reports, asks for one, and waits."""
+    """It has no base, and there is no anchor: it reports, requests an anchor, and waits."""
     make_run(work / "run", np.random.default_rng(7), 3)
     host = Host(work, name, **{"anchors.first": "false", "agent.workers": 1})
     assert finish(host.start_trainer("--replay", work / "run", "--rollouts", 0)).returncode == 0
-    (host.dir / "closed.json").unlink()  # the run goes on
+    (host.dir / "closed.json").unlink()  # reopens the run
     host.set(**{"deadlines.fetch": "60s", "deadlines.connect": "3s"})
     agent, worker = host.start_agent("--once"), host.start_worker(0)
     result = finish(agent, 30)
@@ -222,7 +223,7 @@ def test_once_ends_though_a_worker_cannot_follow(work, name):
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "a part cut short"])
 def test_workers_arrive_at_a_last_version_that_is_damaged(work, name, damage):
-    """No version follows that they could wait for: the agent asks for an anchor."""
+    """There is no next version to wait for: the agent requests an anchor."""
     history = make_run(work / "run", np.random.default_rng(19), 3)
     host = Host(work, name, **{"anchors.first": "false", "deadlines.fetch": "2s"})
     trainer = replay(host, work / "run", "--interval-ms", 1500)
@@ -250,7 +251,7 @@ def test_workers_arrive_at_a_last_version_that_is_damaged(work, name, damage):
     assert json.loads(result.stdout.splitlines()[-1])["rollouts"][0]["holds_last"]
 
 
-def test_what_does_not_fit_says_what_to_raise(work, name):
+def test_an_error_about_room_names_the_setting_to_raise(work, name):
     make_run(work / "run", np.random.default_rng(8), 2, rows=40_000, fraction=0.2)
     host = Host(work, name, **{"road.host_shm.size": "64KiB"})
     assert finish(host.start_trainer("--replay", work / "run", "--rollouts", 0)).returncode == 0
@@ -258,20 +259,20 @@ def test_what_does_not_fit_says_what_to_raise(work, name):
     assert_refusal(result, 5, "no_space", "road.host_shm.size")
 
 
-# --- hand-over by files --------------------------------------------------------------------------
+# --- checkpoints that engines reload -------------------------------------------------------------
 
 
 class Engine(http.server.ThreadingHTTPServer):
-    """Speaks as much of vLLM or SGLang as an engine does that reads files. `loaded` is what it read,
-    taken at the moment of the call; `broken`: calls that fail so many times."""
+    """Answers the calls of vLLM or SGLang for an engine that reloads files. `loaded`: the tensors
+    that it read, at the time of each call; `broken`: how often each call fails."""
 
     def __init__(self, model_path, port=0):
         self.model_path, self.version, self.loaded = str(model_path), "default", []
-        self.answering = threading.Event()  # cleared: calls come in and are not answered
+        self.answering = threading.Event()  # cleared: calls get no answer
         self.answering.set()
-        self.started = str(model_path)  # SGLang tells it apart from what it was given since
+        self.started = str(model_path)  # SGLang reports it beside the path that was loaded last
         self.paused, self.calls, self.broken = False, [], {}
-        self.late, self.loading = [], []  # of a second rank, which SGLang does not wait for
+        self.late, self.loading = [], []  # reads of a second rank, which SGLang does not wait for
         super().__init__(("127.0.0.1", port), Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -316,7 +317,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         engine.calls.append(path)
         engine.answering.wait(60)
-        took = {"scheduler_e2e": engine.server_address[1] + 0.25}  # of this process's start
+        took = {"scheduler_e2e": engine.server_address[1] + 0.25}  # identifies this process
         content = {"model_path": engine.model_path, "weight_version": engine.version}
         if path == "/server_info":
             content = {"model_path": engine.started, "tp_size": 1, "startup_time": took}
@@ -387,8 +388,8 @@ def test_engines_that_read_files_hold_every_version(work, name):
     assert not (work / "local.changed").exists(), "nothing is left behind"
 
 
-def test_a_trainer_tells_an_engine_to_load_what_the_agent_patches(work, name):
-    """Its reports name the checkpoint, and count once its own engines have the version."""
+def test_a_trainer_makes_an_engine_load_the_checkpoint_that_the_agent_patches(work, name):
+    """The agent's reports name the checkpoint, and count once its own engines have the version."""
     history = make_run(work / "run", np.random.default_rng(19), 2)
     own, told = Engine(work / "run/step_000000"), Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", own))
@@ -403,7 +404,7 @@ def test_a_trainer_tells_an_engine_to_load_what_the_agent_patches(work, name):
 
 
 def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):
-    """Run A ended at a version of the same number: its label proves nothing to run B's agent."""
+    """Run A ended at the same version number: the label proves nothing to run B's agent."""
     engines = []
     for number, seed in enumerate((15, 16)):
         here = work / str(number)
@@ -425,8 +426,9 @@ def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):
     shutil.rmtree(SHM / f"driftless-{os.geteuid()}-{name}-1", ignore_errors=True)
 
 
-def test_a_dead_engine_holds_up_no_other_and_the_trainer_is_told(work, name):
-    """The agent reports what all its engines confirmed, so that the trainer does not end well."""
+def test_a_dead_engine_delays_no_other_and_is_reported_to_the_trainer(work, name):
+    """The agent reports only versions that all its engines confirmed, so the trainer exits with
+    1."""
     history = make_run(work / "run", np.random.default_rng(10), STEPS)
     good = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("vllm", "http://127.0.0.1:9"), ("vllm", good))
@@ -434,7 +436,7 @@ def test_a_dead_engine_holds_up_no_other_and_the_trainer_is_told(work, name):
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run", "--interval-ms", 50))
     result = finish(agent, 60)
-    assert result.returncode == 1, "not everybody has the last version"
+    assert result.returncode == 1, "one engine does not have the last version"
     assert "http://127.0.0.1:9 did not take version" in result.stderr
     assert good.loaded[-1] == history[-1] and not good.paused
     assert trainer.returncode == 1 and "has nothing" in trainer.stderr, trainer.stderr
@@ -450,7 +452,7 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
     wait_for(lambda: engine.version == "2", "version 2 in the engine")
     engine.broken = {"/collective_rpc": 1000}
     result = finish(trainer)
-    # vLLM failed while it loaded version 3, and may hold parts of it.
+    # vLLM failed while loading version 3, and may hold parts of it.
     assert result.returncode == 1, result.stderr
     assert "has nothing of version 4: it held version 2, and cannot prove" in result.stderr
     (rollout,) = json.loads(result.stdout.splitlines()[-1])["rollouts"]
@@ -459,7 +461,7 @@ def test_an_engine_that_refuses_is_reported_at_the_version_it_confirmed(work, na
 
 
 def test_files_stay_as_they_are_until_every_rank_has_read_them(work, name):
-    """SGLang answers when its first rank has loaded; another one comes later."""
+    """SGLang answers when its first rank has loaded; another rank reads later."""
     history = make_run(work / "run", np.random.default_rng(18), 4)
     engine = Engine(work / "run/step_000000")
     host = checkpoint_host(work, name, ("sglang", engine), keep_versions="20")
@@ -476,8 +478,8 @@ def test_files_stay_as_they_are_until_every_rank_has_read_them(work, name):
 
 
 def test_a_server_whose_last_directory_is_gone_is_updated(work, name):
-    """What it was started with has the shapes; a directory of changed tensors that somebody gave it
-    since, and removed, does not matter."""
+    """The directory from which it was started has the shapes; a directory of changed tensors that
+    it loaded later, and that was removed, is not needed."""
     history = make_run(work / "run", np.random.default_rng(17), 2)
     engine = Engine(work / "run/step_000000")
     engine.model_path, engine.version = str(work / "driftless-changed-gone"), "7"

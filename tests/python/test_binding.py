@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package by itself: import, errors, configuration, layouts, stubs."""
+"""The package alone: import, errors, configuration, layouts, stubs."""
 
 import builtins
 import os
@@ -44,7 +44,7 @@ def run_python(code, **environment):
     )
 
 
-def test_import_takes_nothing_else_along():
+def test_import_loads_no_other_library():
     code = """
 import sys, driftless
 found = [m for m in ("numpy", "torch", "mpi4py") if m in sys.modules]
@@ -56,7 +56,8 @@ print(found, "libmpi" in maps, "libhdf5" in maps, "libcuda" in maps)
 
 
 def hide(library, part, folder):
-    """Puts what is no library in the place of what `library` links under a name with `part`."""
+    """Replaces each library that `library` links under a name with `part` by a file that is
+    none."""
     needed = subprocess.run(["ldd", PACKAGE / library], capture_output=True, text=True).stdout
     names = [line.split()[0] for line in needed.splitlines() if part in line]
     assert names, needed
@@ -128,7 +129,8 @@ print([(b.built, b.why_not) for b in driftless.backends() if b.name == "mpi_rma"
     assert second.startswith("this process was started by an MPI launcher: MPI is needed")
     assert names[0] in first and backend.startswith("[(False, 'MPI is needed")
     assert "libopenmpi3" in first and "libopenmpi3" in second
-    # A road that needs no MPI is in a library without it: a launched process says what it lacks.
+    # A road that needs no MPI is in a library without it; under mpirun the process reports what is
+    # missing.
     code = """
 import driftless
 try:
@@ -144,7 +146,7 @@ except driftless.errors.UnsupportedError as refused:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_error_is_ours_and_a_builtin(code):
+def test_every_error_is_an_error_of_ours_and_a_builtin(code):
     raised = driftless.errors.error_of(code, "what happened")
     assert isinstance(raised, driftless.Error) and isinstance(raised, CODES[code])
     assert raised.code == code and str(raised) == "what happened"
@@ -192,8 +194,8 @@ def test_layout():
 
 
 def test_signatures_are_of_python():
-    """The stubs of the wheel are made from them: a class that is bound after the first function that
-    takes it would stand there under its C++ name."""
+    """The wheel's stubs are made from signatures. A class that is bound after the first function
+    that takes it would have its C++ name there."""
     native = sys.modules["driftless._native"]
     found = [value for name, value in vars(native).items() if not name.startswith("_")]
     for kind in [value for value in found if isinstance(value, type)]:
@@ -216,9 +218,9 @@ def test_command_of_the_package():
     assert result.returncode == 0 and result.stdout.startswith("driftless "), result.stderr
 
 
-def test_the_module_offers_nothing_but_itself():
-    """Else what it is made of (templates of the standard library, of CUDA's) takes the place of what
-    torch brings along, and torch crashes when it is imported after it."""
+def test_the_module_exports_only_its_init_function():
+    """If it exported templates of the standard library or of CUDA's, they would replace torch's
+    own, and torch would crash when imported after it."""
     if shutil.which("nm") is None:
         pytest.skip("there is no nm")
     (module,) = PACKAGE.glob("_native*.so")

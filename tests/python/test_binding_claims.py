@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target is said to hold is proven by the run, or is told to be unproven; ids of receivers."""
+"""The run either proves the version that a target claims to hold, or it is reported as unproven;
+ids of receivers."""
 
 import json
 import os
@@ -43,7 +44,7 @@ def memory(tensors, **claim):
     return driftless.MemoryTarget(arrays, dtypes=dtypes, **claim)
 
 
-def test_a_version_is_what_the_run_has_for_it(road, versions):
+def test_a_claimed_version_must_have_the_runs_digest(road, versions):
     publisher, rollout = road
     for run in (None, publisher.run):
         for held in (0, 2):
@@ -53,10 +54,10 @@ def test_a_version_is_what_the_run_has_for_it(road, versions):
             assert receiver.proven and receiver.unproven is None
             [report] = publisher.receivers()
             assert (report.version, report.digest) == (3, receiver.digest)
-    assert not publisher.receivers(), "what was refused is not held"
+    assert not publisher.receivers(), "a refused receiver reports nothing"
 
 
-def test_what_nothing_proves_is_reported_as_unproven(road, versions, work, rng):
+def test_a_version_without_a_proof_is_reported_as_unproven(road, versions, work, rng):
     publisher, rollout = road
     for version in (work / "road").glob("weight_v*"):
         shutil.rmtree(version)
@@ -66,7 +67,7 @@ def test_what_nothing_proves_is_reported_as_unproven(road, versions, work, rng):
     assert not receiver.proven and "no manifest" in receiver.unproven
     [report] = publisher.receivers()
     assert f" unproven={len(versions[0])}" in report.proof
-    # It was version 1: the next version tells.
+    # It actually held version 1, which the next version shows.
     new = binding.step(rng, versions[3])
     publisher.publish(binding.Source(driftless, new))
     with pytest.raises(errors.WrongBaseError):
@@ -88,7 +89,7 @@ def test_receivers_of_one_process_have_ids_of_their_own(road, versions):
     kept = first.id
     first.close()
     with driftless.Receiver(rollout, memory(versions[3], version=3)) as again:
-        assert again.id == kept, "whoever takes its place is the same rollout"
+        assert again.id == kept, "its replacement is the same rollout"
     assert {report.id for report in publisher.receivers()} == {second.id}
 
 
@@ -104,7 +105,7 @@ def test_a_version_that_is_a_link_is_refused(road, versions, work):
 
 
 def test_a_version_larger_than_its_model_allows_is_not_read(road, versions, work):
-    """A part of 40 GiB without a byte on the disk: neither hashed nor held in memory."""
+    """A part of 40 GiB that takes no space on disk: neither hashed nor read into memory."""
     xxhash = pytest.importorskip("xxhash")
     _, rollout = road
     path = work / "road" / "weight_v000001"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publisher ranks that Python joins: what a job under torchrun passes as group=."""
+"""Publisher ranks that Python joins: the group= argument of a job under torchrun."""
 
 import contextlib
 import sys
@@ -23,7 +23,7 @@ def first(rng):
 
 
 class ThreadGroup:
-    """Publisher ranks as threads: what a job under torchrun passes as group=."""
+    """Publisher ranks as threads, with the interface of group=."""
 
     def __init__(self, rank, size, shared):
         self.rank, self.size, self.shared = rank, size, shared
@@ -72,7 +72,7 @@ def config(request, work, monkeypatch):
 
 
 def test_group_of_python(config, rng, first):
-    """Two ranks; one of them fails once, and both then go on."""
+    """Two ranks; one of them fails once, and both continue."""
     second = binding.step(rng, first)
     shared = {"sent": [b""] * 2, "said": b"", "barrier": threading.Barrier(2)}
     results = [None, None]
@@ -112,7 +112,7 @@ def test_group_of_python(config, rng, first):
 
 
 def test_ranks_at_different_steps_make_no_version(work, rng, first):
-    """They go on with the next step that is the same."""
+    """They continue at the next step that both publish."""
     config = binding.config(driftless, work / "road")
     second = binding.step(rng, first)
     shared = {"sent": [b""] * 2, "said": b"", "barrier": threading.Barrier(2)}
@@ -141,7 +141,7 @@ def test_ranks_at_different_steps_make_no_version(work, rng, first):
         assert "out of step" in found[2] and [found[0], found[3]] == [1, 2], results
 
 
-def test_group_is_refused_where_it_cannot_be(work, first):
+def test_a_wrong_group_is_refused(work, first):
     config = binding.config(driftless, work / "road", "road.layout=frames")
     job = driftless.Job(config, "trainer", launched=False)
     bad = ThreadGroup(2, 2, {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs of Python processes under a real mpirun, bystanders among them; and how processes end."""
+"""Jobs of Python processes, some of them bystanders, under a real mpirun; and how processes end."""
 
 import importlib.util
 import re
@@ -62,8 +62,8 @@ def test_trainers_without_a_snapshot(work, road):
     assert len(re.findall(r"done \w+ \d of 3\+1", result.stdout)) == 4, result.stdout
 
 
-def test_mpi_of_somebody_else(work):
-    """MPI initialized by another is used, and left running."""
+def test_mpi_that_mpi4py_has_initialized(work):
+    """MPI that another library initialized is used, and not finalized."""
     jobs.need_mpirun()
     if importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
@@ -73,7 +73,7 @@ def test_mpi_of_somebody_else(work):
 
 
 def test_native_rollouts_follow_a_python_trainer(work):
-    """The command and the package are processes of one job, and hear the same end."""
+    """The command and the package are processes of one job, and see the same end of the run."""
     jobs.need_mpirun()
     config = jobs.CONFIGS / jobs.ROADS["mpi_rma"]
     command = [jobs.COMMAND, "rollout", "--config", config, "--set", "threads=1"]
@@ -93,7 +93,7 @@ with driftless.Job(config, sys.argv[1]) as job:
 
 
 def test_an_exception_ends_the_job(work):
-    """Nobody waits for the process that failed: mpirun ends the others."""
+    """No process waits for the failed one: mpirun ends them."""
     jobs.need_mpirun()
     program = work / "failing.py"
     program.write_text(f"import sys; sys.path.insert(0, {str(binding.PACKAGE)!r})\n{FAILING}")
@@ -142,7 +142,7 @@ STAGES_ON = """
 class Slow:
     def __del__(self, sleep=time.sleep):
         sleep(1)
-sys.slow = Slow()  # Python takes its time to end
+sys.slow = Slow()  # makes Python's exit slow
 threading.Thread(target=receiver.stage, args=(60,), daemon=True).start()
 time.sleep(0.3)
 """
@@ -181,7 +181,7 @@ else:
     ids=["stages_on", "calls_back", "forks", "forks_host_shm"],
 )
 def test_a_process_ends_well(work, kind, then):
-    """With a thread that Python does not wait for, or beside one that was forked from it."""
+    """With a daemon thread that Python does not wait for, or after a fork."""
     place = {"shared_fs": f"dir: {work}/road", "host_shm": f"dir: {work}, name: x"}
     config = f"road: {{kind: {kind}, {kind}: {{{place[kind]}}}}}"
     script = (ENDS + then).replace("{path!r}", repr(sys.path)).replace("{config!r}", repr(config))

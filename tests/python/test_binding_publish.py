@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Publisher and receiver by the Python package, over a directory, in one process."""
+"""Publisher and receiver of the Python package, over a directory, in one process."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def test_bits_and_digest_agree(work, rng, first, layout):
     assert (said.id, said.version, said.digest, said.proven) == ("one", 3, whole, True)
     assert pair.receiver.stage() is False
     publish(pair, binding.step(rng, weights))
-    assert pair.receiver.stage() is True  # what is there needs no waiting
+    assert pair.receiver.stage() is True  # a visible version needs no waiting
 
 
 def test_targets_without_a_base(work, rng, first):
@@ -101,18 +101,18 @@ def test_checkpoint_as_source(work, rng, first):
     job = driftless.Job(binding.config(driftless, work / "road"), "trainer", launched=False)
     publisher = driftless.Publisher(job, source)
     assert publisher.publish(driftless.CheckpointSource(paths[1])).changed_units > 0
-    # The same by way of Python's visit().
+    # The same through Python's visit().
     assert publisher.publish(binding.Source(driftless, dict(sorted(first.items())))).version == 2
     job.close()
 
 
 class Odd(BaseException):
-    """Not even an Exception."""
+    """Not even derived from Exception."""
 
 
 @pytest.mark.parametrize("at", ["tensors", "visit", 0, 1])
 @pytest.mark.parametrize("failure", [KeyError("mine"), Odd("mine")])
-def test_exception_of_a_source_comes_back_the_same(work, rng, first, at, failure):
+def test_an_exception_of_a_source_is_raised_unchanged(work, rng, first, at, failure):
     pair = binding.Pair(driftless, work / "road", first)
     second = binding.step(rng, first)
     broken = binding.Broken(driftless, second, failure=failure, at=at)
@@ -120,7 +120,7 @@ def test_exception_of_a_source_comes_back_the_same(work, rng, first, at, failure
         pair.publisher.publish(broken)
     assert raised.value is failure
     assert pair.publisher.version == 0 and pair.receiver.stage() is False
-    # Nothing of it stayed: the next version carries it all.
+    # The failed version left nothing: the next one has all changes.
     assert publish(pair, second).version == 1
     assert pair.receiver.stage(5.0) and pair.receiver.commit().version == 1
     assert pair.holds(second)
@@ -274,7 +274,8 @@ def test_roles(work, first):
 
 
 def test_one_call_at_a_time(work, rng, first):
-    """A second thread, or a callback, is refused; the first call is not harmed."""
+    """A call from a second thread, or from a callback, is refused; the first call is not
+    disturbed."""
     pair = binding.Pair(driftless, work / "road", first)
     second = binding.step(rng, first)
     refusals = []
@@ -293,7 +294,7 @@ def test_one_call_at_a_time(work, rng, first):
     assert len(refusals) == 2 and "the publisher is in use" in refusals[0]
 
 
-def test_nobody_leaves_while_a_publisher_is_opened(work, first):
+def test_a_job_cannot_be_closed_while_a_publisher_opens(work, first):
     job = driftless.Job(binding.config(driftless, work / "road"), "trainer", launched=False)
 
     class Leaving(binding.Source):
@@ -323,7 +324,7 @@ def test_a_target_that_a_busy_job_did_not_take_is_free(work, first):
     target = pair.memory(first)
     with pytest.raises(driftless.errors.BusyError, match="the job"):
         driftless.Receiver(waits, target)
-    # Whatever lies where that one lay is none of the target's business.
+    # The old target no longer uses memory at that address.
     other = driftless.Receiver(pair.rollout, driftless.OwnedTarget(), id="other")
     staging = threading.Thread(target=lambda: other.stage(1))
     staging.start()
@@ -443,12 +444,12 @@ def test_torch_both_ways(work, rng, first):
     assert all(torch.equal(copy[n], p) for n, p in model.named_parameters())
 
 
-def test_a_trainer_that_lost_its_directory_ends_nobody(work, rng, first):
-    """It wakes up late, with nothing left to publish; another one has resumed its run."""
+def test_a_trainer_that_lost_its_lock_cannot_end_the_run(work, rng, first):
+    """It wakes up late, with nothing left to publish; another trainer has resumed its run."""
     pair = binding.Pair(driftless, work / "road", first)
     second = binding.step(rng, first)
     publish(pair, second)
-    # As a file server does that gives up on a client.
+    # A file server drops the locks of a client in this way.
     (work / "road" / ".driftless-publisher.lock").unlink()
     with driftless.Job(pair.config, "trainer", launched=False) as job:
         other = driftless.Publisher(job, binding.Source(driftless, first))
@@ -462,14 +463,15 @@ def test_a_trainer_that_lost_its_directory_ends_nobody(work, rng, first):
 
 
 @pytest.mark.parametrize("versions", [1, 2])
-def test_a_run_in_the_place_of_another_is_told(work, rng, first, versions):
-    """The directory was cleared: its numbers are no news to who holds as many of the old run."""
+def test_a_run_in_the_place_of_another_is_reported(work, rng, first, versions):
+    """The directory was cleared, so the new run's numbers are not above those of the old run's
+    holder."""
     pair = binding.Pair(driftless, work / "road", first, "deadlines.fetch=200ms")
     second = binding.step(rng, first)
     for tensors in (second, binding.step(rng, second)):
         publish(pair, tensors)
         assert pair.receiver.stage(5.0) and pair.receiver.commit()
-    assert not pair.receiver.stage(0.5), "its own run may rest"
+    assert not pair.receiver.stage(0.5), "its own run may be idle"
     pair.trainer.leave()
     shutil.rmtree(work / "road")
     with driftless.Job(pair.config, "trainer", launched=False) as job:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in and out: by which ways they come, what is refused and by what name, kernels."""
+"""Tensors in and out: accepted protocols, refusals that name the tensor, kernels."""
 
 import array
 import ctypes
@@ -40,7 +40,7 @@ def test_dlpack_there_and_back(dtype, rng):
 
 
 class Producer:
-    """DLPack as somebody else's object offers it."""
+    """An object of another library that offers DLPack."""
 
     def __init__(self, inner, versions):
         self.inner, self.versions = inner, versions
@@ -61,7 +61,7 @@ def test_dlpack_of_both_kinds(versions, rng):
     assert ref.data_address == data.ctypes.data and ref.shape == (4, 3)
     data.flags.writeable = False
     late = driftless.TensorRef(Producer(driftless.TensorRef(data), versions))
-    assert late.read_only == versions  # the older kind cannot say it
+    assert late.read_only == versions  # the older kind has no such flag
 
 
 def test_dlpack_bfloat16_and_float8():
@@ -88,7 +88,7 @@ def test_dlpack_capsule_that_is_used_or_none():
         driftless.TensorRef(Same(), "w")
 
 
-def test_dlpack_keeps_memory_alive_and_lets_it_go():
+def test_dlpack_keeps_memory_alive_and_releases_it():
     class Owner:
         alive = 0
 
@@ -141,7 +141,7 @@ class OnCuda:
     }
 
 
-def test_what_is_refused_is_named():
+def test_a_refused_tensor_is_named():
     grid = np.zeros((4, 6), np.float32)
     for wrong in (grid[:, ::2], grid.T, grid[::-1], np.asfortranarray(grid)):
         with pytest.raises(refused, match="tensor 'w' is not contiguous"):
@@ -237,7 +237,7 @@ def test_masked_overwrite():
     assert target.tolist() == [9, 2, 7, 4]
 
 
-def test_digest_adds_up_and_knows_places(rng):
+def test_a_digest_is_a_sum_that_depends_on_places(rng):
     a, b = rng.random(1000), rng.random(77).astype(np.float32)
     both = driftless.digest([("a", a), ("b", b)])
     assert both == driftless.digest([("b", b), ("a", a)])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pip install` of a wheel into a fresh environment.
 
-The environment that builds it stays in build/venvs, and the wheel's build folder beside build/, so
-that only the first run takes minutes.
+The environment that builds it stays in build/venvs, and the wheel's build folder stays beside
+build/, so only the first run takes minutes.
 """
 
 import os
@@ -17,12 +17,12 @@ import pytest
 import binding
 from support import REPOSITORY
 
-# pybind11 is the system's, as in the build folder: then ccache knows the module, too.
+# pybind11 is the system's, as in the build folder, so that ccache has the module's objects, too.
 TOOLS = ["scikit-build-core==1.1.1", "pybind11-stubgen==3.0.0"]
 
 
 def build_environment():
-    """A Python that can build the wheel, or a skip with pip's own reason."""
+    """A Python that can build the wheel; skips the test with pip's reason if it cannot be made."""
     path = REPOSITORY / "build/venvs/wheel"
     python = path / "bin/python"
     probe = [python, "-c", "import scikit_build_core, pybind11_stubgen"]
@@ -41,7 +41,7 @@ def build_environment():
 
 
 def setting(name):
-    """Of the build folder, or None."""
+    """A setting of the build folder, or None."""
     cache = (REPOSITORY / "build/CMakeCache.txt").read_text()
     found = re.search(rf"^{name}:\w+=(.*)$", cache, re.M)
     return found and found.group(1)
@@ -49,13 +49,13 @@ def setting(name):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    binding.driftless()  # else the wheel would be skipped for the same reason
+    binding.driftless()  # skips for the same reason as all tests of the package
     python = build_environment()
     out = tmp_path_factory.mktemp("wheel")
     line = [python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     line += ["--disable-pip-version-check", "-w", out]
     line += ["--config-settings", "build-dir=build-wheel-test"]
-    # The settings and the compiler of the build folder: what it compiled is not compiled again.
+    # The settings and the compiler of the build folder, so that ccache has its objects.
     if architectures := setting("DRIFTLESS_CUDA_ARCHITECTURES"):
         line += ["--config-settings", f"cmake.define.DRIFTLESS_CUDA_ARCHITECTURES={architectures}"]
     line += [REPOSITORY]
@@ -76,8 +76,8 @@ def test_contents(wheel):
     assert not [name for name in names if "__pycache__" in name]
 
 
-def test_no_library_is_looked_for_in_the_current_or_the_build_directory(wheel, work):
-    """An empty element of a RUNPATH is the current directory."""
+def test_no_library_is_searched_in_the_current_or_the_build_directory(wheel, work):
+    """An empty element of a RUNPATH means the current directory."""
     zipfile.ZipFile(wheel).extractall(work / "wheel")
     files = [file for file in (work / "wheel").rglob("*") if file.is_file()]
     elf = [file for file in files if file.read_bytes().startswith(b"\x7fELF")]
@@ -91,7 +91,7 @@ def test_no_library_is_looked_for_in_the_current_or_the_build_directory(wheel, w
 
 
 def test_installed(wheel, work):
-    """In an environment with nothing else: imports, moves a version, and is on the PATH."""
+    """In an environment with nothing else: it imports, moves a version, and is on the PATH."""
     subprocess.run([sys.executable, "-m", "venv", work / "venv"], check=True)
     python = work / "venv/bin/python"
     install = [python, "-m", "pip", "install", "-q", "--no-index", "--disable-pip-version-check"]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libdriftless.so and the example programs that use it: what it exports and links, and real trainers
-followed over files and over MPI into memory of the programs' own, bit for bit."""
+"""libdriftless.so and the example programs that use it: its exports and links, and programs that
+follow real trainers over files and over MPI into their own memory, bit for bit."""
 
 import ctypes
 import json
@@ -33,7 +33,7 @@ def output_of(*command):
 # --- the library ---------------------------------------------------------------------------------
 
 
-def test_exports_what_the_header_says_and_nothing_else():
+def test_exports_exactly_the_functions_of_the_header():
     exported = {line.split()[-1] for line in output_of("nm", "-D", "--defined-only", LIBRARY).splitlines()}
     declared = set(re.findall(r"^DRIFTLESS_EXPORT [^;(]*?\b(driftless_\w+)\(", HEADER.read_text(), re.M))
     assert len(declared) > 25 and exported == declared
@@ -65,7 +65,7 @@ def test_the_header_is_clean(compiler, tmp_path):
 
 
 def test_from_another_language():
-    """The functions without structs are enough to be told why something fails."""
+    """The functions without structs suffice to read the reason of a failure."""
     library = ctypes.CDLL(str(LIBRARY))
     library.driftless_version.restype = ctypes.c_char_p
     library.driftless_error_message.restype = ctypes.c_char_p
@@ -85,7 +85,7 @@ def test_from_another_language():
 
 
 class Followed:
-    """A run on disk, and the files that the example programs take and leave."""
+    """A run on disk, and the input and output of the example programs."""
 
     def __init__(self, work, rng, road):
         self.job = jobs.Job(work, road)
@@ -114,7 +114,8 @@ class Followed:
         return [COMMAND, *map(str, self.job.trainer("--json", "--replay", self.work / "run", *options))]
 
     def check(self, result, trainer):
-        """Ended well, with the trainer's last bytes, and with the digest that the trainer told of."""
+        """Asserts success, with the trainer's last bytes, and the digests that the trainer
+        printed."""
         assert result.returncode == 0, result.stderr + result.stdout
         assert self.out.read_bytes() == self.bytes_of(STEPS)
         (told,) = re.findall(rf'"version":{STEPS},.*?"digest":"(\w{{32}})"', trainer.stdout)[:1]
@@ -124,7 +125,7 @@ class Followed:
 
 
 def played(followed):
-    """A trainer that has come and gone."""
+    """A trainer that has published its run and ended."""
     trainer = jobs.finish(jobs.start(followed.trainer("--rollouts", 0)))
     assert trainer.returncode == 0, trainer.stderr
     return trainer
@@ -144,7 +145,7 @@ def test_follows_a_trainer_over_files(work, rng, language, base):
 @pytest.mark.parametrize("language", PROGRAMS)
 @pytest.mark.parametrize("road", ("mpi_rma", "hdf5"))
 def test_follows_trainers_in_an_mpi_job(work, rng, language, road):
-    """The library loads MPI because mpirun started it; two trainers, and a rollout of ours beside."""
+    """The library loads MPI because mpirun started it; two trainers, and one native rollout."""
     jobs.need_mpirun()
     followed = Followed(work, rng, road)
     other = [COMMAND, *map(str, followed.job.rollout("--base", followed.work / "run/step_000000"))]
@@ -192,7 +193,7 @@ def test_refusals_say_what_is_wrong(work, rng, language):
 
 
 def test_without_mpi_files_work_and_mpi_is_refused(work, rng):
-    """On a machine without MPI, as far as the loader can tell."""
+    """The loader finds no MPI, as on a machine without it."""
     jobs.need("mpi_rma")
     needed = output_of("ldd", BUILD / "lib/driftless/libdriftless_roads.so")
     names = [line.split()[0] for line in needed.splitlines() if "libmpi" in line]

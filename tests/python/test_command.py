@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command as people and scripts use it: defaults, output, exit codes, no silent overwrite."""
+"""The command for people and scripts: defaults, output, exit codes, no silent overwrite."""
 
 import json
 import re
@@ -32,7 +32,7 @@ COMMANDS = ("synth", "diff", "apply", "verify", "inspect", "bench")
 
 @pytest.fixture
 def chain(pair):
-    """Three versions published; pair.steps holds the tensors of versions 0 to 3."""
+    """Three published versions; pair.steps has the tensors of versions 0 to 3."""
     pair.steps = [pair.old, pair.new]
     pair.paths = [pair.old_path, pair.new_path]
     for number in (2, 3):
@@ -83,7 +83,7 @@ def test_wrong_options_of_diff(pair, options):
 
 
 def test_one_is_singular_and_a_weight_is_a_weight(work, rng):
-    """The words of people's output: docs/develop/glossary.md."""
+    """The terms in the command's text output: docs/develop/glossary.md."""
     old = {"t.weight": random_tensor(rng, "BF16", (64,))}
     a, b = (write_checkpoint(work / n, t) for n, t in (("a", old), ("b", {"t.weight": changed(rng, old["t.weight"], positions=[3])})))
     texts = [
@@ -171,7 +171,7 @@ def test_the_defaults_of_diff(chain):
     assert flush["encoding"] == "deltas_zstd" and flush["checksum"] == "xxh3-128"
 
 
-def test_diff_says_what_it_found(pair):
+def test_diff_prints_its_figures(pair):
     report = publish(pair.published, pair.old_path, pair.new_path)
     units = sum(len(tensor.words()) for tensor in pair.old.values())
     different = {n: np.count_nonzero(pair.old[n].words() != pair.new[n].words()) for n in pair.old}
@@ -195,7 +195,7 @@ def test_diff_overwrites_nothing(chain):
 
 
 def test_diff_refuses_an_old_that_is_not_the_base(chain):
-    """The receivers hold version 3. A delta from anything else would not fit."""
+    """The receivers hold version 3: a delta from another base would not fit."""
     before = files_of(chain.published)
     line = ("diff", chain.paths[1], chain.paths[2], "--out", chain.published)
     assert_refusal(run(*line), 4, "wrong_base", str(chain.paths[1]))
@@ -203,7 +203,7 @@ def test_diff_refuses_an_old_that_is_not_the_base(chain):
 
 
 def test_version_and_base_can_be_chosen(chain):
-    """A shortcut from 1 to 7 joins the run and is taken by who is at 1."""
+    """A shortcut from 1 to 7 joins the run; a checkpoint at version 1 takes it."""
     report = publish(chain.published, chain.paths[1], chain.paths[3], "hf_delta", "overwrite",
                      "--version", "7", "--base", "1")  # fmt: skip
     assert (report["version"], report["base_version"]) == (7, 1)
@@ -245,7 +245,7 @@ def test_the_number_of_threads_changes_no_payload(work, rng, layout, encoding):
         publish(out, work / "old", work / "new", layout, encoding, "--threads", threads)
         files = files_of(out / "weight_v000001")
         names = set(files) - {"manifest.json", "DONE"}
-        # The header of a frame names the run.
+        # Skips the header of a frame, which has the run's id.
         payloads.append({n: files[n][128 * n.endswith(".frame") :] for n in names})
     assert payloads[0] == payloads[1] == payloads[2]
 
@@ -267,7 +267,7 @@ def test_apply_goes_to_the_newest_and_then_does_nothing(chain):
     assert {file: file.stat().st_mtime_ns for file in target.rglob("*")} == before
 
 
-def test_apply_stops_where_it_is_told(chain):
+def test_apply_stops_at_the_requested_version(chain):
     target = chain.checkpoint()
     for version in (2, 2, 3):
         text = ok("apply", chain.published, "--to", target, "--to-version", str(version))
@@ -277,7 +277,7 @@ def test_apply_stops_where_it_is_told(chain):
 
 
 def test_a_refused_version_in_the_middle_leaves_those_before_it(chain):
-    """Version by version: each is all or nothing."""
+    """Each version is applied completely or not at all."""
     shard = chain.published / "weight_v000003/rank0000_flush000000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\xa5")
     target = chain.checkpoint()
@@ -286,7 +286,7 @@ def test_a_refused_version_in_the_middle_leaves_those_before_it(chain):
     assert read_checkpoint(target) == chain.steps[version]
 
 
-def test_apply_starts_from_a_full_version_where_the_chain_is_gone(chain):
+def test_apply_starts_from_a_full_version_if_the_chain_is_broken(chain):
     publish(chain.published, chain.paths[3], chain.paths[1], "hf_delta", "full")
     publish(chain.published, chain.paths[1], chain.paths[2])
     for version in (1, 2, 3):
@@ -300,7 +300,7 @@ def test_apply_starts_from_a_full_version_where_the_chain_is_gone(chain):
 # --- verify --------------------------------------------------------------------------------------
 
 
-def test_verify_holds_a_checkpoint_to_its_own_state(chain):
+def test_verify_compares_a_checkpoint_with_its_own_state(chain):
     target = chain.checkpoint()
     assert_refusal(run("verify", target), 2, "--like or --manifest")
     ok("apply", chain.published, "--to", target)
@@ -310,7 +310,7 @@ def test_verify_holds_a_checkpoint_to_its_own_state(chain):
     assert "identical" in ok("verify", target)
 
 
-def test_verify_holds_a_checkpoint_to_a_manifest(chain):
+def test_verify_compares_a_checkpoint_with_a_manifest(chain):
     for version in (1, 2, 3):
         path = foreign.version_path(chain.published, version)
         for manifest in (path, path / "manifest.json"):
@@ -345,7 +345,7 @@ def test_verify_names_the_first_difference(work, rng):
     assert ok_json("verify", one, "--like", one)["identical"] is True
 
 
-def test_verify_tells_zeros_and_nans_apart(work, rng):
+def test_verify_distinguishes_zeros_and_nans(work, rng):
     zeros = {"t": with_bits(random_tensor(rng, "F32", (9,)), *[0] * 9)}
     one = write_checkpoint(work / "one", zeros)
     for number, bits in enumerate((0x80000000, 0x7FC00000, 0x7FC00001, 1)):

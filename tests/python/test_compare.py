@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless compare` counts what changed between two checkpoints, and what each encoding costs.
-The figures are held against numpy, and the bytes against those that `diff` writes."""
+"""`driftless compare` counts the changes between two checkpoints, and the cost of each encoding.
+numpy checks the figures, and the output of `diff` checks the bytes."""
 
 import json
 import subprocess
@@ -45,14 +45,14 @@ class Page(HTMLParser):
         self.text += data
 
     def assert_closed(self):
-        """Nothing from outside, nothing that runs."""
+        """Asserts that it references nothing outside, and runs nothing."""
         assert not {"script", "img", "iframe", "link", "object", "a"} & set(self.tags)
         for name, value in self.attributes:
             assert not name.startswith("on") and name not in ("src", "href"), (name, value)
 
 
 def ulps(old, new):
-    """Distances on the line of the bits, of the changed elements of a float type."""
+    """Distances in ULP of the changed elements of a float dtype."""
     bits = FLOATS[old.dtype]
     a, b = old.words().astype(np.int64), new.words().astype(np.int64)
     line = [np.where(w >> bits, -(w & ((1 << bits) - 1)), w) for w in (a, b)]
@@ -160,7 +160,7 @@ def test_identical_checkpoints(pair):
 
 
 def test_ulps_over_zero(work, rng):
-    """-0 is one place from +0 in bits alone: no step; the smallest numbers are one step from it."""
+    """-0 and +0 differ in bits only, by no step; the smallest numbers are one step from zero."""
     tensor = random_tensor(rng, "BF16", (4,))
     old = {"t": with_bits(tensor, 0x8000, 0x0001, 0x8001, 0x3F80)}
     new = {"t": with_bits(tensor, 0x0000, 0x8001, 0x0000, 0x3F81)}
@@ -226,7 +226,7 @@ def test_the_page_is_one_closed_file_and_is_not_overwritten(pair):
     assert html.read_bytes() != before and "identical" in Page(html).text
 
 
-def test_hostile_names_stay_text(work, rng):
+def test_markup_in_names_is_escaped(work, rng):
     names = [
         "<script>alert(1)</script>.weight",
         '"><img src=x onerror="alert(1)">',
@@ -255,15 +255,16 @@ def test_damaged_and_missing_checkpoints_are_refused(pair):
     assert_refusal(run("compare", pair.old_path, pair.new_path), 4, file.name)
 
 
-def test_memory_does_not_follow_the_checkpoints(work, rng):
-    """Pages that were read go, but for those of one frame: of 400 MB, at most 300 at a time."""
+def test_memory_does_not_grow_with_the_checkpoints(work, rng):
+    """Pages that were read are dropped, except those of one frame: of 400 MB, at most 300 at a
+    time."""
     words = rng.integers(0x3C00, 0x3D00, 12_500_000, dtype=np.uint16)
     old = {f"layers.{i}.weight": Tensor("BF16", (12_500_000,), words.tobytes()) for i in range(8)}
     words[::200] ^= 1
     new = {name: Tensor("BF16", (12_500_000,), words.tobytes()) for name in old}
     paths = write_checkpoint(work / "a", old), write_checkpoint(work / "b", new)
     del old, new
-    # By way of a small process: a child begins with the peak of the one that it was forked from.
+    # Started by a small process, because a child's peak begins with that of its parent.
     script = (
         "import resource, subprocess, sys\n"
         "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"

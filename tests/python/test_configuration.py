@@ -27,7 +27,7 @@ EXPECTED = {
 
 
 def check(path, *arguments):
-    """Ok, or that something it asks for was not built here."""
+    """Asserts success, or that the file needs a backend that this build lacks."""
     result = run("config", "check", path, *arguments)
     assert result.returncode in (0, 8), result.stderr
     return result
@@ -68,7 +68,7 @@ def test_the_files_show_where_engines_go(work):
         assert "http://rollout-0:30000" in result.stdout
 
 
-def test_check_prints_what_a_file_amounts_to(work):
+def test_check_prints_the_resulting_configuration(work):
     path = work / "job.yaml"
     path.write_text("road: { kind: shared_fs, shared_fs: { dir: /d } }\n")
     settings = ok_json("config", "check", path)["settings"]
@@ -104,7 +104,7 @@ def test_info_lists_every_backend():
     assert "reference" in info["kernels"]
 
 
-def test_check_tells_what_auto_is(work):
+def test_check_prints_what_auto_becomes(work):
     path = work / "job.yaml"
     path.write_text("road: { kind: shared_fs, shared_fs: { dir: /d }, layout: frames }\n")
     checked = ok_json("config", "check", path)
@@ -183,7 +183,8 @@ def test_init_writes_a_file_that_passes_the_check(work, road, role):
         assert count == 1
         path.write_text(text)
     changed = check(path)
-    # Every default, as it stands there: the same configuration. Only engines must be real ones.
+    # With all commented defaults in effect, the configuration is the same. Only engines must be
+    # real.
     before, _, engines = text.partition("\n#engines:\n")
     rest = re.sub(r"^#  +.*\n|^ +# .*\n", "", engines, flags=re.M) if engines else ""
     path.write_text(re.sub(r"^#(?! )|^#(?=  )", "", before, flags=re.M).replace("\n #", "\n#") + "\n" + rest)
@@ -191,7 +192,7 @@ def test_init_writes_a_file_that_passes_the_check(work, road, role):
 
 
 def keys_in(text):
-    """Those of a file that init wrote, set or commented: "road.shared_fs.dir"."""
+    """The keys in a file that init wrote, set or commented: "road.shared_fs.dir"."""
     keys, groups = set(), []
     for line in text.splitlines():
         match = re.match(r"#?( *)([a-z_0-9]+):( |$)", line)
@@ -203,7 +204,7 @@ def keys_in(text):
     return keys
 
 
-# What the keys of several roads are read by; others of road.X.* are of road X.
+# Keys that several roads read; any other road.X.* belongs to road X.
 SHARED_KEYS = {
     "road.ring_size": {"mpi_rma", "nccl", "peer"},
     "road.ring_versions": {"mpi_rma", "nccl", "peer"},
@@ -212,7 +213,7 @@ SHARED_KEYS = {
 
 @pytest.mark.parametrize("road", ROADS)
 def test_init_has_every_key_that_applies(road):
-    """With the agent's: it hands versions of any road over by host_shm."""
+    """Including the agent's keys: an agent passes versions of any road on through host_shm."""
     found = keys_in(ok("config", "init", "--road", road))
     for row in ok_json("info")["keys"]:
         key = row["key"]

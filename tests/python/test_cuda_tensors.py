@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA tensors of torch in the package: kernels on a stream of the caller's, and a target over them.
+"""CUDA tensors of torch in the package: kernels on a stream of the caller, and a target over them.
 
-What needs a GPU is skipped without one; tests/gpu/parts/python.sh runs it. Everything is held against
-the same calls on host memory.
+Tests that need a GPU are skipped without one; tests/gpu/parts/python.sh runs them. All results are
+compared with the same calls on host memory.
 """
 
 import os
@@ -20,7 +20,7 @@ from driftless import kernels  # noqa: E402
 
 
 class OnCuda:
-    """Says that it is on a GPU; nothing is there."""
+    """Claims to be on a GPU, but has no memory."""
 
     __cuda_array_interface__ = {
         "shape": (4,),
@@ -43,8 +43,8 @@ class OnCuda:
     ],
     ids=["diff", "gather", "scatter", "masked_overwrite", "digest", "target"],
 )
-def test_what_is_no_memory_of_a_gpu_is_refused_by_name(call):
-    """Where CUDA is not in the build, where there is no GPU, and where the address is none of its."""
+def test_a_tensor_that_is_not_in_gpu_memory_is_refused_by_name(call):
+    """If the build has no CUDA, if there is no GPU, and if the GPU does not own the address."""
     with pytest.raises(driftless.Error, match="is on cuda:0: ") as refused:
         call(OnCuda())
     assert refused.value.code in ("unsupported", "invalid_argument")
@@ -91,7 +91,7 @@ def test_kernels_agree_with_the_hosts(torch, stream, dtype):
     new = old.clone()
     new.view(torch.uint8)[:: 97 * old.element_size()] ^= 1
     number = stream.cuda_stream
-    with torch.cuda.stream(stream):  # queued there, and not waited for
+    with torch.cuda.stream(stream):  # queued on the stream, not waited for
         old_dev, new_dev = old.pin_memory().cuda(non_blocking=True), new.pin_memory().cuda(non_blocking=True)
     positions, values = kernels.diff(old_dev, new_dev, stream=number)
     expected_positions, expected_values = kernels.diff(old, new)
@@ -137,7 +137,7 @@ def test_a_target_on_the_gpu_follows(torch, stream, work, rng):
     dtypes = {name: dtype for name, (dtype, _) in tensors.items()}
     held = {}
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)  # the base is long in coming: it must be waited for
+        torch.cuda._sleep(200_000_000)  # delays the base: the target must wait for it
         for name, (_, array) in tensors.items():
             bits_of = torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).pin_memory()
             flat = bits_of.cuda(non_blocking=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged and hostile bytes: truncation, flipped bits, names and links that lead elsewhere. Refused
-in one line, with the weights as they were; or, where the damage says nothing, applied exactly."""
+"""Damaged and malicious bytes: truncation, flipped bits, names and links that lead elsewhere. They
+are refused in one line, with the weights unchanged; or applied exactly, if the damage has no
+effect."""
 
 import json
 import os
@@ -58,8 +59,8 @@ def test_bytes_after_the_end(pair, kind):
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
 def test_flipped_bits_in_a_version(pair, kind):
-    """At seeded random places over all files. In ours every flip is noticed. In theirs one may
-    fall where nothing depends on it: then the result is exact."""
+    """At seeded random places over all files. Our formats detect every flip. In foreign formats a
+    flip may fall on unused bytes: then the result is exact."""
     path = publish_kind(pair, kind)
     target = pair.checkpoint()
     before = weights_and_state(target)
@@ -122,7 +123,7 @@ def test_a_damaged_state(pair, text):
 @pytest.mark.parametrize("name", ("..", "../old/model-00001-of-00002.safetensors", "/etc/passwd",
                                   "a/b.safetensors", "x\0.safetensors", "", ".", "x" * 300,
                                   "model.safetensors\n"))  # fmt: skip
-class TestHostileFileNames:
+class TestFileNamesThatLeadElsewhere:
     def test_in_the_index_of_a_version(self, pair, name):
         path = publish_kind(pair, "theirs xor")
         index = json.loads((path / INDEX).read_text())
@@ -179,7 +180,7 @@ def test_an_absurd_header_length(pair, length):
 
 @pytest.mark.parametrize("positions", ([5, 5], [9, 3], [10**6, 10**6 + 1], [0, 2**32 - 1]))
 def test_positions_that_make_no_sense(pair, positions):
-    """Twice the same, descending, past the end: with a right digest of whatever comes out."""
+    """Repeated, descending, or out of range, with a correct digest of the result."""
     name = "norm.weight"
     payload = struct.pack("<I2I2B", 2, *positions, 1, 2)
     frame = zstandard.ZstdCompressor().compress(payload)
@@ -194,7 +195,8 @@ def test_positions_that_make_no_sense(pair, positions):
 
 
 def test_a_frame_that_claims_more_than_the_tensor_has(pair):
-    """A bomb: 512 MB of zeros in a few bytes of zstd; refused by its header, not inflated."""
+    """A bomb: 512 MB of zeros in a few bytes of zstd; the header shows it, so it is not
+    inflated."""
     name = "norm.weight"
     bomb = zstandard.ZstdCompressor(level=1).compressobj(size=1 << 29)
     frame = b"".join(bomb.compress(bytes(1 << 24)) for _ in range(32)) + bomb.flush()
@@ -233,7 +235,7 @@ def test_a_version_is_a_link_out_of_the_directory(pair, kind):
 
 @pytest.mark.parametrize("shards", (1, 2))
 def test_a_file_of_the_checkpoint_is_a_link(pair, shards):
-    """As in the cache of a model hub: patching would change what others load."""
+    """As in a model hub's cache: patching would change the weights of other users of the file."""
     publish_kind(pair, "ours xor")
     pair.shards = shards
     target = pair.checkpoint()
@@ -270,7 +272,7 @@ def test_a_checkpoint_that_shares_its_files_by_hard_links(pair):
 
 
 def test_a_link_to_the_checkpoint_itself_is_followed(pair):
-    """Whoever names a link means what it leads to."""
+    """A link on the command line stands for the directory that it leads to."""
     publish_kind(pair, "ours xor")
     target = pair.checkpoint()
     (pair.work / "link").symlink_to(target)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make demo`, as the README says: every road, real Megatron and an engine, smaller."""
+"""`make demo` as in the README: every road, real Megatron and an engine, smaller."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_road_of_the_demo_is_bit_identical():
     if not (ROOT / "build/bin/driftless").exists():
-        pytest.skip("the demo is of the tree's own build: build/bin/driftless is not there")
+        pytest.skip("the demo uses the tree's own build, and build/bin/driftless is missing")
     shown = subprocess.run(
         ["scripts/demo.sh", "2000000", "2"],
         cwd=ROOT,
@@ -23,7 +23,7 @@ def test_every_road_of_the_demo_is_bit_identical():
         check=False,
     )
     assert shown.returncode == 0, shown.stdout[-6000:]
-    if "MPI is not there" in shown.stdout:
+    if "MPI is missing" in shown.stdout:
         return
     same = dict(re.findall(r"^(\w+) .* (yes|NO) +\d+ s$", shown.stdout, re.MULTILINE))
     assert {"mpi_rma", "flush", "hf_delta"} <= same.keys(), shown.stdout[-6000:]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of docs/ can be followed: every link and every mention of a page leads to a file, every page
-is in the index, prose wraps, and the architecture page has the arrows that are checked."""
+"""The pages of docs/: every link and every mention of a page leads to a file, every page is in the
+index, prose is wrapped, and the architecture page has the checked include rules."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ def pages():
 
 
 def anchors(page):
-    """As GitHub makes them from headings."""
+    """The anchors that GitHub makes from headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless doctor`: each check is seen to fail, with a next action, against something that is really
-broken; and what is hung costs its own row and its deadline."""
+"""`driftless doctor`: each check fails, with a next action, for something that is really broken; a
+hung part costs only its own row and its deadline."""
 
 import contextlib
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import jobs
 from doctor_rows import LONGEST, assert_row, closed_port, config, doctor, served
 from support import COMMAND, REPOSITORY, run
+from test_peer import nixl_library
 
 sys.path.insert(0, str(REPOSITORY / "tests/object_store"))
 import servers  # noqa: E402
@@ -104,7 +107,7 @@ def test_no_mpirun_and_one_that_fails(work):
     script(tools, "mpirun", "echo 'driftless: io: MPI_ERR_WIN: run mpirun with --mca pml ucx' >&2; exit 1")
     rows = doctor(*named, env=path, code=1)
     assert_row(rows, "mpi", "windows", "fail", "MPI_ERR_WIN", "--mca osc ucx")
-    # It asks for a flag, and then starts processes as the mpirun of another MPI does.
+    # It accepts a flag, and then starts processes as the mpirun of another MPI does.
     script(tools, "mpirun", 'case "$*" in *isolated*) shift 5; exec "$@";; esac\n'
            "echo plm_rsh_agent: ssh : rsh; exit 1")  # fmt: skip
     rows = doctor(*named, env=path, code=1)
@@ -112,7 +115,8 @@ def test_no_mpirun_and_one_that_fails(work):
 
 
 def test_flags_that_this_host_needs_are_found_by_trying(work):
-    """A host without ssh, whose windows have no room, and whose osc component cannot make them."""
+    """A host without ssh, without room for windows, and with an osc component that cannot make
+    them."""
     jobs.need_mpirun()
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_"))}
     tools = work / "tools"
@@ -151,7 +155,7 @@ def test_inside_a_job_of_mpirun():
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """A folder with a stand-in of CUDA's driver."""
+    """A folder with a stand-in for CUDA's driver."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no compiler")
@@ -201,13 +205,13 @@ def test_a_directory_that_holds_all_promises(work):
     rows = doctor(*shared_fs(work, work / "road"), "--only", "road")
     for check in ("directory", "fsync", "clock", "exclusive create", "rename", "lock"):
         assert_row(rows, "road", check, "ok")
-    assert sorted(path.name for path in work.iterdir()) == ["job.yaml"], "it leaves nothing behind"
+    assert sorted(path.name for path in work.iterdir()) == ["job.yaml"], "it leaves no file"
 
 
 def test_a_directory_that_is_missing_or_closed(work):
     rows = doctor(*shared_fs(work, "/nowhere/at/all"), "--only", "road", code=1)
     assert_row(rows, "road", "directory", "fail", "mount the file system")
-    if os.getuid() == 0:  # whom a mode does not stop
+    if os.getuid() == 0:  # root ignores permissions
         rows = doctor(*shared_fs(work, "/proc/self"), "--only", "road", code=1)
         assert_row(rows, "road", "write", "fail", "another road.shared_fs.dir")
         return
@@ -314,7 +318,7 @@ def test_limits_temporary_space_and_secrets(work):
 
 
 def test_the_hub_of_a_road_without_mpi(work):
-    """Free on this host, taken, another host's, and a name that nobody knows."""
+    """Free on this host, in use, on another host, and a name that does not resolve."""
     token = work / "token"
     token.write_text("0123456789abcdef" * 2)
     token.chmod(0o600)
@@ -327,20 +331,118 @@ def test_the_hub_of_a_road_without_mpi(work):
     rows = rows_of(closed_port().removeprefix("http://"), 0)
     assert_row(rows, "host", "hub.address", "ok", "is free on this host")
     assert_row(rows, "host", "hub.token_file", "ok")
-    assert_row(rows, "road", "peer", "skip", "outside of its processes")
+    assert_row(rows, "road", "tcp", "ok", "can be served on 127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         rows = rows_of(f"127.0.0.1:{taken.getsockname()[1]}", 0)
         assert_row(rows, "host", "hub.address", "ok", "a process listens there", "another program")
-    with socket.socket() as bound:  # taken, and nobody takes connections
+    with socket.socket() as bound:  # in use, but no process accepts connections
         bound.bind(("127.0.0.1", 0))
         rows = rows_of(f"127.0.0.1:{bound.getsockname()[1]}", 1)
         assert_row(rows, "host", "hub.address", "fail", "hub.address")
-    rows = rows_of("192.0.2.1:27315", 0)  # of no network
+    rows = rows_of("192.0.2.1:27315", 0)  # a reserved address
     assert_row(rows, "host", "hub.address", "warn", "another host's", "start the leading trainer")
     rows = rows_of("127.0.0.1:no-port", 1)
     assert_row(rows, "host", "hub.address", "fail", "correct hub.address")
     token.chmod(0o644)
     assert_row(rows_of("127.0.0.1:0", 1), "host", "hub.token_file", "fail", "chmod 600")
+
+
+def peer(work, text="", address="127.0.0.1:0"):
+    token = work / "token"
+    token.write_text("0123456789abcdef" * 2)
+    token.chmod(0o600)
+    return config(work, f"""
+hub: {{ address: '{address}', token_file: {token} }}
+road: {{ kind: peer, {text} }}
+""")
+
+
+def test_the_carriers_of_the_peer_road(work):
+    jobs.need("peer")
+    only = ["--only", "road"]
+    rows = doctor(*peer(work), *only, code=0)
+    assert_row(rows, "road", "tcp", "ok", "127.0.0.1")
+    assert_row(rows, "road", "shm", "ok", "map each other's parts")
+    rows = doctor(*peer(work, "peer: { carrier: tcp }"), *only, code=0)
+    for carrier in ("shm", "nixl"):
+        assert_row(rows, "road", carrier, "skip", "road.peer.carrier")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        rows = doctor(*peer(work, f"peer: {{ address: '{at}' }}"), *only, code=1)
+        assert_row(rows, "road", "tcp", "fail", at, "another road.peer.address")
+    rows = doctor(*peer(work, "peer: { address: '192.0.2.1:27316' }"), *only, code=0)
+    assert_row(rows, "road", "tcp", "warn", "not an address of this host")
+    rows = doctor(*peer(work, address="127.0.0.1:no-port"), *only, code=1)
+    assert_row(rows, "road", "tcp", "fail", "correct hub.address")
+
+
+def test_shared_memory_of_the_peer_road_that_is_not_to_be_had(work):
+    jobs.need("peer")
+
+    def small():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    only = ["--only", "road"]
+    for carrier, state, code in (("shm", "fail", 1), ("auto", "warn", 0)):
+        rows = doctor(
+            *peer(work, f"peer: {{ carrier: {carrier} }}"), *only, preexec_fn=small, code=code
+        )
+        assert_row(rows, "road", "shm", state, "ulimit -f", "road.peer.carrier: tcp")
+    # The leading trainer is on another host.
+    away = peer(work, "peer: { carrier: shm }", address="192.0.2.1:27315")
+    assert_row(doctor(*away, *only, code=1), "road", "shm", "fail", "192.0.2.1", "road.peer.carrier: auto")
+    away = peer(work, address="192.0.2.1:27315")
+    assert_row(doctor(*away, *only, code=0), "road", "shm", "ok", "this host alone")
+
+
+def test_nixl_of_the_peer_road(work):
+    jobs.need("peer")
+    only = ["--only", "road"]
+    absent = peer(work, "peer: { carrier: nixl, library: /nowhere/libnixl_capi.so }")
+    assert_row(doctor(*absent, *only, code=1), "road", "nixl", "fail", "/nowhere", "pip install nixl")
+    (work / "libnixl_capi.so").write_text("no library")
+    broken = peer(work, f"peer: {{ carrier: nixl, library: {work}/libnixl_capi.so }}")
+    assert_row(doctor(*broken, *only, code=1), "road", "nixl", "fail", "road.peer.library")
+    if not Path("/sys/class/infiniband").exists():
+        rows = doctor(*peer(work), *only, code=0)
+        assert_row(rows, "road", "nixl", "skip", "no active InfiniBand")
+
+
+def test_nixl_that_is_there(work):
+    library = nixl_library()
+    there = peer(work, f"peer: {{ carrier: nixl, library: {library} }}")
+    rows = doctor(*there, "--only", "road", code=0)
+    assert_row(rows, "road", "nixl", "ok", str(library), "has started UCX")
+    # A NIXL whose plugins are gone.
+    without = {**os.environ, "NIXL_PLUGIN_DIR": str(work)}
+    rows = doctor(*there, "--only", "road", env=without, code=1)
+    assert_row(rows, "road", "nixl", "fail", "UCX", "pip install nixl")
+
+
+def test_the_fallback_is_tried_as_a_road_of_its_own(work):
+    jobs.need("peer")
+    only = ["--only", "road"]
+    files = f"peer: {{ fallback: shared_fs }}, shared_fs: {{ dir: {work}/road }}"
+    rows = doctor(*peer(work, files), *only)
+    assert_row(rows, "road", "fallback", "ok", "road.peer.fallback", "shared_fs")
+    for check in ("fsync", "rename", "lock"):
+        assert_row(rows, "road", f"fallback {check}", "ok")
+    assert_row(rows, "road", "tcp", "ok")
+    files = "peer: { fallback: shared_fs }, shared_fs: { dir: /nowhere/at/all }"
+    rows = doctor(*peer(work, files), *only, code=1)
+    assert_row(rows, "road", "fallback directory", "fail", "mount the file system")
+    assert_row(rows, "road", "tcp", "ok")
+
+
+def test_a_fallback_that_is_a_store_which_is_not_there(work):
+    jobs.need("peer")
+    jobs.need("object_store")
+    store = f"object_store: {{ url: 's3://nobucket/run', endpoint: '{closed_port()}' }}"
+    rows = doctor(*peer(work, f"peer: {{ fallback: object_store }}, {store}"), "--only", "road",
+                  env=servers.client_environment(), code=1)  # fmt: skip
+    assert_row(rows, "road", "fallback reachable", "fail", "road.object_store.endpoint")
 
 
 def test_one_core_is_few():

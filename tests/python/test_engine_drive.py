@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine driver as Python uses it: an `LLM` of this process, and what a rank says of itself."""
+"""The engine driver in Python: an `LLM` of this process, and the replies of a rank."""
 
 import contextlib
 import json
@@ -34,9 +34,9 @@ def replica(**parallel):
     return made
 
 
-def test_a_replica_that_vllm_does_not_answer_for_raises():
-    """vLLM asks all its data-parallel replicas and hands on what the first says, unless one raises:
-    another one's failed commit would pass for done."""
+def test_a_replica_whose_replies_vllm_drops_raises():
+    """vLLM calls all its data-parallel replicas and returns only the first one's reply, unless one
+    raises: otherwise a failed commit of another one would count as done."""
     assert replica(data_parallel_index=0).driftless_status("n")["ok"]
     unheard = [
         {"data_parallel_index": 1},
@@ -57,7 +57,7 @@ def test_a_replica_that_vllm_does_not_answer_for_raises():
 
 @pytest.fixture
 def followed(work, rng):
-    """A run whose base is there whole, and a rank that follows it and holds nothing yet."""
+    """A run with a whole base, and a rank that follows it and holds nothing yet."""
     config = binding.config(driftless, work / "road")
     with driftless.Job(config, "trainer", launched=False) as job:
         publisher = driftless.Publisher(job, binding.Source(driftless, binding.weights(rng)))
@@ -94,7 +94,7 @@ def test_a_commit_that_comes_late_is_refused(followed):
 
 
 class Failing(HeldTarget):
-    """An engine that does not take what was written, as often as told."""
+    """An engine that fails to load written values, a given number of times."""
 
     failures = 0
 
@@ -104,7 +104,7 @@ class Failing(HeldTarget):
             raise RuntimeError("the loader failed")
 
 
-def test_what_python_raises_is_told_and_taken_back(work, rng):
+def test_an_exception_of_python_is_reported_and_undone(work, rng):
     config = binding.config(driftless, work / "road")
     weights = binding.weights(rng)
     write_checkpoint(work / "base", {n: Tensor(d, a.shape, a.tobytes()) for n, (d, a) in weights.items()})
@@ -134,7 +134,7 @@ def test_a_staging_ends_on_a_thread_that_calls_back(followed):
 
 @pytest.mark.parametrize("how", ["dropped", "kept"])
 def test_an_interpreter_ends_while_a_thread_stages(work, rng, how):
-    """Neither does it wait for the thread, nor does the thread break it."""
+    """The interpreter does not wait for the thread, and the thread does not crash it."""
     config = binding.config(driftless, work / "road")
     program = f"""
 import sys
@@ -166,7 +166,7 @@ class Llm:
         self.ranks = [{"version": 0, "run": "", "state": "closed"} for _ in range(2)]
         self.published, self.label, self.in_session, self.calls = 1, "default", False, []
         self.fate = lambda rank, what: None
-        self.shares = None  # of each rank, beside its reply
+        self.shares = None  # per rank, added to its reply
         self.process = "p"
 
     def collective_rpc(self, method, kwargs):
@@ -244,7 +244,7 @@ def test_an_llm_of_this_process():
     driver.start_staging(5)
     assert driver.staged(5) == 2
     assert driver.update(5, started=True).version == driver.version == 2
-    assert llm.calls.count("stage") == 3, "what start_staging() began is taken"
+    assert llm.calls.count("stage") == 3, "update() uses the staging that start_staging() began"
     assert [reply["version"] for reply in driver.ask("driftless_status")] == [2, 2]
 
 
@@ -253,25 +253,25 @@ def half(number, digest, manifest):
     return {"shares": [share], "unproven": [], "absent": []}
 
 
-def test_what_the_ranks_hold_is_proven_before_anything_is_built_on_it():
+def test_the_ranks_weights_are_proven_before_an_update():
     llm = Llm()
     llm.shares = [half(0, 3, 8), half(1, 4, 8)]
     with pytest.raises(drive.EngineError, match="tensor 'w'.*ranks 0, 1.*restart it") as raised:
         vllm.follow(llm, "job")
     assert raised.value.versions == [0, 0] and "stage" not in llm.calls
-    llm.shares = [half(0, 0, 0), half(1, 0, 0)]  # of the base, whose digest is 0 here
+    llm.shares = [half(0, 0, 0), half(1, 0, 0)]  # shares of the base, whose digest is 0 here
     driver = vllm.follow(llm, "job")
     assert driver.prove()["verdict"] == "proven"
     asked = llm.calls.count("shares")
     assert driver.update(5).version == 1 and llm.calls.count("shares") == asked, "once"
 
 
-def test_a_server_in_the_place_of_another_is_proven_too():
+def test_a_server_that_replaces_another_is_proven_too():
     llm = Llm()
     llm.shares = [half(0, 0, 0), half(1, 0, 0)]
     driver = vllm.follow(llm, "job")
     llm.process, llm.shares = "q", [half(0, 3, 8), half(1, 4, 8)]
-    assert driver.update(5).version == 1, "it answered only now"
+    assert driver.update(5).version == 1, "its first answer"
     llm.published = 2
     for call in (lambda: driver.update(5), lambda: driver.start_staging(5)):
         with pytest.raises(drive.EngineError, match="nothing is built on that"):
@@ -279,8 +279,8 @@ def test_a_server_in_the_place_of_another_is_proven_too():
     assert [rank["version"] for rank in llm.ranks] == [1, 1]
 
 
-def test_an_engine_that_refuses_tells_why_it_proves_nothing():
-    """Its ranks answer with an error and without shares; or know no such call."""
+def test_an_engine_that_refuses_a_proof_reports_why():
+    """Its ranks answer with an error and without shares, or do not know the call."""
     llm = Llm()
     driver = vllm.follow(llm, "job")
     with pytest.raises(errors.UnsupportedError, match="rank 0 tells no shares"):
@@ -290,7 +290,7 @@ def test_an_engine_that_refuses_tells_why_it_proves_nothing():
     assert said["verdict"] == "cannot tell" and said["why"].startswith("rank 0: 'no'"), said
 
 
-def test_a_rank_that_refuses_takes_the_others_back():
+def test_if_one_rank_refuses_the_others_undo_their_commit():
     llm = Llm()
     driver = vllm.follow(llm)
     llm.fate = lambda rank, what: "refused" if (rank, what) == (1, "commit") else None
@@ -302,7 +302,7 @@ def test_a_rank_that_refuses_takes_the_others_back():
 
 @pytest.mark.parametrize("torn", ([1], [0, 1]))
 def test_torn_ranks_are_no_version(torn):
-    """Also if all of them say so."""
+    """Even if all of them report the same."""
     llm = Llm()
     driver = vllm.follow(llm)
     llm.fate = lambda rank, what: "torn" if rank in torn else None
@@ -314,7 +314,7 @@ def test_torn_ranks_are_no_version(torn):
         vllm.follow(llm)
 
 
-def test_an_engine_that_raises_is_told_in_its_words():
+def test_an_engines_exception_is_reported_with_its_text():
     llm = Llm()
     driver = vllm.follow(llm)
 
@@ -335,13 +335,13 @@ def test_an_engine_that_raises_is_told_in_its_words():
 
 
 class SglangServer:
-    """Takes the tensors of a directory, and keeps the others."""
+    """Loads the tensors of a directory, and keeps all others."""
 
     def __init__(self, path, weights):
         self.weights = {name: array.tobytes() for name, (_, array) in weights.items()}
         self.directories, self.loaded, self.paused = {}, [], False
         self.model_path, self.label, self.started = str(path), "default", 1.5
-        self.spoil = None  # a tensor that loads leave behind, and fail
+        self.spoil = None  # a tensor that a load skips before it fails
 
     def call(self, url, path, body, timeout_s):
         given = json.loads(body or "{}")
@@ -402,9 +402,9 @@ def test_a_server_gets_every_tensor_once_and_then_what_changed(disk, rng):
 
 
 @pytest.mark.parametrize("follower", ["the same", "another"])
-def test_a_load_that_failed_and_stayed_is_written_over(disk, rng, follower):
-    """A load fails half way, and so does taking it back: what the server took of it is in tensors
-    that the next version does not change. Its label and path say nothing of it."""
+def test_a_partly_failed_load_is_overwritten(disk, rng, follower):
+    """A load fails midway, and so does its undo: parts of that version are in tensors that the next
+    version does not change. The server's label and path do not show it."""
     with disk.follow() as first:
         if follower == "the same":
             disk.publish(binding.step(rng, disk.first))
@@ -432,7 +432,7 @@ def test_a_version_of_the_same_number_that_another_loaded_is_not_taken_for_ours(
 
 
 def test_a_server_that_holds_something_else_gets_every_tensor(disk, rng):
-    """It outlived a run, was started from elsewhere, or somebody else has loaded into it since."""
+    """It outlived a run, was started from elsewhere, or another client has loaded into it since."""
     other = binding.step(rng, binding.weights(rng))
     foreign = {name: array.tobytes() for name, (_, array) in other.items()}
     disk.server.weights = dict(foreign)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine does to an apply: other processes, read-only and full disks, limits. Nothing is
-half done, and the same command finishes once the cause is gone."""
+"""An apply on a difficult machine: other processes, read-only and full disks, limits. No version is
+half applied, and the same command finishes once the cause is gone."""
 
 import contextlib
 import fcntl
@@ -39,12 +39,12 @@ def published(pair):
     return pair
 
 
-# --- two at once ---------------------------------------------------------------------------------
+# --- several processes at once --------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def lock_held(checkpoint):
-    """As another tool holds it: flock on .weight_sync/lock."""
+    """Holds flock on .weight_sync/lock, as other tools do."""
     directory = checkpoint / ".weight_sync"
     directory.mkdir(exist_ok=True)
     with open(directory / "lock", "w") as file:
@@ -93,7 +93,7 @@ def test_four_appliers_at_once(published):
 
 
 def test_four_publishers_at_once(pair):
-    """The versions are numbered by who comes first. Who cannot get a number is refused."""
+    """The first to come get the version numbers. A publisher that gets no number is refused."""
     line = [COMMAND, "diff", pair.old_path, pair.new_path, "--out", pair.published]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     processes = [subprocess.Popen(line, **quiet) for _ in range(4)]
@@ -104,12 +104,13 @@ def test_four_publishers_at_once(pair):
     assert read_checkpoint(target) == pair.new and state_version(target) == 1
 
 
-# --- not allowed ---------------------------------------------------------------------------------
+# --- permissions ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def as_user(published):
-    """Options that run the command as a user who is not root, or none where we are not."""
+    """Options that run the command as a user other than root; none if the tests do not run as
+    root."""
     if os.geteuid() != 0:
         return {}
     os.chmod(published.work, 0o755)
@@ -171,7 +172,7 @@ def test_publishing_into_a_read_only_directory(published, as_user):
     assert files_of(published.published) == before
 
 
-# --- not enough room -----------------------------------------------------------------------------
+# --- full disks -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -191,7 +192,7 @@ def small_disk(work):
 
 
 def fill(path, leave_bytes=0):
-    """Takes all free space of the file system but some."""
+    """Fills the file system except for `leave_bytes`."""
     free = os.statvfs(path).f_bavail * os.statvfs(path).f_bsize
     (path / "ballast").write_bytes(bytes(max(0, free - leave_bytes)))
 
@@ -218,7 +219,7 @@ def test_publish_on_a_full_disk(pair, small_disk, layout, encoding, leave_bytes)
     fill(small_disk, leave_bytes)
     line = ("diff", pair.old_path, pair.new_path, "--out", out, "--layout", layout)
     result = run(*line, "--encoding", encoding)
-    if result.returncode == 0:  # it was room enough: then the version is whole
+    if result.returncode == 0:  # there was enough room: then the version is complete
         assert leave_bytes > 0
     else:
         assert_refusal(result, 5, "no_space", "No space left")
@@ -231,7 +232,8 @@ def test_publish_on_a_full_disk(pair, small_disk, layout, encoding, leave_bytes)
 
 
 def limited(size_bytes):
-    """For preexec_fn: no file may grow past this; a write there fails instead of killing."""
+    """For preexec_fn: limits the size of files; a larger write fails instead of killing the
+    process."""
 
     def limit():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -253,8 +255,8 @@ def test_the_journal_cannot_be_written(published, limit):
 
 
 def test_the_weights_cannot_be_written(work, rng):
-    """The journal fits under the limit, the far end of the checkpoint does not: the version is
-    decided, and the same command finishes it."""
+    """The journal fits under the limit, the end of the checkpoint does not: the version is decided,
+    and the same command finishes it."""
     old = {f"t{i}": random_tensor(rng, "BF16", (512, 512)) for i in range(4)}
     new = {name: changed(rng, tensor, 0.005) for name, tensor in old.items()}
     target = write_checkpoint(work / "old", old)
@@ -272,8 +274,8 @@ def test_the_weights_cannot_be_written(work, rng):
     assert not (target / ".weight_sync/journal").exists()
 
 
-def test_what_a_killed_apply_left_is_cleared_away(published):
-    """A journal that was not whole yet, and the content of a compressed flush file."""
+def test_the_rests_of_a_killed_apply_are_removed(published):
+    """An incomplete journal, and the content of a compressed flush file."""
     target = published.checkpoint()
     sync = target / ".weight_sync"
     sync.mkdir()
@@ -285,7 +287,7 @@ def test_what_a_killed_apply_left_is_cleared_away(published):
 
 
 def test_a_damaged_journal(work, rng):
-    """Nobody can say what the weights are then. It is said, and nothing more is written."""
+    """The weights are unknown then. The command reports that, and writes nothing more."""
     old = {f"t{i}": random_tensor(rng, "BF16", (512, 512)) for i in range(4)}
     new = {name: changed(rng, tensor, 0.005) for name, tensor in old.items()}
     target = write_checkpoint(work / "old", old)

@@ -28,8 +28,8 @@ def nothing_stays():
 
 
 class Replica(threading.Thread):
-    """Copies a publisher's directory file by file: in any order, slowly, in halves, and under their
-    final names."""
+    """Copies a publisher's directory file by file: in any order, slowly, with half-written files,
+    and under the final names."""
 
     def __init__(self, source, target, seed):
         super().__init__()
@@ -69,7 +69,8 @@ class Replica(threading.Thread):
         self.join(60)
 
     def disorder(self):
-        """How many versions had DONE before another file, and how many overtook the one before."""
+        """The number of versions whose DONE came before another file, and of versions that came
+        before an earlier one."""
         at = {name: place for place, name in enumerate(self.copied)}
         done = {name.split("/")[0]: at[name] for name in at if name.endswith("/DONE")}
         within = {n.split("/")[0] for n in at if "/" in n and at[n] > done[n.split("/")[0]]}
@@ -94,7 +95,7 @@ def test_versions_that_appear_late_and_out_of_order(work, rng, road, seed):
     assert ended(rollout)["version"] == 15
     assert read_checkpoint(work / "save/rollout_00") == history[15]
     within, across = replica.disorder()
-    assert within >= 3 and across >= 2, "nothing was out of order"
+    assert within >= 3 and across >= 2, "no file was out of order"
 
 
 # --- damage --------------------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def drop_done(version, _):
 
 @pytest.fixture
 def published(work, rng):
-    """Five versions, and the same numbers of another run."""
+    """Five versions, and the same version numbers of another run."""
     history = make_run(work / "run", rng, 5)
     make_run(work / "other", np.random.default_rng(5), 5)
     job, other = Files(work, **{"anchors.first": "false"}), Files(work / "2")
@@ -164,7 +165,7 @@ DAMAGE = [truncate, flip, remove, flip_manifest, swap_part, swap_version, drop_d
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_version_is_refused_by_name(published, work, damage):
-    """What is before it is taken, it is not, and once repaired everything goes on."""
+    """Rollouts take the versions before it, refuse it, and continue after a repair."""
     job, version = published, published.version_dir(3)
     shutil.copytree(version, work / "kept")
     word = damage(version, job.other.version_dir(3))
@@ -175,7 +176,7 @@ def test_a_damaged_version_is_refused_by_name(published, work, damage):
     result = run(*line, timeout=20)
     assert_refusal(result, (3, 4), "2" if damage is drop_done else "3", word)
     assert time.monotonic() - begin < 5
-    # Whole versions before it go ahead; not so where a foreign run is met.
+    # Complete versions before it are taken, but not if it belongs to another run.
     reached = 0 if damage is swap_version else 2
     assert state_version(work / "local") == reached
     assert read_checkpoint(work / "local") == job.history[reached]
@@ -187,7 +188,7 @@ def test_a_damaged_version_is_refused_by_name(published, work, damage):
 
 @pytest.mark.parametrize("damage", [truncate, flip, remove, drop_done])
 def test_a_version_repaired_in_time_is_taken(published, work, damage):
-    """Within deadlines.fetch, without anybody being started again."""
+    """Within deadlines.fetch, without a restart."""
     job, version = published, published.version_dir(3)
     shutil.copytree(version, work / "kept")
     damage(version, job.other.version_dir(3))
@@ -228,7 +229,7 @@ def test_a_second_trainer_on_the_same_directory(work, rng):
     assert read_checkpoint(work / "save/rollout_00") == history[2]
 
 
-def test_receivers_that_come_and_go_do_not_hold_the_trainer(work, rng):
+def test_receivers_that_come_and_go_do_not_delay_the_trainer(work, rng):
     make_run(work / "run", rng, 2)
     job = Files(work, **{"deadlines.connect": "2s"})
     (job.dir / ".receivers").mkdir(parents=True)
@@ -243,9 +244,9 @@ def test_receivers_that_come_and_go_do_not_hold_the_trainer(work, rng):
         file.with_suffix(".tmp").write_text(json.dumps(report))
         file.with_suffix(".tmp").rename(file)
         time.sleep(0.1)
-        file.unlink(missing_ok=True)  # a run that begins removes what was there before
+        file.unlink(missing_ok=True)  # a new run removes older reports
         time.sleep(0.05)
-    assert trainer.poll() is not None, "the trainer waits for as long as files come and go"
+    assert trainer.poll() is not None, "the trainer waits as long as reports come and go"
 
 
 # --- full disks ----------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def small_disk(path, kilobytes):
 
 
 def fill(disk, leave_kilobytes):
-    """A file that leaves so much room."""
+    """Writes a file that leaves so much room."""
     free = shutil.disk_usage(disk).free
     (disk / "ballast").write_bytes(b"\0" * (free - leave_kilobytes * 1024))
     return disk / "ballast"
@@ -310,7 +311,7 @@ def test_a_disk_that_is_full_for_a_rollout(work, rng):
 
 @pytest.fixture
 def clocks(work):
-    """Environments in which the calendar says what a file says, which can be changed."""
+    """Environments in which the calendar time comes from a file that the test can change."""
     if shutil.which("faketime") is None:
         pytest.skip("there is no faketime (Debian package faketime)")
     shown = subprocess.run(["faketime", "-m", "-f", "+0", "env"], capture_output=True, text=True)
@@ -323,7 +324,7 @@ def clocks(work):
             "LD_PRELOAD": preload.split("=", 1)[1],
             "FAKETIME_TIMESTAMP_FILE": str(work / name),
             "FAKETIME_NO_CACHE": "1",
-            # What no administrator can turn back; deadlines go by it.
+            # The monotonic clock, which deadlines use, cannot be turned back.
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
 
@@ -335,7 +336,7 @@ def created_at(version):
 
 
 def test_clocks_that_go_backwards(work, rng, clocks):
-    """Between processes, and while they run: nothing goes by the calendar."""
+    """Between processes, and while they run: no result depends on the calendar."""
     history = make_run(work / "run", rng, 20)
     job = Files(work, **{"keep_versions": 4, "anchors.every": 5, "road.patience": "1s"})
     first = ["--replay", work / "run", "--steps", 8, "--interval-ms", 20]

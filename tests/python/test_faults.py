@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main job under faults of processes: killed, stopped, stalled. After each the weights are a
-committed version's, the job goes on or ends with one clear error in time, and who is started again
-catches up. test_fault_files.py has faults of files; docs/operate/faults.md lists them all."""
+"""The main job under faults of processes: killed, stopped, stalled. After each fault the weights
+are a committed version, the job continues or ends with one clear error in time, and restarted
+processes catch up. test_fault_files.py has faults of files; docs/operate/faults.md lists all
+faults."""
 
 import collections
 import json
@@ -28,7 +29,7 @@ from jobs import (
 )
 from support import COMMAND, assert_refusal, ok, read_checkpoint, run, state_version
 
-# Many kills meet every moment, and say so; a few show that none of them does harm.
+# Many kills hit every moment, and the test checks that; a few kills only show that none does harm.
 FOLLOWER_KILLS = [9, pytest.param(40, marks=pytest.mark.long)]
 TRAINER_KILLS = [9, pytest.param(45, marks=pytest.mark.long)]
 
@@ -45,7 +46,7 @@ def kill(process):
 
 
 def check_whole(path):
-    """A version that can be seen has all of its files, by a reader of its own."""
+    """Checks with an independent reader that a visible version has all of its files."""
     manifest = (path / "manifest.json").read_bytes()
     assert (path / "DONE").read_text() == xxhash.xxh3_128_hexdigest(manifest) + "\n"
     for file in json.loads(manifest)["files"]:
@@ -64,8 +65,9 @@ def visible(directory):
 @pytest.mark.parametrize("kills", FOLLOWER_KILLS)
 @pytest.mark.parametrize("road", ["flush", "hf_delta"])
 def test_a_checkpoint_rollout_killed_at_any_moment(work, rng, road, kills):
-    """Fetching, staging, committing: what is left is a version, or a journal that leads to one."""
-    # Versions of more than half a fold, so that each has a commit of its own.
+    """While fetching, staging or committing: the checkpoint holds a version, or a journal of
+    one."""
+    # Versions larger than half of a fold, so that each gets a commit of its own.
     history = make_run(work / "run", rng, 12, rows=40000, fraction=0.2)
     job = Files(work, road, **{"receiver.id": "r", "receiver.fold_size": "1MiB"})
     ok(*job.trainer("--replay", work / "run"))
@@ -91,7 +93,7 @@ def test_a_checkpoint_rollout_killed_at_any_moment(work, rng, road, kills):
         else:
             hits["staging" if (sync / "journal.tmp").exists() else "between"] += 1
             assert read_checkpoint(work / "local") == history[state_version(work / "local")]
-        # Started again it is at a version before it takes the next.
+        # After a restart it holds a version before it takes the next one.
         found = json.loads(ok(*job.rollout(*base, "--json", "--target-version", 0)))["version"]
         assert read_checkpoint(work / "local") == history[found]
         if found == 12:
@@ -124,7 +126,8 @@ def test_a_memory_rollout_killed_while_the_trainer_goes_on(work, rng):
 
 @pytest.mark.parametrize("kills", TRAINER_KILLS)
 def test_a_trainer_killed_at_any_moment(work, rng, kills):
-    """Before, within and after sealing: whole versions or none, the same run, and it goes on."""
+    """Before, during and after sealing: only complete versions are visible, and the run
+    continues."""
     steps = 60
     history = make_run(work / "run", rng, steps, rows=6000)
     job = Files(work, **{"anchors.every": 4, "receiver.id": "r", "buffer_size": "64KiB"})
@@ -155,7 +158,7 @@ def test_a_trainer_killed_at_any_moment(work, rng, kills):
     assert ended(job.start_trainer(*replay))["ok"]
     assert ended(rollout)["version"] == steps
     assert read_checkpoint(work / "save/rollout_00") == history[steps]
-    assert not list(job.dir.glob(".*.tmp")), "what the killed ones left is gone"
+    assert not list(job.dir.glob(".*.tmp")), "the next trainer removed the rests of the killed ones"
 
 
 # --- sleeping, stalling --------------------------------------------------------------------------
@@ -164,7 +167,7 @@ def test_a_trainer_killed_at_any_moment(work, rng, kills):
 @pytest.mark.parametrize("target", ["memory", "checkpoint"])
 @pytest.mark.parametrize("patience", ["300ms", "10min"])
 def test_a_rollout_that_sleeps_for_ten_versions(work, rng, target, patience):
-    """Held back for it within road.patience; after that it takes an anchor."""
+    """The trainer keeps its versions within road.patience; after that it takes an anchor."""
     history = make_run(work / "run", rng, 24)
     job = Files(work, **{"keep_versions": 3, "anchors.every": 4, "road.patience": patience})
     if target == "checkpoint":
@@ -176,7 +179,7 @@ def test_a_rollout_that_sleeps_for_ten_versions(work, rng, target, patience):
     wait_for(job.version_dir(16).exists, "version 16")
     held = job.version_dir(6).exists()
     rollout.send_signal(signal.SIGCONT)
-    assert held == (patience == "10min"), "the steps that it needs next"
+    assert held == (patience == "10min"), "the versions that it needs next"
     result = finish(rollout, 30)
     assert result.returncode == 0, result.stderr
     last = json.loads(result.stdout.splitlines()[-1])
@@ -186,7 +189,7 @@ def test_a_rollout_that_sleeps_for_ten_versions(work, rng, target, patience):
 
 
 def test_a_rollout_arrives_at_a_last_version_that_was_cut_short(work, rng):
-    """It asks for an anchor, which the trainer makes before it ends."""
+    """It requests an anchor, which the trainer makes before it ends."""
     history = make_run(work / "run", rng, 2)
     job = Files(work, **{"anchors.first": "false", "deadlines.fetch": "2s"})
     trainer = job.start_trainer("--replay", work / "run", "--rollouts", 1, "--interval-ms", 1500)
@@ -206,8 +209,9 @@ def test_a_rollout_arrives_at_a_last_version_that_was_cut_short(work, rng):
     assert result.returncode == 0, result.stderr
 
 
-def test_a_rollout_without_anything_gets_the_anchor_that_it_asks_for(work, rng):
-    """Once: who asked and died does not make every later version a whole one."""
+def test_a_rollout_without_weights_gets_the_anchor_that_it_requests(work, rng):
+    """It gets one anchor: a rollout that died after its request does not make all versions full
+    ones."""
     history = make_run(work / "run", rng, 20)
     job = Files(work, **{"anchors.first": "false", "anchors.every": 0,
                          "anchors.by_size": "false"})  # fmt: skip
@@ -219,13 +223,13 @@ def test_a_rollout_without_anything_gets_the_anchor_that_it_asks_for(work, rng):
     kill(asking)
     rollout = job.start_rollout("--set", "receiver.id=r", "--save", work / "save")
     assert ended(rollout)["version"] == 20
-    assert finish(trainer, 30).returncode == 1, "who died was there, and did not follow"
+    assert finish(trainer, 30).returncode == 1, "the dead rollout was there, and did not follow"
     assert read_checkpoint(work / "save/rollout_00") == history[20]
     assert len(list(job.dir.glob("anchor_v*"))) <= 2
 
 
 def test_a_before_read_hook_that_takes_its_time(work, rng):
-    """Longer than one look of the rollout, shorter than hook_timeout."""
+    """Longer than one poll of the rollout, shorter than hook_timeout."""
     history = make_run(work / "run", rng, 3)
     job = Files(work, **{"road.shared_fs.before_read": "sleep 0.4"})
     trainer = job.start_trainer("--replay", work / "run", "--rollouts", 1, "--interval-ms", 700)
@@ -235,7 +239,7 @@ def test_a_before_read_hook_that_takes_its_time(work, rng):
 
 
 def test_a_before_read_hook_that_stalls(work, rng):
-    """At the start, or in the midst: one error that names it, soon after hook_timeout."""
+    """At the start or later: one error that names it, soon after hook_timeout."""
     make_run(work / "run", rng, 2)
     job = Files(work, **{"road.shared_fs.hook_timeout": "400ms"})
     stall = f"test ! -e {work}/stall || sleep 60"
@@ -251,11 +255,11 @@ def test_a_before_read_hook_that_stalls(work, rng):
     assert time.monotonic() - begin < 5
     (work / "stall").unlink()
     ended(job.start_rollout("--base", work / "run/step_000000", "--set", "receiver.id=again"))
-    finish(trainer)  # it still counts the one that ended
+    finish(trainer)  # it still counts the rollout that ended
 
 
 def test_an_after_publish_hook_that_stalls(work, rng):
-    """The version is there all the same; the trainer says so and goes on."""
+    """The version is visible all the same; the trainer reports the hook and continues."""
     history = make_run(work / "run", rng, 3)
     job = Files(work, **{"road.shared_fs.hook_timeout": "300ms", "anchors.first": "false"})
     hook = 'case "$DRIFTLESS_VERSION_DIR" in *2) sleep 60;; esac'
@@ -276,7 +280,7 @@ def test_an_after_publish_hook_that_stalls(work, rng):
 
 
 def two_ranks(job, shell, *arguments):
-    """Two trainers under mpirun, the second one started by a shell that does something first."""
+    """Two trainers under mpirun; a shell command runs before the second one."""
     need_mpirun()
     trainer = [COMMAND, *map(str, job.trainer(*arguments))]
     line = mpirun_line((1, job.trainer(*arguments)))
@@ -286,7 +290,8 @@ def two_ranks(job, shell, *arguments):
 def test_one_of_two_publisher_ranks_that_cannot_write(work, rng):
     history = make_run(work / "run", rng, 3, rows=4000, fraction=0.2)
     job = Files(work, **{"anchors.first": "false"})
-    # A file may have 1 KiB: writing more fails, as on a disk that is full for this rank only.
+    # Files are limited to 1 KiB: a larger write fails, as on a disk that is full for this rank
+    # only.
     failing = two_ranks(job, 'trap "" XFSZ; ulimit -f 1', "--replay", work / "run")
     result = finish(failing, 30)
     assert result.returncode == 5, result.stderr
@@ -299,7 +304,7 @@ def test_one_of_two_publisher_ranks_that_cannot_write(work, rng):
 
 
 def test_one_of_two_publisher_ranks_that_stops(work, rng):
-    """The other one does not wait for longer than deadlines.publish, and says for whom."""
+    """The other rank waits no longer than deadlines.publish, and names the stopped one."""
     history = make_run(work / "run", rng, 4)
     job = Files(work, **{"anchors.first": "false", "deadlines.publish": "1s"})
     job.set(**{"deadlines.connect": "1s"})
@@ -320,7 +325,8 @@ def test_one_of_two_publisher_ranks_that_stops(work, rng):
 @pytest.mark.parametrize("road", ["flush", "mpi_rma"])
 @pytest.mark.parametrize("role", ["trainer", "rollout"])
 def test_a_process_of_an_mpirun_job_that_is_killed(work, rng, road, role):
-    """mpirun ends the job; started again it goes on from the files, or anew without any."""
+    """mpirun ends the job; after a restart it continues from the files, or starts anew without
+    them."""
     need_mpirun()
     history = make_run(work / "run", rng, 8)
     job = Job(work, road)

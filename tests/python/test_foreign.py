@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that slime and miles write, followed by our rollouts and agents; and what we write,
-pulled as their engines do. foreign.py writes and reads what they do, from the description alone."""
+"""Directories that slime and miles write, followed by our rollouts and agents; and our directories,
+pulled as their engines do. foreign.py imitates both, written only from the formats'
+descriptions."""
 
 import json
 import os
@@ -59,13 +60,13 @@ def test_a_rollout_follows_ten_versions(work, rng, writer):
     assert ended(rollout)["version"] == STEPS
     assert read_checkpoint(work / "a/rollout_00") == trainer.history[STEPS]
     assert not [p for p in trainer.dir.iterdir() if not p.name.startswith("weight_v")], "read only"
-    # A late one, with all of them there.
+    # A rollout that starts late, with all versions visible.
     assert ended(follow(job, trainer, STEPS, work / "b"))["commits"] >= 1
     assert read_checkpoint(work / "b/rollout_00") == trainer.history[STEPS]
 
 
 @pytest.mark.parametrize("encoding", ["indices", "deltas", "deltas_zstd"])
-def test_flush_files_are_taken_when_the_next_version_says_that_they_are_whole(work, rng, encoding):
+def test_flush_files_are_taken_once_the_next_version_is_there(work, rng, encoding):
     trainer = Trainer(work, rng)
     job = following(work, trainer)
     for number in range(STEPS):
@@ -94,13 +95,13 @@ def test_versions_that_appear_file_by_file_are_waited_for(work, rng):
             wait_for(lambda: rollout.poll() is not None, "nothing", 0.3)
         data = (whole / name).read_bytes()
         (path / f"{name}.tmp").write_bytes(data)
-        (path / name).write_bytes(data[: len(data) // 2])  # seen half written
+        (path / name).write_bytes(data[: len(data) // 2])  # visible half-written
         os.replace(path / f"{name}.tmp", path / name)
     assert ended(rollout)["version"] == 1
     assert read_checkpoint(work / "a/rollout_00") == new
 
 
-def test_a_checkpoint_is_patched_and_taken_up_again(work, rng):
+def test_a_patched_checkpoint_is_continued(work, rng):
     trainer = Trainer(work, rng)
     job, local = patching(work, trainer)
     for until in (3, 7, STEPS):
@@ -131,7 +132,7 @@ def test_a_full_version_bridges_what_was_removed(work, rng):
 
 
 def test_a_trainer_that_begins_anew_is_noticed(work, rng):
-    """The directory is emptied and numbers begin again: another run, of which nothing says so."""
+    """The directory is emptied and numbers start again: another run, without any mark of it."""
     trainer = Trainer(work, rng)
     job = following(work, trainer)
     rollout = follow(job, trainer, STEPS, work / "a", "--verbose")
@@ -140,7 +141,8 @@ def test_a_trainer_that_begins_anew_is_noticed(work, rng):
         foreign.write_hf_delta(trainer.dir, version, old, new)
     lines = iter(rollout.stdout.readline, "")
     assert any(json.loads(line)["version"] == 3 for line in lines)
-    for file in foreign.version_path(trainer.dir, 3).iterdir():  # a backup of it is no other run
+    # a backup of a file is no other run
+    for file in foreign.version_path(trainer.dir, 3).iterdir():
         os.link(file, work / file.name)
     with pytest.raises(AssertionError, match="waited"):
         wait_for(lambda: rollout.poll() is not None, "nothing", 0.3)
@@ -149,13 +151,13 @@ def test_a_trainer_that_begins_anew_is_noticed(work, rng):
     version, old, new = trainer.step()
     foreign.write_hf_delta(trainer.dir, version, old, new)
     assert_refusal(finish(rollout, 60), 4, "wrong_run", "begun anew", str(trainer.base))
-    # Started again it follows the new one; a checkpoint of the old one is refused.
+    # A restarted rollout follows the new run; a checkpoint of the old one is refused.
     assert ended(follow(job, trainer, 1, work / "b"))["version"] == 1
     assert read_checkpoint(work / "b/rollout_00") == new
 
 
 def write_other_flush(directory, version, old, new):
-    """By another rank: none of the names is the same."""
+    """Written by another rank: all file names differ."""
     path = foreign.write_flush(directory, version, old, new)
     for file in sorted(path.iterdir()):
         file.rename(path / file.name.replace("rank0000", "rank0001"))
@@ -171,7 +173,7 @@ def write_other_flush(directory, version, old, new):
     ids=["flush for hf_delta", "other ranks", "steps for hf_delta"],
 )
 def test_a_trainer_that_begins_anew_under_other_names_is_noticed(work, rng, first, second):
-    """None of its files has the path of one that was followed."""
+    """None of its files has the path of a file of the followed run."""
     trainer = Trainer(work, rng)
     rollout = follow(following(work, trainer), trainer, 6, work / "a", "--verbose")
     for _ in range(4):
@@ -187,9 +189,9 @@ def test_a_trainer_that_begins_anew_under_other_names_is_noticed(work, rng, firs
 
 
 @pytest.mark.parametrize("write", [foreign.write_flush, foreign.write_trl_delta, foreign.write_hf_delta])
-def test_a_delta_behind_a_version_that_is_gone_is_not_taken(work, rng, write):
-    """Nobody can tell whether it builds on what was followed: the trainer may have begun anew, and
-    removed its first versions since."""
+def test_a_delta_after_a_missing_version_is_not_taken(work, rng, write):
+    """It cannot be known whether it builds on the followed run: the trainer may have started anew,
+    and removed its first versions since."""
     trainer = Trainer(work, rng)
     for _ in range(4):
         write(trainer.dir, *trainer.step())
@@ -217,7 +219,7 @@ def test_a_delta_behind_a_version_that_is_gone_is_not_taken(work, rng, write):
 
 
 def test_a_file_that_joins_a_version_after_it_was_taken_is_noticed(work, rng):
-    """Two ranks, of which one's file becomes visible after the next version."""
+    """Two ranks; one rank's file becomes visible after the next version."""
     trainer = Trainer(work, rng)
     rollout = follow(following(work, trainer), trainer, 4, work / "a", "--verbose")
     for number in range(1, 4):
@@ -235,7 +237,7 @@ def test_a_file_that_joins_a_version_after_it_was_taken_is_noticed(work, rng):
 
 
 def test_a_version_without_a_file_is_named_once_the_next_one_is_there(work, rng):
-    """Nobody can tell whether it changes nothing, or its files are lost."""
+    """It cannot be known whether it changes nothing, or its files are lost."""
     trainer = Trainer(work, rng)
     for number in range(1, 5):
         path = foreign.write_flush(trainer.dir, *trainer.step())
@@ -248,7 +250,7 @@ def test_a_version_without_a_file_is_named_once_the_next_one_is_there(work, rng)
 
 @pytest.mark.parametrize("same", [True, False])
 def test_an_anchor_of_the_step_that_was_followed_is_compared(work, rng, same):
-    """A trainer of TRL's that resumes begins with an anchor, of a step that was followed as a delta."""
+    """A resumed TRL trainer starts with an anchor, for a step that was followed as a delta."""
     trainer = Trainer(work, rng)
     rollout = follow(following(work, trainer), trainer, 6, work / "a", "--verbose")
     for write in (foreign.write_trl_anchor, *[foreign.write_trl_delta] * 3):
@@ -270,8 +272,8 @@ def test_an_anchor_of_the_step_that_was_followed_is_compared(work, rng, same):
 
 
 @pytest.mark.parametrize("write", [foreign.write_flush, foreign.write_hf_delta])
-def test_apply_knows_a_version_without_a_manifest_by_its_files(work, rng, write):
-    """A number alone may be another run's: of the same trainer, begun anew, or of ours."""
+def test_apply_identifies_a_version_without_a_manifest_by_its_files(work, rng, write):
+    """The number alone may belong to another run: of the same trainer, started anew, or of ours."""
     trainer = Trainer(work, rng)
     for _ in range(3):
         write(trainer.dir, *trainer.step())
@@ -292,9 +294,9 @@ def test_apply_knows_a_version_without_a_manifest_by_its_files(work, rng, write)
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_apply_proves_what_another_tool_brought_a_checkpoint_to(work, rng, anew):
-    """That keeps the number alone. The versions so far have a checksum of every tensor that they
-    changed; those of the next one are of other tensors."""
+def test_apply_proves_a_checkpoint_that_another_tool_patched(work, rng, anew):
+    """The tool keeps only the number. The versions so far have a checksum of every tensor that they
+    changed; those of the next version are of other tensors."""
     trainer = Trainer(work, rng)
     for _ in range(3):
         foreign.write_hf_delta(trainer.dir, *trainer.step())
@@ -320,7 +322,7 @@ def test_apply_proves_what_another_tool_brought_a_checkpoint_to(work, rng, anew)
         assert read_checkpoint(local) == trainer.history[version]
 
 
-def test_apply_puts_nothing_without_a_manifest_onto_a_version_of_a_run(work, rng):
+def test_apply_refuses_versions_without_a_manifest_on_a_run_of_ours(work, rng):
     trainer = Trainer(work, rng)
     _, _, new = trainer.step()
     after = write_checkpoint(work / "after", new)
@@ -355,8 +357,8 @@ def test_a_checkpoint_of_an_older_run_is_refused(work, rng):
 @pytest.mark.parametrize("layout", ["hf_delta", "trl"])
 @pytest.mark.parametrize("there", [2, 3, 6])
 def test_a_checkpoint_at_the_same_number_of_an_older_run_is_refused(work, rng, layout, there):
-    """Both runs start from one base, so only the digest tells version 3 from version 3. Of the new
-    run `there` versions are there."""
+    """Both runs start from one base, so only the digest distinguishes their versions 3. The new run
+    has `there` versions."""
     trainer = Trainer(work, rng)
     job, local = patching(work, trainer)
     write = foreign.write_hf_delta if layout == "hf_delta" else foreign.write_trl_delta
@@ -365,7 +367,7 @@ def test_a_checkpoint_at_the_same_number_of_an_older_run_is_refused(work, rng, l
         write(trainer.dir, *trainer.step())
     assert ended(job.start_rollout(*line))["version"] == 3
     before = read_checkpoint(local)
-    assert ended(job.start_rollout(*line))["version"] == 3  # it is that version, and goes on
+    assert ended(job.start_rollout(*line))["version"] == 3  # it holds that version, and continues
     shutil.rmtree(trainer.dir)
     trainer.history = trainer.history[:1]
     for _ in range(there):
@@ -449,7 +451,7 @@ HOSTILE = [truncate, unknown_tensor, outside, another_number, twice, nonsense]
 
 
 @pytest.mark.parametrize("damage", HOSTILE, ids=lambda damage: damage.__name__)
-def test_damaged_and_hostile_versions_change_nothing(work, rng, damage):
+def test_damaged_and_malicious_versions_change_nothing(work, rng, damage):
     trainer = Trainer(work, rng)
     job, local = patching(work, trainer)
     version, old, new = trainer.step()
@@ -457,7 +459,7 @@ def test_damaged_and_hostile_versions_change_nothing(work, rng, damage):
     result = finish(job.start_rollout("--target-version", 1, "--timeout", "14s"), 60)
     assert result.returncode != 0 and result.stderr.count("\n") <= 3, result.stderr
     assert read_checkpoint(local) == old
-    # It is mended: the next one goes on.
+    # After a repair the next version is taken.
     shutil.rmtree(foreign.version_path(trainer.dir, 1))
     foreign.write_hf_delta(trainer.dir, version, old, new)
     assert ended(job.start_rollout("--target-version", 1, "--timeout", "60s"))["version"] == 1
@@ -473,7 +475,7 @@ def test_a_version_of_ours_among_theirs_is_refused(work, rng):
     assert result.returncode != 0 and "road.shared_fs.foreign_base" in result.stderr, result.stderr
 
 
-def test_a_trainer_has_no_place_there(work, rng):
+def test_a_trainer_does_not_publish_into_a_foreign_directory(work, rng):
     trainer = Trainer(work, rng)
     make_run(work / "run", rng, 1)
     result = finish(following(work, trainer).start_trainer("--replay", work / "run"), 60)
@@ -499,7 +501,7 @@ def test_an_agent_patches_a_checkpoint_from_their_directory(work, rng):
 
 
 def test_workers_follow_their_directory_through_an_agent(work, rng):
-    """One copy of the weights for the host; the workers take frames from shared memory."""
+    """One copy of the weights per host; the workers read frames from shared memory."""
     trainer = Trainer(work, rng)
     name = f"test-{uuid.uuid4().hex[:12]}"
     job = following(work, trainer, **{"road.host_shm.name": name, "agent.workers": 2})
@@ -524,7 +526,7 @@ def test_workers_follow_their_directory_through_an_agent(work, rng):
 
 
 def test_a_value_that_never_was_bf16_is_refused(work, rng):
-    """In a flush file of several types, whose values torch has widened."""
+    """In a flush file of several dtypes, whose values torch has widened."""
     trainer = Trainer(work, rng)
     version, old, new = trainer.step()
     path = foreign.write_flush(trainer.dir, version, old, new, mixed=True)
@@ -532,7 +534,7 @@ def test_a_value_that_never_was_bf16_is_refused(work, rng):
     file = path / "rank0000_flush000000.safetensors"
     tensors, metadata = parse_safetensors(file.read_bytes())
     values = bytearray(tensors["__values__"].data)
-    values[1] ^= 1  # of a BF16
+    values[1] ^= 1  # a widened BF16 value
     tensors["__values__"] = Tensor("F32", tensors["__values__"].shape, bytes(values))
     metadata["checksum"] = foreign.flush_checksum("F32", tensors["__positions__"].data, bytes(values))
     file.write_bytes(safetensors_bytes(tensors, metadata))
@@ -542,7 +544,7 @@ def test_a_value_that_never_was_bf16_is_refused(work, rng):
     assert read_checkpoint(local) == old
 
 
-# --- ours, pulled by theirs ----------------------------------------------------------------------
+# --- our directories, pulled by their tools -------------------------------------------------------
 
 ASSETS = {"config.json": "{}", "tokenizer.json": "{}", "merges.txt": "a b\n"}
 
@@ -550,15 +552,15 @@ ASSETS = {"config.json": "{}", "tokenizer.json": "{}", "merges.txt": "a b\n"}
 @pytest.mark.parametrize("encoding", ["xor", "overwrite"])
 @pytest.mark.parametrize("asked", [True, False], ids=["assets_dir", "no key"])
 def test_their_hosts_follow_us_early_and_late(work, rng, encoding, asked):
-    """Every third version is whole, and carries what an engine's directory needs; older versions
-    go; a late host takes the newest whole one and the deltas behind it."""
+    """Every third version is full, and has the other files that an engine's directory needs; older
+    versions are removed; a late host takes the newest full version and the deltas after it."""
     history = make_run(work / "run", rng, STEPS)
     base = work / "run/step_000000"
     for name, text in ASSETS.items():
         (base / name).write_text(text)
     (base / "pytorch_model.bin").write_text("no weights of ours")
     settings = {"encoding": encoding, "anchors.every": 3, "keep_versions": 2, "anchors.first": "false"}
-    for step in range(1, STEPS + 1):  # a replay: these are the newer ones
+    for step in range(1, STEPS + 1):  # the replay's newer files
         (work / f"run/step_{step:06d}/config.json").write_text(ASSETS["config.json"])
     job = Files(work, "hf_delta", **settings, **({"road.assets_dir": base} if asked else {}))
     early = work / "early"
@@ -574,14 +576,14 @@ def test_their_hosts_follow_us_early_and_late(work, rng, encoding, asked):
             assert {n: (directory / n).read_text() for n in ASSETS} == ASSETS
     assert not job.version_dir(1).exists() and job.version_dir(9).exists()
     assert not list(job.dir.glob("anchor_v*"))
-    # Our own late rollout takes the same way.
+    # Our own late rollout does the same.
     rollout = job.start_rollout("--save", work / "ours", "--timeout", "60s")
     assert ended(rollout)["version"] == STEPS
     assert read_checkpoint(work / "ours/rollout_00") == history[STEPS]
 
 
 def test_a_whole_version_carries_no_file_that_a_link_leads_out_to(work, rng):
-    """And says so; what is not there, or no file, is not waited for."""
+    """It reports each such link; missing files, and links to no file, delay nothing."""
     history = make_run(work / "run", rng, 1)
     (work / "secret").write_text("secret")
     for step in (0, 1):
@@ -620,7 +622,7 @@ def test_a_command_runs_on_every_rank_before_the_version_is_visible(work, rng):
         assert all("-of-00002.safetensors" in text for text in texts)
 
 
-def test_a_command_that_fails_keeps_the_version_from_everybody(work, rng):
+def test_a_failing_command_keeps_the_version_hidden(work, rng):
     make_run(work / "run", rng, 1)
     job = Files(work, "hf_delta", **{"road.shared_fs.before_visible": "echo not today >&2; exit 3"})
     result = finish(job.start_trainer("--replay", work / "run"), 60)
@@ -628,7 +630,7 @@ def test_a_command_that_fails_keeps_the_version_from_everybody(work, rng):
     assert not job.version_dir(1).exists()
 
 
-def test_a_command_that_hangs_on_one_rank_keeps_the_version_from_everybody(work, rng):
+def test_a_command_that_hangs_on_one_rank_keeps_the_version_hidden(work, rng):
     jobs.need_mpirun()
     history = make_run(work / "run", rng, 2)
     hang = f'[ "$OMPI_COMM_WORLD_RANK" != 1 ] || [ -e {work}/once ] || {{ touch {work}/once; sleep 600; }}'
@@ -639,7 +641,7 @@ def test_a_command_that_hangs_on_one_rank_keeps_the_version_from_everybody(work,
     assert result.returncode != 0 and "before_visible" in result.stderr, result.stderr
     assert time.monotonic() - began < 60
     assert not job.version_dir(1).exists()
-    assert not list(job.dir.glob(".weight_v*")), "nothing of it stays"
+    assert not list(job.dir.glob(".weight_v*")), "no file of it remains"
     result = job.run(**line)
     assert result.returncode == 0, result.stderr
     assert read_checkpoint(job.save / "rollout_00") == history[2]

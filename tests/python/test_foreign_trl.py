@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TRL's anchors and deltas, followed by our rollouts, and written by our trainers. foreign.py writes
-and reads what TRL does."""
+"""TRL's anchors and deltas, followed by our rollouts, and written by our trainers. foreign.py reads
+and writes as TRL does."""
 
 import shutil
 
@@ -39,9 +39,9 @@ TRL = {
 
 @pytest.mark.parametrize("spelling", TRL)
 def test_trl_is_followed_by_deltas_and_anchors(work, rng, spelling):
-    """An anchor with every fourth step; a late rollout without the first deltas starts from one."""
+    """Every fourth step is an anchor; a late rollout without the first deltas starts from one."""
     trainer = Trainer(work, rng)
-    # Two changes further apart than 16 bits can say.
+    # Two changes whose distance exceeds 16 bits.
     trainer.history[0]["layers.wide.weight"] = random_tensor(rng, "BF16", (70_001,))
     shutil.rmtree(trainer.base)
     write_checkpoint(trainer.base, trainer.history[0], 2)
@@ -97,7 +97,7 @@ def miscounted(tensors, metadata):
     metadata["total_changed_elements"] = "1"
 
 
-def stranger(tensors, metadata):
+def unknown_tensor(tensors, metadata):
     tensors["no.such.indices"] = tensors["embed.weight.indices"]
 
 
@@ -105,7 +105,7 @@ def other_coding(tensors, metadata):
     metadata["encoding"] = "morse"
 
 
-TRL_DAMAGE = [backwards, beyond, negative, half, miscounted, stranger, other_coding]
+TRL_DAMAGE = [backwards, beyond, negative, half, miscounted, unknown_tensor, other_coding]
 
 
 @pytest.mark.parametrize("damage", TRL_DAMAGE, ids=lambda damage: damage.__name__)
@@ -119,7 +119,7 @@ def test_damaged_deltas_of_trl_are_refused(work, rng, damage):
     assert not (work / "a").exists()
 
 
-# --- ours, followed by theirs --------------------------------------------------------------------
+# --- our directories, followed by TRL's workers ---------------------------------------------------
 
 
 def writing(work, encoding, **settings):
@@ -129,8 +129,8 @@ def writing(work, encoding, **settings):
 
 @pytest.mark.parametrize("encoding", ["indices", "deltas"])
 def test_their_workers_follow_us_early_and_late(work, rng, encoding):
-    """A trainer is started for each version; a worker has followed from the first, others start from
-    the newest anchor. Our own rollouts follow the same directory."""
+    """Each version has a trainer process of its own; one worker follows from the first version,
+    others start from the newest anchor. Our own rollouts follow the same directory."""
     history = make_run(work / "run", rng, STEPS, rows=4096)
     job = writing(work, encoding)
     held = None
@@ -141,13 +141,13 @@ def test_their_workers_follow_us_early_and_late(work, rng, encoding):
         assert held == history[version]
         assert foreign.follow_trl(job.dir, version) == history[version]
     steps = [sorted(p.name[5:11] for p in (job.dir / kind).iterdir()) for kind in ("anchors", "deltas")]
-    assert steps[0] == ["000008"] and "000001" not in steps[1], "they go with their versions"
+    assert steps[0] == ["000008"] and "000001" not in steps[1], "deltas are removed with their versions"
     assert ended(job.start_rollout("--save", work / "a", "--timeout", "60s"))["version"] == STEPS
     assert read_checkpoint(work / "a/rollout_00") == history[STEPS]
 
 
 def test_their_workers_begin_without_a_setting(work, rng):
-    """With an anchor, at the start and every ten steps."""
+    """With an anchor at the start, and at every tenth step."""
     history = make_run(work / "run", rng, 11)
     job = Files(work)
     job.config = work / "trl.yaml"
@@ -171,7 +171,7 @@ def test_ranks_of_a_trainer_make_one_file(work, rng):
 
 
 @pytest.mark.parametrize("mode", ["delta", "full"])
-def test_what_a_dead_trainer_did_not_show_is_made_up_for(work, rng, mode):
+def test_a_version_that_a_dead_trainer_left_hidden_is_published_again(work, rng, mode):
     history = make_run(work / "run", rng, 3)
     job = writing(work, "deltas", mode=mode)
     assert finish(job.start_trainer("--replay", work / "run", "--steps", 2)).returncode == 0
@@ -183,7 +183,7 @@ def test_what_a_dead_trainer_did_not_show_is_made_up_for(work, rng, mode):
     assert foreign.follow_trl(job.dir, 3) == history[3]
 
 
-def test_what_follows_a_publication_sees_the_step(work, rng):
+def test_the_after_publish_hook_sees_the_step(work, rng):
     make_run(work / "run", rng, 1)
     command = f'ls "$DRIFTLESS_DIR/deltas" "$DRIFTLESS_VERSION_DIR" >> {work}/seen'
     job = writing(work, "deltas", **{"road.shared_fs.after_publish": command})
@@ -193,14 +193,14 @@ def test_what_follows_a_publication_sees_the_step(work, rng):
 
 
 def copied(job, work, base):
-    """The steps alone, as a bucket would hold them; followed with the digests that we add."""
+    """A copy of the steps alone, as in a bucket; followed with the digests that we add."""
     for kind in ("anchors", "deltas"):
         shutil.copytree(job.dir / kind, work / "copy" / kind)
     settings = {"road.shared_fs.dir": work / "copy", "road.shared_fs.foreign_base": base, "deadlines.fetch": "3s"}
     return Files(work, "hf_delta", **settings)
 
 
-def test_our_steps_are_proven_by_what_we_add(work, rng):
+def test_our_steps_are_proven_by_the_digests_that_we_add(work, rng):
     history = make_run(work / "run", rng, 3)
     base = work / "run/step_000000"
     job = writing(work, "deltas", **{"anchors.first": "false"})
@@ -209,14 +209,14 @@ def test_our_steps_are_proven_by_what_we_add(work, rng):
     line = ["--base", base, "--target-version", 3, "--timeout", "30s"]
     assert ended(ours.start_rollout(*line, "--save", work / "a"))["version"] == 3
     assert read_checkpoint(work / "a/rollout_00") == history[3]
-    # A value that was changed, which TRL's format does not show.
+    # A changed value, which TRL's format itself does not reveal.
     path = work / "copy/deltas/step_000002.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     refused = finish(ours.start_rollout(*line), 60)
     assert refused.returncode == 4 and "it is damaged" in refused.stderr, refused.stderr
     path.write_bytes(whole)
-    # Another base of the same names.
+    # Another base with the same names.
     write_checkpoint(work / "other", {n: changed(rng, t) for n, t in history[0].items()})
     ours.set(**{"road.shared_fs.foreign_base": work / "other"})
     refused = finish(ours.start_rollout("--base", work / "other", *line[2:]), 60)
@@ -233,7 +233,7 @@ def test_steps_of_another_run_are_not_taken_for_ours(work, rng):
     assert theirs.read_bytes() == data and not job.version_dir(1).exists()
 
 
-def test_what_trl_cannot_hold_is_refused(work, rng):
+def test_settings_that_trl_cannot_represent_are_refused(work, rng):
     make_run(work / "run", rng, 1)
     job = writing(work, "deltas_zstd")
     assert_refusal(finish(job.start_trainer("--replay", work / "run")), 2, "road.layout: trl")

@@ -82,7 +82,7 @@ def test_full_blocks():
 
 
 @pytest.mark.parametrize("name", ["indices", "deltas_zstd", "full", "blocks"])
-def test_every_flip_is_noticed(name):
+def test_every_flipped_bit_is_detected(name):
     data = golden(name)
     for at in range(len(data)):
         damaged = bytearray(data)
@@ -91,5 +91,5 @@ def test_every_flip_is_noticed(name):
             found = read_frame(bytes(damaged))
         except FrameError:
             continue
-        padding = found == read_frame(data)  # which this reader skips
+        padding = found == read_frame(data)  # a flip in padding, which this reader skips
         assert padding, at

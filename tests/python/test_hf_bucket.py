@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face buckets: the road object_store through huggingface_hub itself, against a stand-in of
+"""Hugging Face buckets: the road object_store through huggingface_hub itself, with a stand-in for
 the Hub (tests/object_store/hub_stand_in.py)."""
 
 import os
@@ -74,7 +74,7 @@ def test_rollouts_follow_a_trainer_that_is_started_again(hub, packages):
 
 
 def test_faults_of_the_hub_pass(hub, packages):
-    """500s, and batches that fail in part although the status is 200."""
+    """Status 500, and batches that fail partly although the status is 200."""
     counts = {"all": 0}
 
     def fault(method, path):
@@ -89,13 +89,13 @@ def test_faults_of_the_hub_pass(hub, packages):
     assert ok(rollout) == 3
 
 
-def test_what_the_hub_refuses_is_said_without_the_token(hub, packages):
+def test_a_refusal_of_the_hub_is_reported_without_the_token(hub, packages):
     refused = finish(start(hub, packages, "trainer", 1, token="hf_wrong"))
     assert refused.returncode != 0 and "PermissionError" in refused.stderr, refused.stderr
     assert "hf_wrong" not in refused.stderr
 
 
-def test_the_command_says_where_buckets_are_read(work):
+def test_the_command_names_the_package_that_reads_buckets(work):
     line = ["rollout", "--config", REPOSITORY / "configs/object_store.yaml", "--set", f"road.object_store.url={URL}"]
     assert_refusal(run(*line, "--timeout", "1s"), 8, "driftless.Job")
 
@@ -110,7 +110,7 @@ def test_a_path_that_leads_elsewhere_is_refused(url):
 
 
 class Files:
-    """The Hub's calls for buckets, over a dict; `meanwhile` runs at the end of each batch."""
+    """The Hub's calls for buckets, on a dict; `meanwhile` runs at the end of each batch."""
 
     def __init__(self):
         self.files, self.meanwhile = {}, lambda: None
@@ -131,7 +131,7 @@ class Files:
 
 
 def test_of_two_that_put_a_new_object_one_wins():
-    """Buckets have no conditions: the store looks before and after it puts a new object."""
+    """Buckets have no conditional writes: the store reads before and after it puts a new object."""
     binding.driftless()
     from driftless import object_stores
 

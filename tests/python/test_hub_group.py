@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers that nothing but RANK and WORLD_SIZE joins: their groups are formed by the hub."""
+"""Trainers that only know RANK and WORLD_SIZE: the hub forms their groups."""
 
 import json
 import os
@@ -62,15 +62,16 @@ def test_every_rank_publishes_its_part_and_a_rollout_has_the_bits(road, work, rn
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_others_name_a_rank_that_is_gone_and_a_new_start_goes_on(how, work, rng):
-    """Those of the first start are not heard in the second, also if one continues only then."""
+def test_other_ranks_name_a_missing_rank_and_a_new_start_continues(how, work, rng):
+    """Messages of the first start do not reach the second, even if a stopped rank sends them
+    then."""
     history = make_run(work / "run", rng, STEPS)
     job = ByHub(work, **{"deadlines.connect": "20s", "deadlines.publish": "2s"})
     line = ["--replay", work / "run", "--interval-ms", 500]
     first = job.start_ranks(*line)
     wait_for(lambda: 2 in job.versions(), "the second version", 60)
     first[1].send_signal(how)
-    failed = finish(first[0], 60)  # a trainer of the command ends with the first version that fails
+    failed = finish(first[0], 60)  # the command's trainer ends at the first failed version
     assert failed.returncode != 0
     assert "nothing from publisher rank 1" in failed.stderr, failed.stderr
     second = job.start_ranks(*line)
@@ -99,14 +100,14 @@ def test_a_wait_for_a_rank_is_visible_and_its_deadline_names_it(work, rng):
     assert alone.returncode != 0 and "publisher rank" in alone.stderr, alone.stderr
 
 
-def test_a_rank_without_a_leader_says_for_whom_it_waits(work):
+def test_a_rank_without_a_leader_reports_that_it_waits(work):
     job = ByHub(work, **{"deadlines.connect": "7s"})
     result = finish(job.start_rank(1), 60)
     assert "still waiting after 5 s: publisher rank 1 joins the group of trainers: " in result.stderr
     assert result.returncode == 6 and "Connection refused" in result.stderr, result.stderr
 
 
-def test_what_is_missing_is_named(work):
+def test_a_missing_setting_is_named(work):
     job = Files(work, **{"hub.group": "true"})
     result = finish(job.start_trainer(), 30)
     assert result.returncode != 0 and "hub.group: true: hub.token_file is missing" in result.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless inspect` tells what a file or directory is, and --json tells the same as the text."""
+"""`driftless inspect` describes a file or directory, and --json has the same facts as the text."""
 
 import json
 
@@ -20,7 +20,7 @@ from support import (
 
 @pytest.fixture
 def seen(pair):
-    """Everything that inspect knows, as {kind: path}."""
+    """Everything that inspect can describe, as {kind: path}."""
     publish(pair.published, pair.old_path, pair.new_path)
     publish(pair.published, pair.new_path, pair.old_path, "flush", "deltas")
     theirs = foreign.write_hf_delta(pair.work / "theirs", 1, pair.old, pair.new, shards=2)
@@ -55,7 +55,7 @@ def test_everything_can_be_inspected(seen):
             assert all(str(cell) in text for cell in row.values() if cell is not None)
 
 
-def test_what_it_says_of_versions(seen):
+def test_the_description_of_versions(seen):
     facts = ok_json("inspect", seen["versions"])
     assert facts["newest"] == 2 and [r["version"] for r in facts["rows"]] == [1, 2]
     facts = ok_json("inspect", seen["version"])
@@ -65,7 +65,7 @@ def test_what_it_says_of_versions(seen):
     assert "another tool" in facts["manifest"] and len(facts["rows"]) == 2
 
 
-def test_what_it_says_of_a_checkpoint(seen, pair):
+def test_the_description_of_a_checkpoint(seen, pair):
     facts = ok_json("inspect", seen["checkpoint"])
     assert facts["version"] == 2 and facts["tensors"] == len(pair.old)
     rows = {row["tensor"]: row for row in facts["rows"]}
@@ -76,7 +76,7 @@ def test_what_it_says_of_a_checkpoint(seen, pair):
 
 
 def test_the_bytes_of_a_file_are_those_on_disk(seen):
-    """Of a compressed one, too, and beside them those that it decodes to."""
+    """Also for a compressed file, which adds its decoded size."""
     path = seen["flush zstd"]
     data = path.read_bytes()
     facts = ok_json("inspect", path)
@@ -89,7 +89,7 @@ def test_the_bytes_of_a_file_are_those_on_disk(seen):
 
 
 def payload_on_disk(version):
-    """The files that hold changes: not the index, the manifest and DONE."""
+    """The files that hold changes, without index, manifest and DONE."""
     return sum(f.stat().st_size for f in version.iterdir() if f.suffix in (".safetensors", ".frame"))
 
 
@@ -113,7 +113,7 @@ def test_the_payload_is_one_number(pair, layout, encoding):
     }
     assert found == dict.fromkeys(found, expected)
     assert made["bits_per_changed"] == cost["bits_per_changed"] == pytest.approx(bits)
-    # As text, of another directory: the version's figures are the same.
+    # As text, for another directory: the version's figures are the same.
     again = pair.work / "again"
     line = ("diff", pair.old_path, pair.new_path, "--out", again, "--layout", layout, "--encoding", encoding)
     assert f"{bits:.2f} bits per change" in ok(*line)
@@ -148,7 +148,7 @@ def test_damage_among_versions_is_shown_in_its_row(seen):
     assert_refusal(run("inspect", seen["version"]), 3, "incomplete")
 
 
-def test_what_cannot_be_inspected(work):
+def test_other_files_are_refused(work):
     (work / "noise").write_bytes(b"\x93NUMPY" + bytes(100))
     (work / "empty").write_bytes(b"")
     (work / "nothing").mkdir()
@@ -175,8 +175,8 @@ def test_failures_are_json_too(work, pair):
         assert result.returncode == {"not_found": 3, "already_exists": 7}[code]
 
 
-def test_hostile_names_stay_on_one_line(work, rng, pair):
-    """Control characters in names do not reach the terminal."""
+def test_control_characters_in_names_are_escaped(work, rng, pair):
+    """They do not reach the terminal."""
     tensors = dict(pair.old)
     tensors["evil\n\x1b[2Jname"] = tensors.pop("norm.weight")
     path = write_checkpoint(work / "evil", tensors)

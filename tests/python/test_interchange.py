@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we publish is what other tools read; what they publish is what we apply; bit for bit."""
+"""Other tools read our versions, and we apply theirs, bit for bit."""
 
 import json
 import re
@@ -44,7 +44,8 @@ SPECIALS = {
 
 @pytest.fixture
 def rich(rng):
-    """(old, new): many dtypes, odd shapes, scalars, empty tensors, specials, one unchanged."""
+    """(old, new): many dtypes, odd shapes, scalars, empty tensors, special values, one
+    unchanged."""
     old = {f"t.{dtype}": random_tensor(rng, dtype, shape) for dtype, shape in SHAPES.items()}
     old["scalar.f32"] = random_tensor(rng, "F32", ())
     old["scalar.bf16"] = random_tensor(rng, "BF16", ())
@@ -56,7 +57,7 @@ def rich(rng):
     for dtype, bits in SPECIALS.items():
         old[f"t.{dtype}"] = with_bits(old[f"t.{dtype}"], *reversed(bits))
         new[f"t.{dtype}"] = with_bits(new[f"t.{dtype}"], *bits)
-    # Two changes further apart than 16 bits can say.
+    # Two changes whose distance exceeds 16 bits.
     new["t.U8"] = changed(rng, old["t.U8"], positions=[2, 70000])
     return old, new
 
@@ -154,7 +155,7 @@ def test_nothing_changed_is_still_a_version(pair, layout, encoding):
 
 
 @pytest.mark.parametrize("layout,encoding", [*DELTAS, ("hf_delta", "full")])
-def test_what_we_publish_we_apply(work, rich, layout, encoding):
+def test_we_apply_our_own_versions(work, rich, layout, encoding):
     old, new = rich
     write_checkpoint(work / "old", old, shards=2)
     write_checkpoint(work / "new", new)
@@ -204,7 +205,7 @@ def test_we_apply_their_flush_files(work, rich, encoding, ranks):
 @pytest.mark.parametrize("shards", (1, 2))
 def test_we_apply_their_full_version(pair, shards):
     path = foreign.write_full(pair.published, 5, pair.new, shards)
-    if shards == 1:  # an index all the same: without one the version is not whole
+    if shards == 1:  # with an index: without one the version is not complete
         index = {"metadata": {}, "weight_map": dict.fromkeys(pair.new, "model.safetensors")}
         (path / INDEX).write_text(json.dumps(index))
     target = pair.checkpoint()
@@ -232,8 +233,8 @@ def test_their_empty_version(pair):
     assert read_checkpoint(target) == pair.old and state_version(target) == 1
 
 
-def test_a_checkpoint_that_another_tool_brought_here_goes_on_with_ours(pair):
-    """Their state says the version and nothing else; the weights prove the rest."""
+def test_a_checkpoint_that_another_tool_patched_continues_with_our_versions(pair):
+    """Their state has only the version's number; the weights prove the rest."""
     third = pair.step(pair.new)
     write_checkpoint(pair.work / "third", third)
     publish(pair.published, pair.old_path, pair.new_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main job with real processes: whatever the road, every rollout ends with the trainer's bits."""
+"""The main job with real processes: on every road, every rollout ends with the trainer's bits."""
 
 import json
 import signal
@@ -59,12 +59,12 @@ def test_rollouts_end_with_the_trainers_bits(job, work, rng):
     assert (job.save / "rollout_00/config.json").read_text() == '{"model_type": "test"}\n'
 
 
-# As MPI counts them.
+# MPI's numbers of its thread levels.
 LEVELS = {"single": 0, "funneled": 1, "serialized": 2}
 
 
 def worse_mpi(**settings):
-    """mpirun's options for a job with an MPI that is worse than the installed one."""
+    """mpirun's options that make the installed MPI appear less capable."""
     library = Path(COMMAND).parent / "libworse_mpi.so"
     if not library.exists():
         pytest.skip(f"{library} is not there: it is built with the tests")
@@ -76,9 +76,9 @@ def worse_mpi(**settings):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_job_without_mpi_thread_multiple(job, work, rng, level):
-    options = worse_mpi(THREADS=level)  # ends a process that does not keep to it
-    # Several buckets and threads, and anchors on the way: with MPI_THREAD_MULTIPLE other threads
-    # than the first would call MPI.
+    options = worse_mpi(THREADS=level)  # ends a process that violates the level
+    # Several buckets, threads and anchors: with MPI_THREAD_MULTIPLE, threads other than the first
+    # would call MPI.
     history = make_run(work / "run", rng, 6, rows=1 << 14, fraction=0.1)
     job.settings += ["--set", "buffer_size=64KiB", "--set", "anchors.every=3"]
     job.threads = 2
@@ -104,8 +104,8 @@ def test_rollouts_without_a_base_start_from_the_first_anchor(job, work, rng):
 
 
 @pytest.mark.parametrize("mode", ["delta", "full"])
-def test_files_do_not_pile_up_and_whoever_comes_late_still_gets_there(work, mode):
-    """By the defaults: old versions go, and an anchor stands where they were."""
+def test_old_versions_are_removed_and_late_rollouts_still_follow(work, mode):
+    """By default, old versions are removed, and an anchor replaces them."""
     (work / "job.yaml").write_text(f"mode: {mode}\nroad: {{ kind: shared_fs, shared_fs: {{ dir: {work}/weights }} }}\n")
     made = run("trainer", "--config", work / "job.yaml", "--params", 100000, "--steps", 60,
                "--lr", 1e-3)  # fmt: skip
@@ -182,7 +182,7 @@ def test_rollouts_that_mpirun_did_not_start(work, rng):
     version = json.loads(ended.stdout.splitlines()[-1])["version"]
     assert version >= 2
     assert read_checkpoint(work / "b/rollout_00") == history[version]
-    # The run is closed: whoever comes now catches up and ends.
+    # The run has ended: a late rollout catches up and ends.
     ok(*job.rollout("--save", work / "c", "--timeout", "60s"))
     assert read_checkpoint(work / "c/rollout_00") == history[4]
 
@@ -242,7 +242,7 @@ def test_a_wrong_setting_is_one_line_and_exit_2(work):
 
 
 def first_refusal(result, code, *words):
-    """mpirun adds words of its own after ours."""
+    """The first line on stderr: mpirun adds its own text after ours."""
     assert result.returncode == code, f"exit {result.returncode}: {result.stderr}"
     lines = [line for line in result.stderr.splitlines() if line.startswith("driftless: ")]
     assert lines and all(word in lines[0] for word in words), result.stderr
@@ -259,7 +259,7 @@ def test_one_failing_process_ends_the_job_with_its_code(work, rng):
     first_refusal(job.run([*replay, "--steps", 9]), 3, "--steps", "step_000003")
 
 
-def test_processes_that_are_configured_differently_say_so(work, rng):
+def test_processes_with_different_configurations_report_that(work, rng):
     need_mpirun()
     make_run(work / "run", rng, 1)
     job = Job(work, "flush")
@@ -305,7 +305,7 @@ def test_a_rollout_without_a_trainer_gives_up(work):
     assert result.returncode in (3, 6), result.stderr
 
 
-def test_a_trainer_that_is_asked_to_stop_finishes_and_says_so(work, rng):
+def test_a_trainer_that_gets_a_signal_finishes_and_reports_it(work, rng):
     make_run(work / "run", rng, 3)
     for step in range(4, 200):
         (work / f"run/step_{step:06d}").symlink_to(work / f"run/step_{step % 4:06d}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs with engines that read files themselves: stand-ins are told of every version."""
+"""Jobs with engines that read files themselves: stand-ins receive a call for every version."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from support import COMMAND, Tensor, read_checkpoint, run, write_checkpoint
 
 @pytest.fixture
 def engine():
-    """An engine that writes down what it is asked to do; `refuse` makes it say no."""
+    """An engine that records its calls; `refuse` makes it answer with an error."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -42,7 +42,7 @@ def engine():
             self.answer({"success": not refuse, "message": "as told"})
 
         def do_GET(self):
-            """What the engine says it serves."""
+            """The version that the engine claims to serve."""
             self.answer({"weight_version": self.server.weight_version})
 
         def answer(self, said):
@@ -58,7 +58,7 @@ def engine():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.calls, server.refuse, server.refuse_calls = [], False, ()
     server.weight_version, server.on_call, server.paused = "default", lambda: None, False
-    server.loading = []  # by ranks that the answer to a load does not wait for
+    server.loading = []  # loads of ranks that continue after the answer
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -82,7 +82,7 @@ def with_engine(job, engine, work, action="pull_weights"):
     return job
 
 
-def test_engines_are_told_of_every_version(work, rng, engine):
+def test_engines_are_notified_of_every_version(work, rng, engine):
     need("engines")
     make_run(work / "run", rng, 2)
     job = with_engine(Job(work, "hf_delta"), engine, work)
@@ -106,7 +106,7 @@ def test_flush_files_are_named_to_the_engine(work, rng, engine):
     assert body["files"] and all((job.dir / "weight_v000001" / f).exists() for f in body["files"])
 
 
-def test_an_engine_that_says_no_is_reported_and_the_run_goes_on(work, rng, engine):
+def test_an_engine_that_refuses_is_reported_and_the_run_continues(work, rng, engine):
     need("engines")
     make_run(work / "run", rng, 3)
     engine.refuse = True
@@ -125,7 +125,7 @@ def test_an_engine_that_says_no_is_reported_and_the_run_goes_on(work, rng, engin
 def test_one_version_that_an_engine_missed_is_in_the_closing_line_and_the_exit_code(
     work, rng, engine
 ):
-    """However well the last ones went: what it did not take, nobody has proven that it holds."""
+    """Even if the last versions succeeded: nothing proves what it holds after a missed one."""
     need("engines")
     make_run(work / "run", rng, 3)
     job = with_engine(Job(work, "hf_delta"), engine, work)
@@ -188,7 +188,7 @@ def test_an_engine_loads_its_checkpoint_once_the_rollout_has_patched_it(work, rn
 
 
 def test_an_engine_does_not_load_what_a_rollout_of_another_run_patched(work, rng, engine):
-    """The directory was emptied for a new run, and the rollout of the old one is still there."""
+    """The directory was emptied for a new run, and the old run's rollout still runs."""
     need("engines")
     make_run(work / "old", rng, 1)
     make_run(work / "new", rng, 1)
@@ -214,10 +214,10 @@ def test_an_engine_does_not_load_what_a_rollout_of_another_run_patched(work, rng
 
 
 @pytest.mark.parametrize("path", ["own", "containers"])
-def test_only_the_receiver_that_patches_a_checkpoint_says_that_it_is_patched(
+def test_only_the_receiver_that_patches_a_checkpoint_counts_for_it(
     work, rng, engine, path
 ):
-    """A rollout in memory has every version, too. The one that patches leaves and comes again."""
+    """A rollout in memory has every version, too. The one that patches leaves, and comes back."""
     need("engines")
     driftless = binding.driftless()
     weights = binding.weights(rng)
@@ -283,7 +283,7 @@ def test_an_engine_started_anew_is_not_paused_for_files_that_are_gone(work, rng,
     assert not engine.paused
 
 
-def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engine):
+def test_a_version_that_every_engine_has_is_removed_if_configured(work, rng, engine):
     need("engines")
     make_run(work / "run", rng, 2)
     job = with_engine(Job(work, "hf_delta"), engine, work)
@@ -293,7 +293,7 @@ def test_a_version_that_every_engine_has_is_removed_where_asked(work, rng, engin
 
 
 def test_files_stay_until_every_rank_of_an_engine_has_read_them(work, rng, engine):
-    """SGLang answers when its first rank has loaded; another one comes later."""
+    """SGLang answers when its first rank has loaded; another rank reads later."""
     need("engines")
     make_run(work / "run", rng, 3)
     job = with_engine(Job(work, "flush"), engine, work, action="flush")
@@ -316,8 +316,9 @@ def test_files_stay_until_every_rank_of_an_engine_has_read_them(work, rng, engin
     assert not list(job.dir.glob("weight_v*"))
 
 
-def test_a_trainer_that_is_started_again_brings_engines_to_the_newest_version(work, rng, engine):
-    """They missed it, and no further version comes: a trainer that told nobody proves nothing."""
+def test_a_restarted_trainer_brings_engines_to_the_newest_version(work, rng, engine):
+    """They missed it, and no other version follows: a trainer that notified no engine proves
+    nothing."""
     need("engines")
     make_run(work / "run", rng, 2)
     job = with_engine(Job(work, "hf_delta"), engine, work)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kill -9 at any moment. An apply leaves the old or the new version, or a journal from which the
-same command ends at the new one. A publisher leaves whole versions or none."""
+"""kill -9 at any moment. An apply leaves the old version, the new one, or a journal from which the
+same command reaches the new one. A publisher leaves complete versions or none."""
 
 import collections
 import os
@@ -26,14 +26,14 @@ from support import (
 )
 
 WAYS = [*DELTAS, ("hf_delta", "full")]
-# Many kills meet every moment, and say so; a few show that none of them does harm.
+# Many kills hit every moment, and the test checks that; a few kills only show that none does harm.
 APPLY_KILLS = [48, pytest.param(360, marks=pytest.mark.long)]
 DIFF_KILLS = [18, pytest.param(64, marks=pytest.mark.long)]
 
 
 @pytest.fixture
 def scene(work):
-    """8 MB of weights in two files, published in every way."""
+    """8 MB of weights in two files, published in every layout and encoding."""
     rng = np.random.default_rng(3)
     old = {f"t{i}": random_tensor(rng, "BF16", (190 + 40 * i, 800)) for i in range(12)}
     old["small"] = random_tensor(rng, "F32", (5,))
@@ -50,7 +50,7 @@ def weights(path):
 
 
 def restore(target, old):
-    """The old weights and no state, without writing files anew."""
+    """Restores the old weights, and removes the state, without replacing files."""
     shutil.rmtree(target / ".weight_sync", ignore_errors=True)
     for name, data in old.items():
         with open(target / name, "r+b") as file:
@@ -62,7 +62,7 @@ def start(line):
 
 
 def duration(line, prepare):
-    """The median of a few undisturbed runs, in seconds."""
+    """The median duration of some undisturbed runs, in seconds."""
     seconds = []
     for _ in range(5):
         prepare()
@@ -81,14 +81,14 @@ def kill_after(process, seconds):
 
 
 def kill_once_there(process, path, seconds):
-    """Waits for the file to appear, then a moment longer."""
+    """Kills a moment after the file appears."""
     while process.poll() is None and not os.path.exists(path):
         pass
     kill_after(process, seconds)
 
 
 def check_between(target, old, new):
-    """What a kill left: before the journal, within it, or after it."""
+    """Checks the checkpoint after a kill: before, during or after the journal."""
     found = weights(target)
     if (target / ".weight_sync/journal").exists():
         return "within"
@@ -112,7 +112,7 @@ def test_kill_apply(scene, kills):
     for number in range(kills):
         line, seconds = lines[number % len(WAYS)], typical[number % len(WAYS)]
         restore(target, old)
-        # Some kills meet the next attempt too, which may be the recovery of the first.
+        # Some kills also hit the next attempt, which may be the recovery of the first.
         for _ in range(moments.choice((1, 1, 1, 2, 3))):
             process = start(line)
             if moments.random() < 0.35:
@@ -129,14 +129,14 @@ def test_kill_apply(scene, kills):
     assert sum(hits.values()) >= kills * 5 // 6
     if kills >= 300:
         assert min(hits["before"], hits["within"], hits["after"]) >= 3, hits
-        assert torn >= 1, "no kill met the writing itself"
+        assert torn >= 1, "no kill hit the writing of weights"
     assert read_checkpoint(target) == read_checkpoint(scene / "new")
-    assert left_over == set(), "the next apply clears away what a killed one left"
+    assert left_over == set(), "the next apply removes the rests of a killed one"
 
 
 @pytest.mark.parametrize("kills", DIFF_KILLS)
 def test_kill_diff(scene, kills):
-    """Every version that is visible is whole, and the next publisher goes on."""
+    """Every visible version is complete, and the next publisher continues."""
     old, new = weights(scene / "old"), weights(scene / "new")
     out, target = scene / "out", scene / "target"
     shutil.copytree(scene / "old", target)
@@ -163,7 +163,7 @@ def test_kill_diff(scene, kills):
             ok(*line("hf_delta", "xor", "new", "old"))
         else:
             ok(*line(*way))
-        assert list(out.glob(".weight_v*")) == [], "what the killed one left is cleared away"
+        assert list(out.glob(".weight_v*")) == [], "the rests of the killed publisher are removed"
         restore(target, old)
         ok("apply", out, "--to", target, "--to-version", "1")
         assert weights(target) == new

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors whose positions do not fit 32 bits, in sparse files: much to read, little on the disk."""
+"""Tensors whose positions exceed 32 bits, in sparse files: much to read, little on disk."""
 
 import json
 import os
@@ -18,7 +18,7 @@ NAME = "experts.stacked.weight"
 
 
 def write_sparse(directory, changes):
-    """One tensor of UNITS bytes, all zero but for `changes` (position -> byte), and a small one."""
+    """One tensor of UNITS bytes, zero except for `changes` (position -> byte), and a small one."""
     header = json.dumps({
         NAME: {"dtype": "F8_E4M3", "shape": [UNITS], "data_offsets": [0, UNITS]},
         "small": {"dtype": "BF16", "shape": [8], "data_offsets": [UNITS, UNITS + 16]},

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launch files of examples/: each folder is whole, its files are right by their own tools, and what
-names no engine runs as it is, with a small model. tests/engines/test_launch_files.py has the others."""
+"""The launch files of examples/: each folder is complete, its files pass the checks of their own
+tools, and those without an engine run unchanged, with a small model.
+tests/engines/test_launch_files.py has the others."""
 
 import json
 import os
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
 import megatron_jobs  # noqa: E402
 
 EXAMPLES = REPOSITORY / "examples"
-LAUNCHERS = {  # the file that starts each
+LAUNCHERS = {  # folder -> the file that starts it
     "slurm_megatron_sglang": "job.sbatch",
     "torchrun_fsdp2_vllm": "launch.sh",
     "ray_fsdp2": "job.sh",
@@ -40,14 +41,14 @@ model.to(torch.bfloat16).save_pretrained(sys.argv[1])
 
 
 def make_model(python, path):
-    """A small Qwen3, as a checkpoint of Hugging Face."""
+    """A small Qwen3, as a Hugging Face checkpoint."""
     line, env = [python, "-c", SMALL, path], megatron_jobs.environment()
     made = subprocess.run(line, env=env, capture_output=True, text=True, timeout=240)
     assert made.returncode == 0, made.stderr
     return path
 
 
-def test_every_folder_has_its_files_and_says_what_was_not_run():
+def test_every_folder_has_its_files_and_lists_what_was_not_run():
     index = (EXAMPLES / "README.md").read_text()
     for name, file in LAUNCHERS.items():
         folder = EXAMPLES / name
@@ -78,7 +79,7 @@ def workloads():
     return list(yaml.safe_load_all((EXAMPLES / "kubernetes_vllm/workloads.yaml").read_text()))
 
 
-def test_kubernetes_takes_the_workloads():
+def test_kubernetes_accepts_the_workloads():
     python = megatron_jobs.environment_python("kubernetes")
     line = [python, "-m", "kubernetes_validate", "--strict", "workloads.yaml"]
     checked = subprocess.run(
@@ -89,7 +90,7 @@ def test_kubernetes_takes_the_workloads():
     assert said.count(" passed for ") == len(workloads()), said
 
 
-def test_what_the_workloads_name_is_there():
+def test_objects_that_the_workloads_name_exist():
     yaml = pytest.importorskip("yaml", reason="python3-yaml is not installed")
     folder = EXAMPLES / "kubernetes_vllm"
     made = yaml.safe_load((folder / "kustomization.yaml").read_text())
@@ -123,7 +124,7 @@ def test_what_the_workloads_name_is_there():
 
 
 def services():
-    """As Compose itself reads them."""
+    """The services, as Compose itself parses them."""
     yaml = pytest.importorskip("yaml", reason="python3-yaml is not installed")
     program = shutil.which("docker-compose")
     if program is None:
@@ -189,10 +190,10 @@ def test_the_services_run_without_containers(copied):
 
 @pytest.fixture
 def ray():
-    """A cluster of one node, with its dashboard: the environment of whoever submits to it."""
+    """A cluster of one node with its dashboard; returns the environment of a client."""
     binding.driftless()
     python = Path(megatron_jobs.environment_python("verl"))
-    place = tempfile.mkdtemp(prefix="drl-ray-")  # short: sockets lie there
+    place = tempfile.mkdtemp(prefix="drl-ray-")  # short, because socket paths are limited
     port = free_port()
     env = megatron_jobs.environment(
         RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_SCHEDULER_EVENTS="0",
@@ -209,7 +210,7 @@ def ray():
         node = subprocess.Popen(line, env=head, stdout=out, stderr=out, start_new_session=True)
     env["RAY_NODE_LOG"] = str(log)
     yield env
-    node.terminate()  # with --block it ends what it started
+    node.terminate()  # with --block it also ends its children
     try:
         node.wait(60)
     except subprocess.TimeoutExpired:

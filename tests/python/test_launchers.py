@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs under every launcher that installs here, and the lines of their pages in docs/start."""
+"""Jobs under every launcher that can be installed here, and the lines of the launchers' pages."""
 
 import os
 import re
@@ -27,7 +27,7 @@ from support import COMMAND, REPOSITORY
 sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
 import megatron_jobs  # noqa: E402
 
-binding.driftless()  # or a skip
+binding.driftless()  # skips if there is none
 HERE = Path(__file__).resolve().parent
 SHELL = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -42,7 +42,7 @@ def slurm():
 
 
 def run(line, env, cwd, seconds=180):
-    """The end of a process and of all that it started."""
+    """Runs a process; ends it and all that it started. Returns its output."""
     process = subprocess.Popen(
         line, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
@@ -58,7 +58,8 @@ def run(line, env, cwd, seconds=180):
 
 
 def run_page(page, work, python, **more):
-    """Every shell line of the page, with its files and those of the page on sharded trainers."""
+    """Runs every shell line of the page, with its files and those of the page on sharded
+    trainers."""
     test_samples.write_samples("docs/start/sharded.md", work)
     (work / "configs").unlink()
     test_samples.write_samples(page, work)
@@ -237,7 +238,7 @@ time.sleep(600)
 
 
 def test_a_process_that_does_not_come_is_named(work):
-    """A rollout joins the MPI job, and does not come to the meeting before the road is made."""
+    """A rollout joins the MPI job, but does not take part in making the road."""
     jobs.need_mpirun()
     job = jobs.Files(work, **{"deadlines.connect": "7s"})
     trainer = [COMMAND, *map(str, job.trainer("--steps", "1"))]

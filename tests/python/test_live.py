@@ -24,21 +24,21 @@ driftless = binding.driftless()
 
 
 def bf16(values):
-    """The bits that float32 is rounded to: to nearest, ties to even. No NaN here."""
+    """The bits of float32 rounded to bfloat16: to nearest, ties to even. Not for NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def as_bf16(block):
-    """The same memory: numpy has no bfloat16."""
+    """The same memory as BF16: numpy has no bfloat16."""
     return driftless.TensorRef.from_pointer(
         block.ctypes.data, "BF16", list(block.shape), owner=block
     )
 
 
 class Trainer:
-    """bfloat16 weights in two blocks and a bias that the optimizer does not write, and float32
-    main weights."""
+    """bfloat16 weights in two blocks, a bias that the optimizer does not write, and float32 main
+    weights."""
 
     def __init__(self, seed=3):
         self.rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def run(work):
         yield trainer, publisher, follow
 
 
-def test_captured_steps_are_what_rollouts_get(run):
+def test_rollouts_get_the_captured_steps(run):
     trainer, publisher, follow = run
     for _ in range(3):
         trainer.step(publisher)
@@ -98,7 +98,7 @@ def test_captured_steps_are_what_rollouts_get(run):
         follow()
 
 
-def test_behind_the_next_step(run):
+def test_publishing_during_the_next_step(run):
     trainer, publisher, follow = run
     assert publisher.wait() is None
     for step in range(1, 4):
@@ -133,7 +133,7 @@ def test_a_write_that_was_not_captured_is_found_by_name(run):
     follow()
 
 
-def test_what_is_refused(run, work):
+def test_wrong_captures_are_refused(run, work):
     trainer, publisher, _ = run
     refused = driftless.errors.InvalidArgumentError
     with pytest.raises(refused, match="item 1, tensor 'w': 600 new values for 1000 weights"):
@@ -157,8 +157,8 @@ def test_what_is_refused(run, work):
                 other.publish(trainer.source, wait=False)
 
 
-def test_weights_are_looked_at_after_a_capture_that_was_refused(work):
-    """Also if nothing is swept by itself: the trainer may have gone on."""
+def test_weights_are_compared_after_a_refused_capture(work):
+    """Even if the publisher sweeps nothing by itself: the trainer may have continued."""
     config = binding.config(driftless, work / "road", "capture.sweep_every=0")
     trainer = Trainer()
     with (
@@ -175,7 +175,7 @@ def test_weights_are_looked_at_after_a_capture_that_was_refused(work):
 
 
 def breakable(trainer, job):
-    """A publisher, and a list: what is put there fails the next version."""
+    """A publisher, and a list: its next entry makes the next version fail."""
     broken = []
 
     def before_visible(directory):
@@ -189,7 +189,7 @@ def breakable(trainer, job):
 
 @pytest.fixture
 def failing(work):
-    """A job, and a function that opens a publisher with a version behind a step that fails."""
+    """A job, and a function that opens a publisher whose version fails during the next step."""
     config = binding.config(driftless, work / "road")
     trainer = Trainer()
 
@@ -211,7 +211,7 @@ def end_publisher(new_job, fail):
 def end_job(new_job, fail):
     with new_job() as job:
         publisher = fail(job)
-    assert publisher  # and nobody else closes it
+    assert publisher  # keeps it alive: only the job closes it
 
 
 def end_run(new_job, fail):
@@ -219,24 +219,24 @@ def end_run(new_job, fail):
         publisher = fail(job)
         with pytest.raises(RuntimeError, match="the disk is full") as told:
             publisher.declare_end()
-        publisher.declare_end()  # it was told
+        publisher.declare_end()  # the failure was raised before
         raise told.value
 
 
 @pytest.mark.parametrize("end", [end_publisher, end_job, end_run])
-def test_a_failure_behind_the_last_step_is_told_by_whatever_ends_the_run(failing, end):
+def test_a_failure_after_the_last_step_is_raised_by_the_end_of_the_run(failing, end):
     _, new_job, fail = failing
     with pytest.raises((driftless.Error, RuntimeError), match="the disk is full"):
         end(new_job, fail)
 
 
-def test_a_failure_is_no_news_once_a_version_has_its_changes(failing):
+def test_a_failure_is_not_raised_once_a_version_has_its_changes(failing):
     trainer, new_job, fail = failing
     with new_job() as job, fail(job) as publisher:
         assert publisher.publish(trainer.source).changed_units > 0
 
 
-def test_a_failure_behind_is_not_told_for_another(failing, work):
+def test_a_background_failure_does_not_hide_another_failure(failing, work):
     trainer, new_job, _ = failing
     with pytest.raises(KeyError, match="mine"), new_job() as job:
         publisher, broken = breakable(trainer, job)
@@ -280,15 +280,16 @@ with job:
 """
 
 
-def test_a_program_that_ends_leaves_its_version_behind(work):
-    """It is on the road, whole, though nobody waited for it. One that it forked just ends."""
+def test_a_program_that_ends_completes_its_version(work):
+    """The version is on the road, complete, though nothing waited for it. A forked child just
+    ends."""
     config = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {work}/road\n"
     script = LEAVES.format(path=[str(Path(__file__).parent), *sys.path], config=config)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
     assert (work / "road" / "weight_v000001" / "DONE").exists()
 
 
-def test_a_failure_behind_a_step_is_told_when_asked(work):
+def test_a_background_failure_is_raised_by_the_next_call(work):
     config = binding.config(driftless, work / "road")
     trainer = Trainer()
     with driftless.Job(config, "trainer", launched=False) as job:
@@ -308,7 +309,7 @@ def test_a_failure_behind_a_step_is_told_when_asked(work):
 
 
 class OneRank:
-    """A group of one rank. A version behind a step goes on when it is told to."""
+    """A group of one rank. A background version continues when the test says so."""
 
     rank, size = 0, 1
 
@@ -330,7 +331,7 @@ class OneRank:
 @pytest.mark.parametrize("mode", ["delta", "full"])
 @pytest.mark.parametrize("blocks", [slice(None), slice(0, 3)], ids=["all", "some"])
 def test_other_weights_after_the_call_fail_the_version(work, mode, blocks):
-    """Those of an evaluation, say, swapped in before the version is read, all of them or some."""
+    """All or some weights are replaced before the version is read, as for an evaluation."""
     config = binding.config(driftless, work / "road", f"mode={mode}")
     trainer, group = Trainer(), OneRank()
     held = {name: tensor.copy() for name, tensor in trainer.weights().items()}
@@ -369,14 +370,14 @@ def test_a_checkpoint_that_was_loaded_before_the_call_goes_out(run):
 
 @pytest.mark.parametrize("strides", ["contiguous", "strided"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_what_torch_rounds_to_is_what_rollouts_get(work, dtype, strides):
-    """Any class of numbers, though nothing is swept: torch's bits of a NaN depend on strides."""
+def test_rollouts_get_the_bits_that_torch_rounds_to(work, dtype, strides):
+    """For every class of numbers, without sweeps: torch's bits of a NaN depend on strides."""
     script = Path(__file__).parent / "sharded" / "torch_rounding.py"
     line = [megatron_jobs.venv_python(), script, work / "road", dtype, strides]
     subprocess.run(line, check=True, timeout=240, env=megatron_jobs.environment())
 
 
-# --- a tensor that is sent whole, and every kind of receiver -------------------------------------
+# --- a whole tensor in a delta, and every kind of receiver ----------------------------------------
 
 LAYOUTS = [
     ("frames", "deltas_zstd"),
@@ -451,7 +452,7 @@ def shm_name():
 
 @pytest.mark.parametrize("layout, encoding", LAYOUTS)
 def test_every_receiver_takes_a_tensor_that_is_sent_whole(work, shm_name, layout, encoding):
-    """Written without capture(), or captured and skipped."""
+    """The tensor was written without capture(), or was captured and then skipped."""
     trainer = Trainer()
 
     def stored():

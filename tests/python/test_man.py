@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The man page and the completion of shells, which the command makes from its own options."""
+"""The man page and shell completions, which the command generates from its own options."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from support import COMMAND, REPOSITORY, assert_refusal, ok
 
 
 def commands():
-    """All of them, as words, by `--help`."""
+    """All commands, as words, from `--help`."""
     found = []
     for line in ok("--help").split("Subcommands:")[1].splitlines():
         match = re.match(r"  ([a-z]+) ", line)
@@ -23,7 +23,7 @@ def commands():
 
 
 def long_options(text):
-    """Those that begin a line of help, and not those that some help mentions."""
+    """Options that begin a line of help, without those that a description mentions."""
     return set(re.findall(r"^ +(?:-[a-z], ?)?(--[a-z][a-z-]*)", text, flags=re.M))
 
 
@@ -112,7 +112,7 @@ def test_bash_completes_options_and_values(bash):
 
 
 def listed_options(text):
-    """{option: the words that it takes}, as help prints them: --layout TEXT:{flush,frames}=flush."""
+    """{option: its words}, as help prints them: --layout TEXT:{flush,frames}=flush."""
     found = re.findall(r"^ +(--[a-z-]+) TEXT:\{([^}]*)\}", text, flags=re.M)
     return {name: set(words.split(",")) for name, words in found}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in the cache of a model hub: read through their links, never written to."""
+"""Checkpoints in a model hub's cache: read through their links, never written to."""
 
 import shutil
 

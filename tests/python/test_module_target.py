@@ -16,16 +16,17 @@ from megatron_jobs import environment, venv_python  # noqa: E402
 
 
 def checks():
-    """The functions of the files of checks, which need torch to be imported."""
+    """The functions of the check files, which import torch."""
     for path in sorted(HERE.glob("checks*.py")):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef) and not node.args.args:  # others help them
+            # functions with arguments are helpers
+            if isinstance(node, ast.FunctionDef) and not node.args.args:
                 yield path.name, node.name
 
 
 @functools.cache
 def results(file):
-    """All of a file in one process: it takes longer to import torch than to run most."""
+    """Runs a whole file in one process: importing torch takes longer than most checks."""
     line = [venv_python(), HERE / file]
     result = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=900)
     return result.stdout, result.stderr

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The status server with real processes: what it answers, to whom, and that nobody who connects
-holds up training."""
+"""The status server with real processes: what it answers, to whom; and no client delays
+training."""
 
 import base64
 import contextlib
@@ -53,7 +53,7 @@ def ask(port, path="/status.json", method="GET", **headers):
 
 
 def raw(port, sent, wait=20):
-    """All that the server answers to these bytes, until it closes."""
+    """All bytes that the server answers to these bytes, until it closes."""
     with socket.create_connection(("127.0.0.1", port), timeout=wait) as client:
         client.sendall(sent)
         received = b""
@@ -81,7 +81,7 @@ def host(work, name):  # noqa: F811
 
 @pytest.fixture
 def trainer(host, work):
-    """Its port, while it publishes."""
+    """The trainer's port, while it publishes."""
     port = free_port()
     process = host.start_trainer(
         "--replay", work / "run", "--rollouts", 1, "--set",
@@ -154,8 +154,8 @@ def engine_state(port, url):
     return next(each for each in ask(port).json["engines"] if each["engine"] == url)
 
 
-def test_an_engine_that_dies_is_seen_and_one_that_comes_back_is_loaded(work, name):  # noqa: F811
-    """While no version comes: nothing but the agent's looks can notice it."""
+def test_a_dead_engine_is_noticed_and_a_restarted_one_is_loaded(work, name):  # noqa: F811
+    """While no version comes: only the agent's polls can notice it."""
     history = make_run(work / "run", np.random.default_rng(4), 2)
     engines = [Engine(work / "run/step_000000") for _ in range(3)]
     host = checkpoint_host(work, name, *zip(("vllm", "sglang", "vllm"), engines, strict=True))
@@ -182,14 +182,14 @@ def test_an_engine_that_dies_is_seen_and_one_that_comes_back_is_loaded(work, nam
         metrics = ask(port, "/metrics")
         if metrics.status == 200:
             assert f'driftless_engine_reachable{{engine="{dying.url}"}} 0' in metrics.text
-        if number == 0:  # with vLLM's weights of the base, and another server process
+        if number == 0:  # a new server process, with the base's weights
             engines[number] = Engine(work / "run/step_000000", port=dying.server_address[1])
             back = engines[number]
             wait_for(lambda: ask(port, "/ready").status == 200, "the engine to be loaded again")
             assert back.version == "1" and back.loaded[-1] == history[1] and not back.paused
             found = engine_state(port, back.url)
             assert (found["reachable"], found["reload"], found["version"]) == (True, False, 1)
-    assert engine_state(port, engines[2].url)["time"] == updated, "nothing has changed there"
+    assert engine_state(port, engines[2].url)["time"] == updated, "its state did not change"
     assert engines[2].loaded == [history[1]]
     agent.send_signal(signal.SIGTERM)
     stopped = finish(agent, 30)
@@ -197,7 +197,7 @@ def test_an_engine_that_dies_is_seen_and_one_that_comes_back_is_loaded(work, nam
     assert f"engine {engines[1].url}: " in stopped.stderr
 
 
-def test_an_engine_that_was_started_anew_is_loaded_though_no_version_comes(work, name):  # noqa: F811
+def test_a_restarted_engine_is_loaded_without_a_new_version(work, name):  # noqa: F811
     history = make_run(work / "run", np.random.default_rng(5), 2)
     engine, port = Engine(work / "run/step_000000"), free_port()
     host = checkpoint_host(work, name, ("sglang", engine), **{"agent.engine_look": "200ms"})
@@ -205,7 +205,7 @@ def test_an_engine_that_was_started_anew_is_loaded_though_no_version_comes(work,
     replay(host, work / "run", "--interval-ms", 600_000)
     wait_for(lambda: answers(port)() and ask(port, "/ready").status == 200, "a ready agent")
     engine.broken = {"/update_weights_from_disk": 10_000}
-    engine.version = "default"  # between two looks
+    engine.version = "default"  # between two polls
     wait_for(lambda: ask(port, "/ready").status == 503, "the restart to be noticed")
     reason = ask(port, "/ready").json["reason"]
     assert f"engine {engine.url} lost its version and is to be loaded again" in reason
@@ -219,7 +219,7 @@ def test_an_engine_that_was_started_anew_is_loaded_though_no_version_comes(work,
     assert agent.poll() is None
 
 
-def test_an_engine_that_stands_still_holds_nobody_up(work, name):  # noqa: F811
+def test_a_stopped_engine_delays_no_other_process(work, name):  # noqa: F811
     history = make_run(work / "run", np.random.default_rng(6), 4)
     stopped, good = (Engine(work / "run/step_000000") for _ in range(2))
     host = checkpoint_host(work, name, ("vllm", stopped), ("vllm", good))
@@ -306,8 +306,8 @@ def test_what_the_server_answers(trainer):
     assert partial.status == 200 and partial.text == page.text, "no parts"
 
 
-def test_strangers_get_nothing(trainer):
-    """A page of somebody else's, whose name was resolved to this machine."""
+def test_other_host_names_get_no_answer(trainer):
+    """A foreign web page whose host name was resolved to this machine (DNS rebinding)."""
     port = trainer.port
     for host in ("evil.org", f"evil.org:{port}", "localhost", "127.0.0.1:1", "[::2]"):
         refused = ask(port, Host=host)
@@ -316,7 +316,7 @@ def test_strangers_get_nothing(trainer):
     assert raw(port, b"GET /status.json HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 403")
 
 
-def test_a_token_is_asked_for(host, work):
+def test_a_token_is_required(host, work):
     file, port = work / "token", free_port()
     file.write_text(TOKEN + "\n")
     file.chmod(0o600)
@@ -351,7 +351,7 @@ def test_requests_are_bounded(trainer):
     assert raw(port, b"GET /" + b"a" * 9000).startswith(b"HTTP/1.1 431")
     assert raw(port, b"\x16\x03\x01\x02\x00\x01\r\n\r\n").startswith(b"HTTP/1.1 400"), "TLS"
     assert raw(port, b"GET\r\n\r\n").startswith(b"HTTP/1.1 400")
-    # A body is not read, however long it is said to be.
+    # A body is not read, whatever its Content-Length.
     body = b"POST /ready HTTP/1.1\r\nHost: localhost:%d\r\nContent-Length: 99999999999\r\n\r\n" % port
     assert raw(port, body + b"z" * 50_000).startswith(b"HTTP/1.1 405")
     chunked = get + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n"
@@ -365,7 +365,7 @@ def test_requests_are_bounded(trainer):
     assert ask(port, "/ready").status == 200
 
 
-def test_slow_clients_and_many_hold_nobody_up_for_long(host, work):
+def test_slow_and_many_clients_delay_other_processes_only_briefly(host, work):
     port, steps = free_port(), 4
     process = host.start_trainer(
         "--replay", work / "run", "--rollouts", 0, "--interval-ms", 800, "--set", f"monitor.address={port}"
@@ -379,7 +379,7 @@ def test_slow_clients_and_many_hold_nobody_up_for_long(host, work):
             client.connect(("127.0.0.1", port))
         clients.append(client)
     time.sleep(0.5)
-    for client in clients:  # a byte now and then: the whole request has 5 s
+    for client in clients:  # slow bytes: the whole request has 5 s
         with contextlib.suppress(OSError):
             client.send(b"G")
     last = json.loads(finish(process, 30).stdout.splitlines()[-1])
@@ -391,11 +391,11 @@ def test_slow_clients_and_many_hold_nobody_up_for_long(host, work):
         with contextlib.suppress(OSError):
             refused += client.recv(100).startswith(b"HTTP/1.1 503")
         client.close()
-    assert refused > 20, "past those that are read, connections are refused at once"
+    assert refused > 20, "further connections are refused at once"
 
 
-def test_connections_that_are_renewed_again_and_again_keep_no_probe_waiting(trainer):
-    """More than are read at a time, each of them replaced as soon as the server closes it."""
+def test_constantly_renewed_connections_delay_no_probe(trainer):
+    """More connections than are read at a time, each replaced as soon as the server closes it."""
     port, over = trainer.port, threading.Event()
 
     def renew():
@@ -436,7 +436,7 @@ def test_a_full_disk_is_named_for_every_file(host, work):
     assert "monitor.spans_file: /dev/full: lines are lost" in trainer.stderr + trainer.stdout
 
 
-def test_a_stopped_process_answers_when_it_goes_on(trainer):
+def test_a_stopped_process_answers_once_it_continues(trainer):
     trainer.send_signal(signal.SIGSTOP)
     stopped = Path(f"/proc/{trainer.pid}/status")
     wait_for(lambda: "State:\tT" in stopped.read_text(), "the process to stop")
@@ -449,11 +449,11 @@ def test_a_stopped_process_answers_when_it_goes_on(trainer):
     assert ask(trainer.port, "/ready").status == 200
 
 
-def test_one_port_is_one_process_s_and_free_once_it_is_gone(host, trainer):
+def test_a_port_has_one_process_and_is_free_after_its_end(host, trainer):
     port = trainer.port
     second = finish(host.start_agent("--set", f"monitor.address={port}"), 30)
     assert_refusal(second, 6, "busy", "monitor.address", f"127.0.0.1:{port} is in use")
-    for _ in range(3):  # killed with connections, and started again at once
+    for _ in range(3):  # killed with open connections, and restarted at once
         open_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         assert ask(port, "/ready").status in (200, 503)
         trainer.send_signal(signal.SIGKILL)

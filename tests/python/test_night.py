@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A few of the randomized cases of `make test-night`, with fixed seeds, and that it can fail."""
+"""A few of the random cases of `make test-night`, with fixed seeds; and a check that they can
+fail."""
 
 import subprocess
 import sys
@@ -20,18 +21,18 @@ def night(*arguments):
     return subprocess.run(line, capture_output=True, text=True, timeout=300)
 
 
-def test_simulated_fleets_hold_what_they_claim():
+def test_claims_of_simulated_fleets_are_true():
     ran = night("--simulated", 50, "--jobs", 2)
     assert ran.returncode == 0 and "50 seeds" in ran.stdout and "0 wrong" in ran.stdout, ran.stdout
 
 
-def test_real_processes_hold_what_they_claim():
+def test_claims_of_real_processes_are_true():
     ran = night("--real-seeds", "13,20,61", "--jobs", 2)
     assert ran.returncode == 0 and "3 cases" in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_a_labelled_checkpoint_with_another_bit_is_found(work):
-    """The check can fail."""
+    """Shows that the check can fail."""
     one = case.Case(23, work, None, case.CONTRACTS)
     one.road, one.faults, one.followers = "flush", ["none"], ["checkpoint"]
     one.settings |= {"road.layout": "flush", "encoding": "deltas"}
@@ -49,7 +50,7 @@ def test_a_labelled_checkpoint_with_another_bit_is_found(work):
         one.clean_up()
 
 
-def test_the_record_tells_versions_apart(work):
+def test_the_record_distinguishes_versions(work):
     model = {"a": ("BF16", (3, 5)), "b": ("F32", ())}
     run = record.Run(work / "run", model, 1, 2)
     kept = record.Record([run])

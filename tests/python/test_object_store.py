@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs over object stores: trainers and rollouts that share nothing but a bucket. The servers are
-those of tests/object_store/servers.py, each a process."""
+"""Jobs over object stores: trainers and rollouts that share only a bucket.
+tests/object_store/servers.py starts the servers, each in a process."""
 
 import contextlib
 import http.server
@@ -33,7 +33,7 @@ def server(request):
 
 
 class StoreJob:
-    """A prefix of its own in the server's bucket."""
+    """A job with its own prefix in the server's bucket."""
 
     def __init__(self, work, server):
         self.name, self.endpoint = server
@@ -98,7 +98,7 @@ def test_rollouts_follow_a_trainer_and_late_ones_catch_up(job, rng):
     assert versions_of(job.ok(*job.line("trainer", *trainer))) == [1, 2, 3, 4]
     job.finish(early)
     assert read_checkpoint(work / "a/rollout_00") == history[4]
-    # The run is closed: one without a base takes the anchor, catches up and ends.
+    # The run has ended: a rollout without a base takes the anchor, catches up and ends.
     job.ok(*job.line("rollout", "--save", work / "b", "--timeout", "60s"))
     assert read_checkpoint(work / "b/rollout_00") == history[4]
 
@@ -124,7 +124,7 @@ def test_trainer_ranks_of_an_mpirun_job_share_a_prefix(job, rng):
     assert read_checkpoint(work / "a/rollout_00") == history[3]
 
 
-def test_the_python_module_loads_the_road_when_it_is_asked_for(job):
+def test_the_python_module_loads_the_road_on_demand(job):
     code = f"""
 import driftless
 from driftless import Config, Job
@@ -141,7 +141,7 @@ Job(Config.parse(text), "rollout", launched=False).close()
 
 
 def test_a_report_of_the_run(job, rng):
-    """By its URL, from its anchor; the page shows no credential."""
+    """Made from the run's URL and its anchor; the page shows no credential."""
     make_run(job.work / "run", rng, 3)
     trainer = ["--replay", job.work / "run", "--rollouts", 1]
     rollout = job.start(*job.line("rollout", "--base", job.work / "run/step_000000"))
@@ -163,7 +163,7 @@ def test_versions_are_pruned_and_late_rollouts_take_an_anchor(job, rng):
     job.ok(*job.line("trainer", "--replay", work / "run", **keep))
     job.ok(*job.line("rollout", "--save", work / "a", "--timeout", "60s"))
     assert read_checkpoint(work / "a/rollout_00") == history[8]
-    # Numbers that were used stay used: the run goes on behind them.
+    # Used version numbers are not used again: the run continues after them.
     shutil.rmtree(work / "run")
     longer = make_run(work / "run", np.random.default_rng(20240607), 10)
     assert longer[8] == history[8]
@@ -177,7 +177,7 @@ def test_a_store_without_conditions_is_refused(job, rng):
     bare = {"road.object_store.endpoint": job.endpoint.unguarded}
     result = run(*job.line("trainer", "--replay", job.work / "run", **bare), env=job.environment)
     assert_refusal(result, 8, "If-None-Match", job.url)
-    # A rollout writes nothing that needs a condition.
+    # A rollout makes no conditional writes.
     job.ok(*job.line("trainer", "--replay", job.work / "run"))
     job.ok(*job.line("rollout", "--save", job.work / "a", "--timeout", "60s", **bare))
 
@@ -187,7 +187,7 @@ def test_wrong_credentials_are_named_by_where_they_come_from(job, rng):
     line = job.line("trainer", "--replay", job.work / "run")
     result = run(*line, env=servers.client_environment(AWS_SECRET_ACCESS_KEY=""))
     assert_refusal(result, 2, "no credentials", "AWS_SECRET_ACCESS_KEY", "/nonexistent")
-    if job.name == "rclone":  # it checks signatures
+    if job.name == "rclone":  # rclone checks signatures
         wrong = "wrongwrongwrong"
         result = run(*line, env=servers.client_environment(AWS_SECRET_ACCESS_KEY=wrong))
         assert_refusal(result, 2, "credentials", job.url)
@@ -198,12 +198,12 @@ ROLE = {
     "AccessKeyId": servers.ACCESS_KEY,
     "SecretAccessKey": servers.SECRET_KEY,
     "Token": "",
-    "Expiration": "2000-01-01T00:00:00Z",  # so that they are asked for again and again
+    "Expiration": "2000-01-01T00:00:00Z",  # expired, so that they are fetched again and again
 }
 
 
 class InstanceHandler(http.server.BaseHTTPRequestHandler):
-    """What an instance tells of its role, to those who bring its token; and a container."""
+    """An instance's metadata about its role, for clients with its token; and a container's."""
 
     def do_PUT(self):
         self.answer("instance-token" if self.path == "/latest/api/token" else None)
@@ -229,7 +229,7 @@ class InstanceHandler(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("source", ["file", "profile", "container", "instance"])
 def test_where_credentials_come_from(job, rng, source):
-    """rclone checks the signatures that are made with them."""
+    """rclone checks the signatures made with these credentials."""
     work = job.work
     history = make_run(work / "run", rng, 1)
     keys = f"aws_access_key_id={servers.ACCESS_KEY}\naws_secret_access_key={servers.SECRET_KEY}\n"

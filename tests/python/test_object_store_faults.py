@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs over object stores that fail: a proxy in front of the servers answers wrongly, cuts
-connections, or kills the publisher. A rollout ends at the old or the new version, never between."""
+"""Jobs over failing object stores: a proxy in front of the servers sends wrong answers, cuts
+connections, or kills the publisher. A rollout ends at the old or the new version, never in
+between."""
 
 import itertools
 import json
@@ -40,12 +41,12 @@ def job(work, server):  # noqa: F811
 
 
 def reader(job):
-    """The line of a rollout that goes past the proxy and starts from the anchor."""
+    """The command of a rollout that bypasses the proxy and starts from the anchor."""
     return job.line("rollout", "--timeout", "60s", "--json", **{"road.object_store.endpoint": job.endpoint})
 
 
 def held(job, save):
-    """The version and the weights that a rollout without a base ends with."""
+    """The version and the weights with which a rollout without a base ends."""
     text = job.ok(*reader(job), "--save", save)
     version = json.loads(text.splitlines()[-1])["version"]
     return version, read_checkpoint(save / "rollout_00")
@@ -56,7 +57,7 @@ def sometimes(fault, share=0.15, seed=1):
     return lambda request: fault if rng.random() < share else None
 
 
-SEALS = itertools.count()  # every other one fails, whatever is asked in between
+SEALS = itertools.count()  # every second seal fails, whatever comes in between
 FAULTS = {
     "500": sometimes("500"),
     "503": sometimes("503"),
@@ -64,7 +65,7 @@ FAULTS = {
     "cut": sometimes("cut"),
     "cut_after": sometimes("cut_after"),
     "truncate": sometimes("truncate"),
-    # The first answer for ever. Nobody would ever be seen to come, if it were of receivers.
+    # Repeats the first list for ever; not for receivers, which otherwise would never appear.
     "stale": lambda r: "stale" if r.lists and "receivers" not in r.query else None,
 }
 
@@ -86,7 +87,7 @@ def test_a_run_over_a_failing_store_ends_with_the_trainers_bits(job, rng, fault)
 
 
 def test_a_store_far_away_is_followed_from_its_anchor(job, rng):
-    """An answer takes longer than a rollout looks for something new."""
+    """An answer takes longer than the interval between a rollout's polls."""
     history = make_run(job.work / "run", rng, 2)
     job.ok(*job.line("trainer", "--replay", job.work / "run"))
     job.proxy.fault = lambda request: time.sleep(0.3)
@@ -114,8 +115,9 @@ def test_wrong_lengths_are_noticed_and_fetched_again(job, rng, where):
     assert len(wrong) == 4 and read_checkpoint(work / "a/rollout_00") == history[3]
 
 
-def test_a_name_that_is_taken_by_nobody_one_knows_ends_the_publisher(job, rng):
-    """412 for the seal of version 2, though nothing is there: it may be another's any moment."""
+def test_a_seal_that_is_refused_without_a_visible_owner_ends_the_publisher(job, rng):
+    """Status 412 for the seal of version 2 though the object is missing: another may appear any
+    time."""
     history = make_run(job.work / "run", rng, 3)
     number = "0000000000000000002.version"
     job.proxy.fault = lambda r: "412" if r.seals and number in r.path else None
@@ -128,7 +130,7 @@ def test_a_name_that_is_taken_by_nobody_one_knows_ends_the_publisher(job, rng):
     assert held(job, job.work / "b") == (3, history[3])
 
 
-def test_expired_credentials_are_looked_for_again(job, rng):
+def test_expired_credentials_are_read_again(job, rng):
     history = make_run(job.work / "run", rng, 2)
     expired = []
 
@@ -147,11 +149,11 @@ def test_expired_credentials_are_looked_for_again(job, rng):
     assert result.returncode == 2 and "ExpiredToken" in result.stderr
 
 
-def test_a_publisher_that_is_taken_over_is_fenced(job, rng):
+def test_a_publisher_that_is_replaced_is_fenced(job, rng):
     history = make_run(job.work / "run", rng, 4)
     line = job.line("trainer", "--replay", job.work / "run", "--json")
     first = job.start(*line, "--interval-ms", "1500")
-    first.stdout.readline()  # version 1 is there, its anchor, too
+    first.stdout.readline()  # version 1 is visible, and its anchor
     job.ok(*line)
     ended = jobs.finish(first)
     job.said += [ended.stdout, ended.stderr]
@@ -175,7 +177,7 @@ def test_a_probe_that_another_publisher_removes_is_made_again(job, rng):
 
 
 def test_a_store_that_ignores_if_match_alone(job, rng):
-    """It reserves nothing; publishers are fenced by the versions' names all the same."""
+    """It reserves no version; the versions' names fence publishers all the same."""
     job.proxy.dropped = ("if-match",)
     history = make_run(job.work / "run", rng, 6)
     line = job.line("trainer", "--replay", job.work / "run", "--json")
@@ -186,14 +188,15 @@ def test_a_store_that_ignores_if_match_alone(job, rng):
     ended = jobs.finish(first)
     job.said += [taken.stdout, taken.stderr, ended.stdout, ended.stderr]
     assert ended.returncode == 4 and "Another publisher has taken over" in ended.stderr
-    if taken.returncode != 0:  # the old one won the version that it was about to seal
+    if taken.returncode != 0:  # the old publisher sealed its version first
         job.ok(*line)
     assert not any("reserved" in r.path for r in job.proxy.log)
     assert held(job, job.work / "a") == (6, history[6])
 
 
 def killed_at(job, fault, line, armed):
-    """Runs a trainer that is killed when a request that is `armed` arrives; whether it was."""
+    """Runs a trainer that is killed when a request arrives after `armed`; returns whether it
+    was."""
     process = None
     killed = []
     job.proxy.log.clear()
@@ -215,8 +218,8 @@ def killed_at(job, fault, line, armed):
     return bool(killed)
 
 
-def test_a_delta_is_known_after_two_requests_and_one(server):  # noqa: F811
-    """One after the other, from its last byte on; the receiver's brings the manifest."""
+def test_a_delta_takes_two_requests_to_publish_and_one_to_notice(server):  # noqa: F811
+    """In sequence, after its last byte; the receiver's request brings the manifest."""
     _, endpoint = server
     publisher, receiver = object_store.requests_of_a_delta(endpoint)
     assert [line.split()[0] for line in publisher] == ["PUT", "PUT"]
@@ -232,7 +235,7 @@ def test_memory_does_not_grow_with_a_version(server):  # noqa: F811
 
 
 def objects(job, prefix):
-    """Keys below the job's own, by the server's own word."""
+    """Keys below the job's own prefix, as listed by the server."""
     if job.name == "rclone":
         root = job.endpoint.directory / servers.BUCKET / prefix
         return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
@@ -245,13 +248,14 @@ def objects(job, prefix):
 
 def unfinished_uploads(job):
     if job.name == "rclone":
-        return 0  # it does not tell
+        return 0  # this server does not list them
     with urllib.request.urlopen(f"{job.endpoint}/{servers.BUCKET}?uploads", timeout=30) as answer:
         return answer.read().decode().count("<UploadId>")
 
 
 def assert_tidy(job, prefix):
-    """Every publication has the parts of one attempt, and nothing else is left."""
+    """Asserts that every publication has the parts of one attempt, and that nothing else is
+    left."""
     keys = objects(job, prefix)
     attempts = {key.split("/")[1] for key in keys if key.startswith("parts/")}
     publications = [attempt.rsplit(".", 1)[0] for attempt in attempts]
@@ -261,15 +265,16 @@ def assert_tidy(job, prefix):
     assert unfinished_uploads(job) == 0
 
 
-# Versions, what becomes of the request that the trainer is killed at, and at every which one.
+# Number of versions; faults of the request at which the trainer is killed; stride over the
+# requests.
 EVERY = [(1, ("cut_after",), 3), pytest.param(2, ("cut", "cut_after"), 1, marks=pytest.mark.long)]
 
 
 @pytest.mark.parametrize("steps, faults, stride", EVERY)
 def test_kill_the_publisher_at_every_request(job, rng, steps, faults, stride):
-    """One trainer for each request of a run: it is killed when that one arrives, before or after the
-    server has done what it asks for. What is there is whole, another trainer goes on, and nothing of
-    the dead one stays. Versions are whole, and have a part of two pieces."""
+    """One trainer per request of a run: it is killed when that request arrives, before or after the
+    server has executed it. Visible versions are complete, another trainer continues, and nothing of
+    the dead one stays. Versions are full ones, with a part of two pieces."""
     work = job.work
     history = make_run(work / "run", rng, steps, rows=140_000)
     first = str(steps > 1).lower()
@@ -284,12 +289,12 @@ def test_kill_the_publisher_at_every_request(job, rng, steps, faults, stride):
     assert sum("partNumber" in request.query for request in requests) >= 2 * steps
     for fault in faults:
         for number in range(int(rng.integers(stride)), len(requests), stride):
-            # A request that only reads leaves what the one before it did.
+            # A request that only reads leaves the same state as the one before it.
             if steps == 1 and requests[number].method in ("GET", "HEAD"):
                 continue
             name = f"{fault}-{number}"
             killed = killed_at(job, fault, line(name), lambda r, at=number: r.number == at)
-            assert killed or number >= len(requests) - 4  # it asks for rollouts as often as it likes
+            assert killed or number >= len(requests) - 4  # the number of lists of rollouts varies
             assert versions_of(job.ok(*line(name)))[-1:] in ([steps], []), requests[number]
             assert_tidy(job, f"{work.name}/{name}")
             if steps > 1 or requests[number].seals or number % 6 == 0:

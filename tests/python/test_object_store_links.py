@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""index.json, by which rollouts without credentials follow: when it cannot be written, when a list is
-behind, and when a trainer and `driftless presign` write it at the same time."""
+"""index.json, which rollouts without credentials follow: if it cannot be written, if a list is
+behind, and if a trainer and `driftless presign` write it at the same time."""
 
 import json
 
@@ -10,7 +10,7 @@ import jobs
 from jobs import make_run
 from support import assert_refusal, read_checkpoint, run
 from test_object_store import server, versions_of  # noqa: F401
-from test_object_store_attacks import assert_index_is_true, put_object, read_object
+from test_object_store_fencing import assert_index_is_true, put_object, read_object
 from test_object_store_faults import held, job  # noqa: F401
 from test_object_store_web import presign, read_presigned
 
@@ -31,7 +31,7 @@ def all_conditions(server):
 
 
 def past(job, number):
-    """Whether the version has been sealed, by what the proxy saw."""
+    """Whether the version has been sealed, according to the proxy's log."""
     return any(r.seals and f"{number}.version" in r.path for r in job.proxy.log)
 
 
@@ -49,7 +49,7 @@ def read_all(job, url, version):
     assert read_checkpoint(job.work / "a/rollout_00") == job.history[version]
 
 
-def test_an_index_that_was_not_written_is_told_of_and_written_at_the_end(job, rng):
+def test_a_failed_write_of_the_index_is_reported_and_repeated_at_the_end(job, rng):
     job.history = make_run(job.work / "run", rng, 3)
     refused = []
 
@@ -66,13 +66,13 @@ def test_an_index_that_was_not_written_is_told_of_and_written_at_the_end(job, rn
     read_all(job, presign(job), 3)
 
 
-def test_an_index_that_cannot_be_written_fails_the_trainer_and_nobody_else(job, rng):
+def test_an_index_that_cannot_be_written_fails_the_trainer_only(job, rng):
     job.history = make_run(job.work / "run", rng, 3)
     job.proxy.fault = lambda r: "403" if writes_index(r) and past(job, 2) else None
     result = run(*trainer(job), env=job.environment)
     job.said += [result.stdout, result.stderr]
     assert result.returncode != 0 and "index.json is not as new" in result.stderr, result.stderr
-    assert held(job, job.work / "b") == (3, job.history[3])  # and it heard of the end
+    assert held(job, job.work / "b") == (3, job.history[3])  # and it saw the run's end
     job.proxy.fault = lambda request: None
     job.ok(*trainer(job))
     assert_index_is_true(job, job.work.name)
@@ -91,7 +91,7 @@ def test_an_index_is_written_while_the_trainer_computes(job, rng):
     jobs.finish(process)
 
 
-def test_links_do_not_hang_on_lists(job, rng):
+def test_links_do_not_depend_on_lists(job, rng):
     """Parts that a list does not show yet have links."""
     job.history = make_run(job.work / "run", rng, 3)
     job.proxy.fault = lambda r: "stale" if r.lists else None
@@ -106,7 +106,7 @@ def test_links_do_not_hang_on_lists(job, rng):
 
 
 def test_a_trainer_renews_links_that_it_finds(job, rng):
-    """It makes none unasked, and keeps those of `driftless presign` to their end."""
+    """It adds links to new versions, until the time that `driftless presign` set."""
     job.history = make_run(job.work / "run", rng, 3)
     job.ok(*trainer(job, "--steps", 1))
     assert "links" not in json.loads(read_object(job, job.work.name, "index.json"))
@@ -117,7 +117,7 @@ def test_a_trainer_renews_links_that_it_finds(job, rng):
     assert after["expires"][:16] == before["expires"][:16]
     assert len(after["signatures"]) > len(before["signatures"])
     read_all(job, url, 3)
-    # What has expired stays so.
+    # An expired link is not renewed.
     ended = json.loads(read_object(job, job.work.name, "index.json"))
     ended["links"]["expires"] = "2020-01-01T00:00:00Z"
     put_object(job, job.work.name, "index.json", json.dumps(ended))
@@ -126,8 +126,8 @@ def test_a_trainer_renews_links_that_it_finds(job, rng):
     assert_refusal(read_presigned(job, url), 2, "index.json", "road.object_store.presign")
 
 
-def test_presign_beside_a_trainer_hides_no_version(job, rng):
-    """It writes its index late, over one that has more versions; the store may ignore If-Match."""
+def test_presign_during_a_run_hides_no_version(job, rng):
+    """It writes its index late, over one with more versions; the store may ignore If-Match."""
     ignore_if_match(job)
     job.history = make_run(job.work / "run", rng, 3)
     direct = {"road.object_store.endpoint": job.endpoint, "road.object_store.presign": "1h"}
@@ -148,8 +148,8 @@ def test_presign_beside_a_trainer_hides_no_version(job, rng):
 
 
 @pytest.mark.parametrize("if_match", [True, False])
-def test_a_trainer_beside_presign_keeps_its_links(job, rng, if_match):
-    """The trainer has read the index, and writes it late."""
+def test_a_trainer_keeps_the_links_of_a_concurrent_presign(job, rng, if_match):
+    """The trainer has read the index before, and writes it after presign."""
     if not if_match:
         ignore_if_match(job)
     job.history = make_run(job.work / "run", rng, 2)
@@ -167,7 +167,8 @@ def test_a_trainer_beside_presign_keeps_its_links(job, rng, if_match):
     job.proxy.fault = lambda request: None
     assert shared[0].returncode == 0, shared[0].stderr
     index = json.loads(read_object(job, job.work.name, "index.json"))
-    # Without If-Match nothing keeps it from writing over them: a reader is told so, and how to go on.
+    # Without If-Match the trainer overwrites the links: readers get an error that says how to
+    # continue.
     assert ("links" in index) == if_match
     if "links" not in index:
         url = shared[0].stdout.strip()

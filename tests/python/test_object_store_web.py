@@ -25,7 +25,7 @@ import servers  # noqa: E402
 
 @contextlib.contextmanager
 def web_server(directory, certificate=None, handler=None):
-    """Files over HTTP, for anybody. It answers a range with all of the file."""
+    """Serves files over HTTP, without authentication. It answers a range with the whole file."""
     handler = functools.partial(handler or QuietHandler, directory=directory)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     if certificate:
@@ -48,7 +48,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def published(job, rng):
-    """A job with three versions in a store whose files a web server can offer."""
+    """A job with three versions, in a store whose files a web server can serve."""
     if job.name != "rclone":
         pytest.skip(f"{job.name} keeps no files that a web server could offer")
     job.history = make_run(job.work / "run", rng, 3)
@@ -65,7 +65,7 @@ def shared(job, rng):
 
 
 def presign(job, *more):
-    """A URL. It is a secret, and told nobody else."""
+    """A presigned URL, which is a secret: no output may contain it."""
     result = run(*job.line("presign", *more), env=job.environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -87,7 +87,7 @@ def test_presigned_links_open_a_run_to_readers_without_credentials(shared):
 
 
 def test_a_rollout_follows_a_trainer_by_presigned_links(job, rng):
-    """It learns of what is new from the index, whose links are the trainer's own."""
+    """It finds new versions in the index, whose links the trainer itself made."""
     work, history = job.work, make_run(job.work / "run", rng, 4)
     slow = ["--replay", work / "run", "--interval-ms", 500]
     trainer = job.start(*job.line("trainer", *slow, **{"road.object_store.presign": "1h"}))
@@ -101,7 +101,7 @@ def test_a_rollout_follows_a_trainer_by_presigned_links(job, rng):
 
 
 def test_large_parts_are_read_by_presigned_links(job, rng):
-    """In ranges, after a look at their sizes; a presigned GET opens no HEAD."""
+    """In ranges, after reading their sizes; a presigned GET does not permit a HEAD."""
     job.ok("synth", "--out", job.work / "run", "--params", 12_000_000, "--steps", 1)
     job.ok(*job.line("trainer", "--replay", job.work / "run", **{"road.object_store.presign": "1h"}))
     result = read_presigned(job, presign(job))
@@ -110,7 +110,7 @@ def test_large_parts_are_read_by_presigned_links(job, rng):
     assert result.returncode == 0, result.stderr
 
 
-def test_an_expired_link_is_said_to_be_expired(shared):
+def test_an_expired_link_is_reported_as_expired(shared):
     if shared.name == "moto":
         pytest.skip("moto looks at no signature, nor at its time")
     url = presign(shared)
@@ -121,7 +121,7 @@ def test_an_expired_link_is_said_to_be_expired(shared):
     time.sleep(2.5)
     result = read_presigned(shared, url)
     assert_refusal(result, 2, "index.json", "refused", "expired?")
-    # The URL holds, and the links that it leads to have expired.
+    # The URL is valid, but the links in the index have expired.
     holds = presign(shared)
     presign(shared, "--for", "1s")
     time.sleep(2.5)
@@ -132,7 +132,7 @@ def test_an_expired_link_is_said_to_be_expired(shared):
     assert result.returncode == 0, result.stderr
 
 
-def test_what_cannot_be_presigned_is_refused(job, rng):
+def test_prefixes_that_cannot_be_presigned_are_refused(job, rng):
     nothing = run(*job.line("presign"), env=job.environment)
     assert_refusal(nothing, 3, "index.json", "publisher")
     longer = run(*job.line("presign", "--for", "169h"), env=job.environment)
@@ -160,7 +160,7 @@ def test_readers_without_credentials_follow_over_http(published):
 
 @pytest.fixture
 def certificate(work):
-    """Of 127.0.0.1, signed by itself: (certificate, key)."""
+    """A self-signed certificate of 127.0.0.1: (certificate, key)."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl to make a certificate with")
     line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
@@ -171,7 +171,7 @@ def certificate(work):
     return made
 
 
-def test_https_believes_the_certificates_of_ca_file_alone(published, certificate):
+def test_https_trusts_only_the_certificates_of_ca_file(published, certificate):
     job, work = published, published.work
     with web_server(job.endpoint.directory, certificate) as web:
         url = {"road.object_store.url": f"{web}/{servers.BUCKET}/{work.name}", "deadlines.connect": "3s"}
@@ -185,7 +185,7 @@ def test_https_believes_the_certificates_of_ca_file_alone(published, certificate
 
 
 class TokenHandler(QuietHandler):
-    """Offers files to those who bring the token, for as long as it holds."""
+    """Serves files to requests with the token, until it expires."""
 
     def send_head(self):
         path, _, query = self.path.partition("?")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator sees of a run over peer, of which nothing lies in a directory or a bucket: the trainer's
+"""The operator's views of a run over peer, which has no directory or bucket: the trainer's
 endpoint, metrics files, spans, the report and doctor."""
 
 import json
@@ -41,7 +41,7 @@ def spans_of(path):
     return found
 
 
-def test_a_run_over_peer_is_seen_from_all_sides(work, rng):
+def test_all_views_show_a_run_over_peer(work, rng):
     make_run(work / "run", rng, STEPS)
     job = Peers(work, "auto")
     job.set(**{"metrics.file": f"{work}/{{role}}_{{rank}}.jsonl", "monitor.spans_file": f"{work}/spans_{{role}}.jsonl"})
@@ -49,7 +49,7 @@ def test_a_run_over_peer_is_seen_from_all_sides(work, rng):
     rollouts = [job.start_rollout(*base, "--set", f"receiver.id={name}") for name in NAMES]
     port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
-    # It takes a minute unless it is stopped.
+    # Takes a minute unless it is stopped.
     trainer = job.start_trainer("--replay", work / "run", "--interval-ms", 400, "--rollouts", 2,
                                 "--set", f"monitor.address={port}")  # fmt: skip
     wait_for(answers(port), "the endpoint", 60)

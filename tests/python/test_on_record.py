@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""driftless.Job(on_record=): a function of Python's gets the records of versions and engines; and
-the status server inside a Python trainer."""
+"""driftless.Job(on_record=): a Python function gets the records of versions and engines. Also the
+status server inside a Python trainer."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def first(rng):
 
 
 class Run:
-    """A trainer and a receiver of this process, each with a list of its records."""
+    """A trainer and a receiver in this process, each with a list of its records."""
 
     def __init__(self, work, first, *settings, on_record=None):
         self.made, self.taken = [], []
@@ -72,7 +72,7 @@ def test_records_are_flat_and_come_on_the_callers_thread(work, rng, first):
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("not today"), TypeError("x"), SystemExit(3)])
-def test_what_it_raises_is_printed_once_and_stops_nothing(work, rng, first, failure, monkeypatch, capfd):
+def test_its_exception_is_printed_once_and_stops_nothing(work, rng, first, failure, monkeypatch, capfd):
     calls, printed = [], []
     monkeypatch.setattr(sys, "unraisablehook", lambda raised: printed.append(raised.exc_value))
 
@@ -89,7 +89,7 @@ def test_what_it_raises_is_printed_once_and_stops_nothing(work, rng, first, fail
     assert capfd.readouterr().err.count("on_record raised") <= 1
 
 
-def test_a_version_behind_a_step_comes_with_the_next_call(work, rng, first):
+def test_the_record_of_a_background_version_comes_with_the_next_call(work, rng, first):
     records = []
     config = f"road: {{kind: shared_fs, shared_fs: {{ dir: {work}/road }}}}\nsnapshot: none"
     job = driftless.Job(driftless.Config.parse(config, []), "trainer", launched=False, on_record=records.append)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""driftless.publish() and driftless.follow(): a trainer and its rollouts of one call each."""
+"""driftless.publish() and driftless.follow(): trainers and rollouts that use one call each."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ import servers  # noqa: E402
 
 driftless = binding.driftless()
 SCRIPT = Path(__file__).resolve().parent / "one_call.py"
-SECONDS = 600  # of a process on a busy machine
+SECONDS = 600  # the limit for a process on a busy machine
 SAME = """
 import sys, torch
 first, *others = (torch.load(path) for path in sys.argv[1:])
@@ -130,7 +130,7 @@ def same(*paths):
     subprocess.run([megatron_jobs.venv_python(), "-c", SAME, *map(str, paths)], check=True)
 
 
-# --- where ----------------------------------------------------------------------------------------
+# --- the `where` argument -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_any_name_of_a_directory_is_one(work, name):
 
 
 @pytest.mark.parametrize("where", ["", "gs://bucket/run", "file:///tmp/run", "tcp://host:1"])
-def test_what_is_no_place_is_refused(where):
+def test_an_invalid_place_is_refused(where):
     with pytest.raises(driftless.errors.InvalidArgumentError, match="s3://bucket/prefix"):
         driftless.where.config_of(where)
 
@@ -177,14 +177,14 @@ def test_a_file_is_a_configuration(work):
 
 
 def test_the_long_import_stays_short():
-    """Neither torch nor numpy comes with the two calls."""
+    """The two calls import neither torch nor numpy."""
     code = "import sys, driftless; assert not {'torch', 'numpy'} & set(sys.modules); driftless.publish"
     env = {**os.environ, "PYTHONPATH": str(binding.PACKAGE)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
 
 
 def test_arrays_follow_without_torch(work, rng):
-    """numpy's, and a loop of one's own."""
+    """numpy arrays, and a loop of update() calls."""
     now = binding.weights(rng)
     pair = binding.Pair(driftless, work / "run", now)
     held = {name: array.copy() for name, (dtype, array) in now.items() if dtype != "BF16"}
@@ -204,14 +204,14 @@ def test_arrays_follow_without_torch(work, rng):
         pair.publisher.declare_end()
         assert list(follower) == [] and follower.ended
     assert follower.held == (pair.publisher.run, 1, pair.publisher.digest, True, None)
-    assert follower.update(1) is None  # it is closed
+    assert follower.update(1) is None  # after close()
 
 
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def test_everything_that_can_follow_does(work, rng, start):
-    """A trainer in float32, of a checkpoint in BF16; a module of other types, a dict, a directory."""
+def test_modules_dicts_and_directories_follow(work, rng, start):
+    """A trainer in float32, with a base in BF16; a module of other dtypes, a dict, a directory."""
     base = base_of(work, rng)
     replica = work / "replica"
     subprocess.run(["cp", "-r", base, replica], check=True)
@@ -228,7 +228,7 @@ def test_everything_that_can_follow_does(work, rng, start):
         assert all(line.get("proven", True) for line in each.lines)
     same(*(work / f"{name}.pt" for name in ("trainer", "module", "dict")))
     assert closed(work)
-    # The directory holds what a dict holds, and says which version that is.
+    # The directory has the same weights as the dict, and records the version.
     held = json.loads((replica / ".weight_sync/state.json").read_text())
     assert int(held["version"]) == 6
     assert read_checkpoint(replica).keys() == read_checkpoint(base).keys()
@@ -237,7 +237,7 @@ def test_everything_that_can_follow_does(work, rng, start):
 
 @pytest.mark.parametrize("base", [True, False])
 def test_a_trainer_that_dies_leaves_a_run_without_an_end(work, rng, start, base):
-    """However it dies; the next start goes on, and the rollout that waited ends with it."""
+    """Whatever ends it: the next start continues the run, and the waiting rollout ends with it."""
     given = {"base": base_of(work, rng)} if base else {}
     ways = ["raise", "exit", "interrupt", "SIGKILL", "SIGTERM", "return"][:: 1 if base else 3]
     dying = {
@@ -281,7 +281,7 @@ def test_followers_that_die_start_again(work, rng, start):
     same(work / "trainer.pt", work / "dict2.pt")
 
 
-def test_what_is_refused_and_how(start):
+def test_wrong_calls_are_refused(start):
     (said,) = start("refuse", "refuse").ended()
     wanted = {
         "no base": ("NotFoundError", "nowhere", "give base="),
@@ -309,7 +309,7 @@ def test_what_is_refused_and_how(start):
             assert word in said[what][1], (what, said[what])
 
 
-def test_wrong_use_ends_neither_with_other_weights_nor_never(start):
+def test_wrong_use_never_ends_with_other_weights_or_hangs(start):
     (said,) = start("misuse", "misuse").ended()
     changed = ("WrongLayoutError", "not those that the publisher was opened with")
     wanted = {
@@ -370,7 +370,7 @@ def test_ranks_of_fsdp2_publish_one_run(work, rng, start):
 
 @pytest.mark.parametrize(("rank", "how"), [(1, "raise"), (0, "exit"), (1, "SIGKILL")])
 def test_a_rank_that_fails_after_the_last_version_leaves_no_end(work, rng, start, rank, how):
-    """The others have left the block without a failure by then."""
+    """By then the other ranks have left the block without a failure."""
     sets = ["deadlines.connect=5s"]
     both = ranks(start, "rank", base=base_of(work, rng), rank=rank, how=how, sets=sets)
     for each in both:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer ends well only if those that it waited for hold its last version: its exit code and its
-last words, whoever came, went or was never there."""
+"""A trainer succeeds only if the rollouts that it waited for hold its last version: its exit code
+and closing line, with rollouts that come, leave or never appear."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def last_line(result):
 
 
 def following(job, *arguments):
-    """A rollout that has reported."""
+    """Starts a rollout, and waits for its first report."""
     before = set((job.dir / ".receivers").glob("*.json"))
     rollout = job.start_rollout(*arguments)
     receivers = job.dir / ".receivers"
@@ -36,17 +36,18 @@ def following(job, *arguments):
 
 
 def write_report(job, name, version, proof, needs=""):
-    """As a receiver does."""
+    """Writes a report as a receiver does."""
     said = {"id": name, "version": version, "proof": proof, "needs": needs, "beat": time.time_ns()}
     (job.dir / ".receivers").mkdir(exist_ok=True)
     (job.dir / ".receivers/new").write_text(json.dumps(said))
     (job.dir / ".receivers/new").rename(job.dir / f".receivers/{name}.json")
 
 
-# --- who is waited for ---------------------------------------------------------------------------
+# --- the rollouts that a trainer waits for
+# ---------------------------------------------------------
 
 
-def test_without_any_rollout_nobody_followed(work, rng):
+def test_a_trainer_without_any_rollout_reports_that_none_followed(work, rng):
     make_run(work / "run", rng, 2)
     job = Files(work, **{"deadlines.connect": "2s"})
     result = run(*job.trainer("--replay", work / "run"))
@@ -58,8 +59,8 @@ def test_without_any_rollout_nobody_followed(work, rng):
     assert "1 of 1 rollout never came" in result.stderr and "All rollouts" not in result.stdout
 
 
-def test_one_that_reports_since_that_it_holds_nothing_does_not_hold_the_last_version(work, rng):
-    """As a rollout does that is started anew under its id, or whose failed commit was not undone."""
+def test_a_rollout_whose_newest_report_is_of_no_version_does_not_count(work, rng):
+    """A rollout reports this after a restart under its id, or if a failed commit was not undone."""
     make_run(work / "run", rng, 2)
     job = Files(work, **{"deadlines.connect": "6s"})
     arguments = ["--replay", work / "run", "--rollouts", 2]
@@ -138,7 +139,7 @@ def test_a_holder_that_cannot_prove_it_counts_and_is_named(work, rng, digest):
 
 
 @pytest.mark.parametrize("version, proof", [(2, "f" * 32 + " run=" + "e" * 32), (0, "")])
-def test_what_a_rollout_of_an_earlier_run_left_behind_does_not_count(work, rng, version, proof):
+def test_a_report_of_an_earlier_run_does_not_count(work, rng, version, proof):
     make_run(work / "run", rng, 2)
     job = Files(work, **{"deadlines.connect": "2s"})
     (job.dir / ".receivers").mkdir(parents=True)
@@ -150,7 +151,7 @@ def test_what_a_rollout_of_an_earlier_run_left_behind_does_not_count(work, rng, 
 
 
 def test_a_rollout_that_still_follows_an_earlier_run_does_not_count(work, rng):
-    """It goes on reporting into the directory that the next run uses."""
+    """It keeps reporting into the directory that the next run uses."""
     make_run(work / "run", rng, 3)
     job = Files(work)
     assert run(*job.trainer("--replay", work / "run")).returncode == 0
@@ -167,12 +168,12 @@ def test_a_rollout_that_still_follows_an_earlier_run_does_not_count(work, rng):
 
 
 @pytest.mark.parametrize("says", ["holds nothing", "asks for an anchor"])
-def test_one_of_an_earlier_run_that_proves_nothing_does_not_count_either(work, rng, says):
+def test_a_report_of_an_earlier_run_without_a_proof_does_not_count(work, rng, says):
     make_run(work / "run", rng, 2)
     job = Files(work, **{"anchors.first": "false", "deadlines.connect": "4s"})
     assert run(*job.trainer("--replay", work / "run")).returncode == 0
     (job.dir / "closed.json").unlink()
-    old = following(job, "--set", "receiver.id=old")  # without a base
+    old = following(job, "--set", "receiver.id=old")  # starts without a base
     path = job.dir / ".receivers/old.json"
     if says == "asks for an anchor":
         wait_for(lambda: json.loads(path.read_text())["proof"] == "anchor wanted", "its wish")
@@ -189,7 +190,7 @@ def test_one_of_an_earlier_run_that_proves_nothing_does_not_count_either(work, r
     assert last_line(result)["rollouts"] == []
 
 
-def test_wrong_weights_that_are_right_since_count_as_right(work, rng):
+def test_a_rollout_whose_wrong_weights_were_replaced_counts(work, rng):
     make_run(work / "run", rng, 1)
     job = Files(work)
     trainer = jobs.start([COMMAND, *map(str, job.trainer("--replay", work / "run", "--rollouts", 1))])
@@ -209,28 +210,30 @@ def test_wrong_weights_that_are_right_since_count_as_right(work, rng):
     assert "different" not in result.stdout and "All rollouts ended" in result.stdout
 
 
-# --- whose versions these are --------------------------------------------------------------------
+# --- runs in the same directory
+# ---------------------------------------------------------------------
 
 
 def test_a_replay_is_not_taken_for_the_run_that_is_there(work, rng):
-    """From the same base, to the same number of versions: other weights."""
+    """Same base, same number of versions, other weights."""
     make_run(work / "run", rng, 3)
     make_run(work / "other", rng, 3)
     shutil.rmtree(work / "other/step_000000")
     shutil.copytree(work / "run/step_000000", work / "other/step_000000")
     job = Files(work)
     assert run(*job.trainer("--replay", work / "run")).returncode == 0
-    again = run(*job.trainer("--replay", work / "run"))  # the same one is there already
+    again = run(*job.trainer("--replay", work / "run"))  # the same run has been published already
     assert again.returncode == 0, again.stderr
     for arguments in (["--replay", work / "other"], ["--replay", work / "run", "--steps", 2]):
         refused = run(*job.trainer(*arguments))
         assert_refusal(refused, 7, "version 3 of run", "another run", "road.shared_fs.dir")
     assert [path.name for path in sorted(job.dir.glob("weight_v*"))][-1] == "weight_v000003"
     ended = run(*job.rollout("--base", work / "run/step_000000", "--timeout", "20s"))
-    assert ended.returncode == 0, f"what was refused took back that the run ended: {ended.stderr}"
+    assert ended.returncode == 0, f"the refused trainer reopened the run: {ended.stderr}"
 
 
-# --- a directory that is not there ---------------------------------------------------------------
+# --- a missing directory
+# ----------------------------------------------------------------------------
 
 
 def test_a_directory_that_was_mistyped_is_not_made(work, rng):
@@ -243,7 +246,7 @@ def test_a_directory_that_was_mistyped_is_not_made(work, rng):
         assert_refusal(refused, 3, str(work / "unmounted/weights"), "mistyped, or not mounted?")
         refused = run(*job.rollout(*base))
         assert_refusal(refused, 6, str(work / "unmounted/weights"), "mistyped, or not mounted?")
-        if layout in ("hf_delta", "trl"):  # that others write
+        if layout in ("hf_delta", "trl"):  # layouts of foreign trainers
             job.set(**{"road.shared_fs.foreign_base": work / "run/step_000000"})
             refused = run(*job.rollout(*base))
             assert_refusal(refused, 6, str(work / "unmounted/weights"), "mistyped, or not mounted?")
@@ -275,7 +278,7 @@ def test_a_rollout_that_loses_its_directory_does_not_make_it_again(work, rng):
     rollout = following(job, "--base", work / "run/step_000000")
     job.dir.rename(work / "away")
     with pytest.raises(AssertionError):
-        wait_for(job.dir.exists, "what must not happen", seconds=2.5)
+        wait_for(job.dir.exists, "the directory, which must not be made", seconds=2.5)
     rollout.kill()
 
 
@@ -291,12 +294,13 @@ def test_other_places_that_were_mistyped_are_not_made(work, rng):
     assert not (work / "unmounted").exists()
 
 
-# --- who reads the metrics -----------------------------------------------------------------------
+# --- readers of metrics
+# -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollout"])
-def test_a_reader_of_metrics_that_leaves_ends_nothing(work, rng, role):
-    """The signal that a pipe without a reader sends would end the process."""
+def test_a_closed_metrics_pipe_ends_no_process(work, rng, role):
+    """Without care, SIGPIPE would end the process."""
     history = make_run(work / "run", rng, 8)
     job = Files(work)
     os.mkfifo(work / "pipe")

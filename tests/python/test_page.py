@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live page in Debian's Chromium: what it shows is what the status holds."""
+"""The live page in Debian's Chromium shows the contents of the status."""
 
 import contextlib
 import json
@@ -21,7 +21,8 @@ from test_agent import Engine, checkpoint_host, name, replay  # noqa: F401
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 
-ASK = "document.dispatchEvent(new Event('visibilitychange'))"  # the page asks at once
+# makes the page send a request at once
+ASK = "document.dispatchEvent(new Event('visibilitychange'))"
 HOSTILE = "<img src=x onerror=\"alert('a name')\"><script>alert(1)</script>\u202egnp.exe\u2066\n\0"
 
 
@@ -58,7 +59,7 @@ def opened(driver, server, version):
 
 
 def ask(driver, condition, what):
-    """Lets the page ask again until the condition holds."""
+    """Makes the page send requests until the condition holds."""
 
     def asked():
         driver.execute_script(ASK)
@@ -94,11 +95,11 @@ def megabytes(x):
 # --- the file ------------------------------------------------------------------------------------
 
 
-def test_the_file_is_small_and_alone():
+def test_the_file_is_small_and_self_contained():
     page = PAGE.read_text()
     assert len(page.encode()) < 200_000
-    embedded = re.sub(r"\n//[^\n]*", "", re.sub(r"\n +", "\n", page))  # as by CMake
-    assert len(embedded.encode()) < 65536, "the longest literal that compilers must take"
+    embedded = re.sub(r"\n//[^\n]*", "", re.sub(r"\n +", "\n", page))  # as CMake does
+    assert len(embedded.encode()) < 65536, "the longest literal that every compiler accepts"
     assert not re.search(r"https?://(?!\S*\$)", page.replace("https?:", "")), "no address"
     assert not re.search(r"\son\w+=|javascript:|innerHTML|insertAdjacent|document\.write|eval\(|"
                          r"<link(?! rel=\"icon\" href=\"data:,\")|@import|url\(|style=\"",
@@ -115,7 +116,7 @@ def test_reports_have_the_colours_of_the_page():
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_texts_stand_out_from_their_background(scheme):
+def test_texts_have_enough_contrast(scheme):
     def brightness(colour):
         parts = [int(colour[at:at + 2], 16) / 255 for at in (1, 3, 5)]  # fmt: skip
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
@@ -176,7 +177,7 @@ def test_it_shows_the_status(driver, made, server):
     failures = text(driver, "failures")
     assert all(f"{code}{count}" in failures for code, count in made.refusals.items())
     assert "(!) 11 / 12 at version 700" in driver.title
-    assert driver.get_log("browser") == [], "no error, and nothing against the policy"
+    assert driver.get_log("browser") == [], "no error, and no violation of the policy"
 
 
 def test_the_tensors_that_change_most_are_sorted_and_keep_their_places(driver, made, server):
@@ -198,7 +199,7 @@ def test_the_tensors_that_change_most_are_sorted_and_keep_their_places(driver, m
     assert [row[0] for row in shown()] == ["d", "b", "a", "c"]
 
 
-def test_it_asks_only_for_what_is_new_and_only_its_own_server(driver, made, server):
+def test_it_requests_only_new_versions_and_only_from_its_own_server(driver, made, server):
     opened(driver, server, 700)
     made.step()
     ask(driver, lambda: text(driver, "f-version") == "701", "version 701")
@@ -255,7 +256,7 @@ def test_the_verdict(driver, made, server):
         assert verdict.get_attribute("class") == f"is-{level}", words
 
 
-def test_what_is_not_known_is_a_dash(driver, server):
+def test_unknown_values_are_dashes(driver, server):
     made = MadeRun(engines=1, versions=3, rollouts=0, role="agent")
     status = made.status()
     for key in ("density", "total_ms", "encoding", "most_changed", "manifest_publish_ms"):
@@ -359,7 +360,7 @@ def test_tables_are_sorted_filtered_and_expanded(driver, made, server):
 
 
 def test_phases_and_pauses_of_updates_are_drawn(driver, made, server):
-    """Canvas pixels have the colours of the phases that the records hold."""
+    """The canvas has pixels in the colours of the phases in the records."""
     made.fail(0)
     opened(driver, server, 700)
     colours = driver.execute_script(
@@ -386,7 +387,7 @@ def test_phases_and_pauses_of_updates_are_drawn(driver, made, server):
 # --- peers and failures --------------------------------------------------------------------------
 
 
-def test_hostile_names_are_only_text(driver, made, server):
+def test_markup_in_names_is_shown_as_text(driver, made, server):
     for words in (HOSTILE, "x" * 10000, "\u202e", "__proto__"):
         made.engines[len(words) % 5].update(engine=words, kind=words, status=words, error=words,
                                            proven=words, host=words)  # fmt: skip
@@ -444,15 +445,15 @@ def test_a_lost_connection_is_never_shown_as_live(driver, made, server):
         server.answer = made.status
         driver.find_element("id", "retry").click()
         until(lambda: not stale(), "the connection")
-    server.broken = "hang"  # and 7 s pass
+    server.broken = "hang"  # then the clock advances by 7 s
     driver.execute_script("const now = Date.now; Date.now = () => now() + 7000")
     until(stale, "silence counts as lost")
     server.broken = None
 
 
-def test_the_page_asks_less_often_while_nobody_answers(driver, made, server):
+def test_the_page_sends_fewer_requests_without_answers(driver, made, server):
     server.broken = 500
-    # Every timer passes at once; the page's own waits are written down.
+    # Every timer fires at once; the test records the page's delays.
     script = driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": """
         window.waits = []; const later = window.setTimeout;
         window.setTimeout = (f, ms) => { waits.push(ms); return later(f, 20); };"""})  # fmt: skip
@@ -490,11 +491,12 @@ def test_light_dark_and_phone(driver, made, server):
         assert 0.9 * wide <= drawn and wide < width
 
 
-# --- the made-up run is like a real one ----------------------------------------------------------
+# --- the made-up run has the keys of a real one
+# ----------------------------------------------------
 
 
 def test_the_made_up_records_have_the_keys_of_real_ones(work):
-    """Of the documentation, and of the metrics of a real trainer and agent."""
+    """Compares them with the documentation, and with the metrics of a real trainer and agent."""
     jobs.make_run(work / "run", np.random.default_rng(1), 2)
     job = jobs.Files(work, **{"metrics.file": work / "{role}.jsonl"})
     trainer = job.start_trainer("--replay", work / "run", "--rollouts", 0)
@@ -556,7 +558,7 @@ def test_the_pages_of_a_real_trainer_and_agent(driver, work, name, processes):  
         return [[row[0], row[2], row[4], row[7]] for row in rows(driver, "engines")]
 
     def agrees(role):
-        """Whether the page shows what the server answers; it may answer anew in between."""
+        """Whether the page shows the server's answer, which may change in between."""
         driver.execute_script(ASK)
         time.sleep(0.1)
         now = status(role)

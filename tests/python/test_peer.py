@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer road between processes that nothing joined: real trainers and rollouts, stopped and killed."""
+"""The peer road between independent processes: real trainers and rollouts, stopped and killed."""
 
 import functools
 import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,7 +82,7 @@ def versions(path):
 
 
 def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
-    """Two that wait before the trainer starts, and one that joins in the middle of the run."""
+    """Two rollouts that wait before the trainer starts, and one that joins during the run."""
     history = make_run(work / "run", rng, STEPS)
     base = ["--base", work / "run/step_000000"]
     early = [
@@ -97,7 +100,7 @@ def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
 
 
 def start_trainer(job, work, *arguments):
-    """One that waits for its first rollout if `arguments` say so."""
+    """Starts a trainer, which waits for its first rollout if `arguments` say so."""
     return job.start_trainer(
         "--replay", work / "run", "--set", f"metrics.file={work}/trainer.jsonl", *arguments
     )
@@ -136,7 +139,7 @@ def test_a_killed_rollout_holds_no_version_up(job, work, rng):
     rollout.kill()
     result = finish(trainer, 60)
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
-    (line,) = job_error(result)  # one of the rollouts that were waited for did not end with them
+    (line,) = job_error(result)  # the trainer waited for two rollouts, and one of them is dead
     assert line.startswith(
         "driftless: mismatch: not every rollout ended at the trainer's last version"
     ), line
@@ -163,7 +166,8 @@ LONG = [pytest.param(carrier, marks=pytest.mark.long) for carrier in ("shm", "ni
 
 @pytest.mark.parametrize("carrier", ["tcp", *LONG])
 def test_workers_read_for_themselves_what_they_hold(work, rng, carrier):
-    """Two processes that hold half of each matrix, under a trainer that sends whole versions."""
+    """Two processes that each hold half of every matrix, with a trainer that sends full
+    versions."""
     job = Peers(work, carrier)
     versions_of_it = make_halves(work / "run", rng)
     python = megatron_jobs.venv_python()
@@ -196,7 +200,7 @@ def make_halves(path, rng, steps=2):
 
 
 def start_worker(job, work, python, rank):
-    """As an engine starts it: the road comes from its environment, and no request names it."""
+    """As started by an engine: its environment has the road, and no request names it."""
     sets = [each for each in job.settings if each != "--set"]
     sets += [f"metrics.file={work}/worker{rank}.jsonl", f"receiver.id=worker{rank}"]
     operator = json.dumps({"config": str(job.config), "sets": list(map(str, sets))})
@@ -217,6 +221,76 @@ def job_error(result):
     return [line for line in result.stderr.splitlines() if line.startswith("driftless: ")]
 
 
+def test_a_ring_that_cannot_hold_a_version_is_refused_at_start(work, rng):
+    """Before the trainer waits for rollouts; what the message names is enough for every version."""
+    job = Peers(work, "tcp")
+    history = make_run(work / "run", rng, STEPS, rows=40_000)  # 2.5 MiB
+    job.set(mode="full", **{"road.ring_size": "1MiB", "deadlines.connect": "300s"})
+    result = finish(start_trainer(job, work, "--rollouts", 1), 60)
+    (line,) = job_error(result)
+    assert result.returncode != 0 and not versions(work / "trainer.jsonl"), result.stderr
+    found = re.search(
+        r"takes up to (\d+) bytes, and road.ring_size is 1048576: raise road.ring_size to (\d+MiB)", line
+    )
+    assert found and 40_000 * 64 < int(found[1]) <= int(found[2][:-3]) << 20, line
+
+    job.set(**{"road.ring_size": found[2]})
+    trainer, rollout = start_pair(job, work)
+    assert ended(trainer, 60)["version"] == STEPS and ended(rollout, 60)["version"] == STEPS
+    assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
+    assert read_checkpoint(work / "saved/rollout_00") == history[STEPS]
+
+
+def ports_of(pid):
+    """The TCP ports on which a process listens."""
+    own = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            own.add(os.readlink(entry))
+        except OSError:
+            continue  # closed meanwhile
+    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    listening = [line for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+    return [int(line[1].split(":")[1], 16) for line in listening]
+
+
+def sent_from(port):
+    """Bytes that connections to this port have sent to their readers, while they are open."""
+    if shutil.which("ss") is None:
+        pytest.skip("no ss, which counts the bytes of a connection")
+    line = ["ss", "-tinH", "state", "established", f"sport = :{port}"]
+    told = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    return sum(map(int, re.findall(r"bytes_sent:(\d+)", told)))
+
+
+def test_a_rollout_that_joins_reads_the_whole_from_another_ones_weights(work, rng):
+    """The other one came by deltas and never read the anchor: it puts it together."""
+    job = Peers(work, "tcp")
+    history = make_run(work / "run", rng, 3, rows=40_000)  # 2.5 MiB
+    job.set(**{"anchors.first": "false", "anchors.every": "2", "road.peer.stall": "20s"})
+    trainer = start_trainer(job, work, "--interval-ms", 6000, "--rollouts", 1)
+    first = job.start_rollout(
+        *["--base", work / "run/step_000000", "--save", work / "first"],
+        *["--set", "receiver.id=first", "--set", f"metrics.file={work}/first.jsonl"],
+    )
+    wait_for(lambda: 2 in versions(work / "first.jsonl"), "version 2", 60)
+    wait_for(lambda: ports_of(first.pid), "a rollout that serves", 10)
+    (port,) = ports_of(first.pid)
+    joined = job.start_rollout(
+        *["--save", work / "joined", "--set", "receiver.id=joined"],
+        *["--set", f"metrics.file={work}/joined.jsonl"],
+    )
+    wait_for(lambda: versions(work / "joined.jsonl"), "an anchor", 60)
+    assert versions(work / "joined.jsonl") == [2] and records(work / "joined.jsonl")[0]["anchor"]
+    sent = sent_from(port)
+    assert 40_000 * 64 * 0.9 < sent < 40_000 * 64 * 1.1, sent
+    for process in (trainer, first, joined):
+        assert ended(process, 60)["version"] == 3
+    for saved in ("first", "joined"):
+        assert read_checkpoint(work / saved / "rollout_00") == history[3]
+    assert [r["anchor"] for r in records(work / "first.jsonl")] == [False] * 3
+
+
 def test_a_rollout_with_another_token_is_not_served(job, work, rng):
     make_run(work / "run", rng, STEPS)
     other = work / "other"
@@ -231,7 +305,7 @@ def test_a_rollout_with_another_token_is_not_served(job, work, rng):
 
 
 def test_four_ranks_of_fsdp2_publish_to_a_rollout_that_runs_beside_them(work):
-    """No MPI and no shared file system: torch's group joins the trainers, the hub everybody."""
+    """No MPI and no shared file system: torch's group joins the trainers, the hub all processes."""
     import binding
     import test_sharded
 

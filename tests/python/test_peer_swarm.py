@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts over TCP that serve each other what they read, while they join, stop, die and come back.
+"""Rollouts that join, stop, die and return; over TCP they serve each other the parts that they have
+read.
 
-Seeded; DRIFTLESS_SOAK_SEED makes another one."""
+Seeded; DRIFTLESS_SOAK_SEED sets another seed."""
 
 import json
 import os
@@ -15,22 +16,23 @@ from pathlib import Path
 import pytest
 from jobs import ended, make_run, stop_started
 from support import COMMAND, read_checkpoint
-from test_peer import Peers, start_trainer
+from test_peer import Peers, ports_of, start_trainer
 
 SEED = int(os.environ.get("DRIFTLESS_SOAK_SEED", "1"))
 ROLLOUTS = 8
-KEPT = 4 << 20  # road.peer.keep: the chunks of some versions
+KEPT = 4 << 20  # road.peer.keep: room for the chunks of some versions
 GROWTH_KB = 24 << 10
+PAUSE_S = {"tcp": 0.1, "nixl": 0.5}  # a process that reads by NIXL takes a second of a core to start
 
 
 def lines_of(path):
-    """A line that was being written when its process was killed is none."""
+    """The complete lines: an incomplete line of a killed process does not count."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Rollout:
-    """One place among the rollouts: processes that follow each other."""
+    """One place among the rollouts: a sequence of processes."""
 
     def __init__(self, job, number):
         self.job, self.number, self.starts = job, number, 0
@@ -66,20 +68,8 @@ def resident_kb(pid):
     return 0
 
 
-def listens(pid):
-    """Whether the process has a listening TCP socket: it serves what it kept."""
-    own = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            own.add(os.readlink(entry))
-        except OSError:
-            continue  # closed meanwhile
-    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    return any(line[3] == "0A" and f"socket:[{line[9]}]" in own for line in lines)
-
-
 def act(rollout, chance, counts):
-    """Something that happens to one of them."""
+    """Does something at random to one of the rollouts."""
     if rollout.process is None:
         counts["started"] += 1
         rollout.start()
@@ -103,8 +93,8 @@ def act(rollout, chance, counts):
         rollout.gone()
 
 
-def soak(work, rng, steps):
-    job = Peers(work, "tcp")
+def soak(work, rng, steps, carrier="tcp"):
+    job = Peers(work, carrier)
     job.set(**{"mode": "full", "road.ring_size": "8MiB", "road.peer.keep": KEPT, "road.peer.late": "500ms"})
     job.set(**{"anchors.every": 8, "deadlines.fetch": "10s"})
     history = make_run(work / "run", rng, steps, rows=6000)
@@ -120,16 +110,16 @@ def soak(work, rng, steps):
     def published():
         return max((line["version"] for line in lines_of(work / "trainer.jsonl")), default=0)
 
-    until = time.monotonic() + 60 + steps
+    until = time.monotonic() + 60 + 2 * steps
     try:
         while published() < steps - 2:
             assert time.monotonic() < until, f"at version {published()}: {counts}"
             assert trainer.poll() is None and steady.poll() is None, f"at version {published()}: {counts}"
             act(chances.choice(rollouts), chances.random(), counts)
-            served = served or listens(steady.pid)
+            served = served or bool(ports_of(steady.pid))
             for pid, sizes in resident.items():
                 sizes.append(resident_kb(pid))
-            time.sleep(chances.uniform(0, 0.1))
+            time.sleep(chances.uniform(0, PAUSE_S[carrier]))
         following = [each for each in rollouts if each.follows()]
         for each in following:
             each.send(signal.SIGCONT)
@@ -149,15 +139,17 @@ def soak(work, rng, steps):
     commits = 0
     for path in [work / "steady.jsonl", *(path for each in rollouts for path in each.metrics)]:
         for line in lines_of(path):
-            if line["version"] == 0:  # its end, before it took a version
+            if line["version"] == 0:  # it ended before it took a version
                 continue
             assert line["digest"] == digests[line["version"]], f"{path} at version {line['version']}"
             commits += 1
     for pid, sizes in resident.items():
         half = len(sizes) // 2
         assert max(sizes[half:]) < max(sizes[:half]) + GROWTH_KB, f"process {pid} grows: {sizes}"
-    print(f"{commits} commits of {steps} versions by {ROLLOUTS} rollouts, {dict(counts)}")
-    assert served, "no rollout served what it read"
+    peak = {name: max(resident[each.pid]) >> 10 for name, each in (("trainer", trainer), ("steady", steady))}
+    print(f"{carrier}: {steps} versions, {commits} commits proven by {ROLLOUTS} rollouts, {dict(counts)}, "
+          f"peak memory in MiB: {peak}")  # fmt: skip
+    assert served == (carrier == "tcp"), "whether a rollout served what it read"
     assert min(counts[what] for what in ("started", "stopped", "continued", "killed")) > 0, counts
 
 
@@ -166,5 +158,6 @@ def test_rollouts_that_come_and_go_serve_each_other_what_is_proven(work, rng):
 
 
 @pytest.mark.long
-def test_two_hundred_versions(work, rng):
-    soak(work, rng, 200)
+@pytest.mark.parametrize("carrier", ["tcp", "nixl"])
+def test_two_hundred_versions(work, rng, carrier):
+    soak(work, rng, 200, carrier)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless plan`: what it prints, what it refuses, and that its page and the numbers page agree
+"""`driftless plan`: its output, its refusals, and the agreement of its page and of the numbers page
 with it."""
 
 import json
@@ -64,7 +64,7 @@ def test_every_road_of_a_job_is_planned():
 
 @pytest.mark.parametrize("device", ("gpu", "cpu"))
 def test_fp8_engines(device):
-    """All that is said of codes: fewer bytes, fewer changes, a trainer that quantizes."""
+    """The figures for FP8 codes: fewer bytes, fewer changes, a trainer that quantizes."""
     line = (*QWEN3_8B, "--engines", 8, "--device", device, "--explain")
     plain = ok_json("plan", *line)
     found = ok_json("plan", *line, "--precision", "fp8")
@@ -135,7 +135,7 @@ def test_refusals(line, code, words):
     assert_refusal(run("plan", *line), code, *words)
 
 
-def test_an_unknown_architecture_is_named_with_the_way_out(work):
+def test_an_unknown_architecture_is_named_with_the_option_to_use(work):
     (work / "config.json").write_text('{"model_type": "mamba"}')
     assert_refusal(run("plan", "--model", work / "config.json"), 8, "'mamba'", "--params")
     (work / "config.json").write_text('{"model_type": "llama"')
@@ -151,7 +151,7 @@ def test_wrong_usage(line):
 
 
 def measured_between_hosts():
-    """(encoding, link, seconds) of the table of two_hosts.py."""
+    """(encoding, link, seconds) of two_hosts.py's table."""
     section = NUMBERS.read_text().split("## Between two hosts")[1].split("\n## ")[0]
     links = ("10Mbit", "100Mbit", "1Gbit")
     for encoding, *times in re.findall(
@@ -164,8 +164,8 @@ def measured_between_hosts():
 
 
 @pytest.mark.parametrize(("encoding", "link", "seconds"), list(measured_between_hosts()))
-def test_the_page_of_numbers_is_predicted(encoding, link, seconds):
-    """Within 25 % where the wire decides, 1.5 times elsewhere."""
+def test_the_measured_times_of_the_numbers_page_are_predicted(encoding, link, seconds):
+    """Within 25 % if the wire takes most of the time, else within a factor of 1.5."""
     plan = one("--params", 500_000_000, "--device", "cpu", "--hand-over", "none", "--density", 0.0105,
                "--link", link, "--road", "mpi_rma", "--encoding", encoding)  # fmt: skip
     wire = plan["phases"]["fetch"] > plan["seconds"] / 2

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker of an engine, and a trainer, take the GPU that their process computes with. Shown on machines
-without these GPUs: the road's refusal names the number. Where tensors lie on a GPU, theirs counts;
-tests/unit/plugin/config_test.cpp has how it reaches the road."""
+"""An engine's worker, and a trainer, use their process' current GPU. Tested on machines without
+these GPUs: the road's error names the number. If tensors are on a GPU, that GPU counts;
+tests/unit/plugin/config_test.cpp tests how the number reaches the road."""
 
 import subprocess
 import sys
@@ -11,9 +11,9 @@ import pytest
 import binding
 import jobs
 
-binding.driftless()  # or a skip
+binding.driftless()  # skips if there is none
 
-# torch as it is in the process of rank 902: its current GPU is no. 902.
+# torch as in the process of rank 902, whose current GPU is number 902.
 TORCH = """
 import contextlib, sys, types
 class Cuda:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics for Prometheus, with a real Prometheus: it scrapes them, and answers every query of the
-board and of the alert rules in configs/monitoring. promtool sees each alert fire."""
+board and of the alert rules in configs/monitoring. promtool shows that each alert fires."""
 
 import functools
 import http.server
@@ -88,7 +88,7 @@ def rule_queries():
 
 @contextmanager
 def served_metrics():
-    """Serves the text as the processes' server does; each scrape finds one version more."""
+    """Serves the text as the processes' server does; each scrape has one more version."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         versions = 2
@@ -165,7 +165,7 @@ scrape_configs:
                 if self.query(expression):
                     return
             except OSError:
-                pass  # it does not listen yet
+                pass  # Prometheus does not listen yet
             time.sleep(0.2)
         targets = self.get("targets")["activeTargets"]
         raise AssertionError(f"no {expression}: {[t['lastError'] for t in targets]}")
@@ -191,12 +191,12 @@ def scraping(tmp_path_factory):
 # --- tests ---------------------------------------------------------------------------------------
 
 
-def test_the_text_is_of_the_format():
+def test_the_text_has_the_format_of_prometheus():
     result = subprocess.run(
         [need("promtool"), "check", "metrics"], input=text_after(3), capture_output=True, timeout=60
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert not result.stderr, result.stderr  # what its linter finds
+    assert not result.stderr, result.stderr  # findings of Prometheus' linter
 
 
 def test_every_query_of_the_board_has_a_value(scraping):
@@ -254,7 +254,7 @@ def test_rules_and_configuration_are_valid(tmp_path):
     assert "SUCCESS" in promtool("check", "config", tmp_path / "prometheus.yml")
 
 
-def test_every_alert_is_seen_to_fire():
+def test_every_alert_fires():
     tests = REPOSITORY / "tests/python/prometheus/rules_test.yml"
     promtool("test", "rules", tests)
     fired = set(re.findall(r"alertname: (\w+)\n +exp_alerts:\n", tests.read_text()))
@@ -271,7 +271,7 @@ def test_the_board_can_be_imported():
     for panel in board["panels"]:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24 and panel["datasource"]["uid"] == "${datasource}"
-    for one in board["panels"]:  # none lies upon another
+    for one in board["panels"]:  # panels do not overlap
         for other in board["panels"]:
             a, b = one["gridPos"], other["gridPos"]
             apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"] or (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""driftless quantize: an FP8 base that is, bit for bit, what a converter of its own makes."""
+"""driftless quantize: its FP8 base equals that of an independent converter, bit for bit."""
 
 import json
 
@@ -86,7 +86,7 @@ def test_equals_another_converter(base, tmp_path, rule):
         "activation_scheme": "dynamic",
         "weight_block_size": [128, 128],
     }
-    assert {p.name for p in tmp_path.iterdir()} == {"bf16", "fp8"}, "nothing hidden is left"
+    assert {p.name for p in tmp_path.iterdir()} == {"bf16", "fp8"}, "no hidden file remains"
 
 
 def test_a_checkpoint_in_one_file_without_configuration(tmp_path):
@@ -141,7 +141,7 @@ def test_refusals_leave_nothing(base, tmp_path):
 
 
 def test_memory_is_bounded(tmp_path):
-    """160 MB of weights; their copies in memory would show. 64 MiB are held at a time."""
+    """160 MB of weights: whole copies in memory would show. 64 MiB are held at a time."""
     words = np.random.default_rng(2).integers(0x3A00, 0x3F00, 1 << 20, dtype="<u2").tobytes()
     weight = Tensor("BF16", (40 * 128, 128 * 128), words * 80)
     write_checkpoint(tmp_path / "bf16", {"a.weight": weight}, 1)

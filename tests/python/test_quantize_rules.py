@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of docs/operate/quantized.md, in numpy, beside what slime's and SGLang's converters made
-of the same weights. tests/contract/quantize_test.cpp holds the library to the same record."""
+"""The rules of docs/operate/quantized.md, in numpy, compared with the output of slime's and
+SGLang's converters for the same weights. tests/contract/quantize_test.cpp compares the library with
+the same record."""
 
 import os
 import subprocess
@@ -11,7 +12,7 @@ import quantize_reference
 import support
 
 RECORDED = support.REPOSITORY / "tests/golden/fp8_converters.safetensors"
-# The rule of each converter, and how many codes and scales of the odd blocks differ.
+# The rule of each converter, and the number of different codes and scales of the odd blocks.
 CONVERTERS = {
     "slime_live": ("linear", 5, 0),  # NaNs and infinite weights: -448
     "slime_tool": ("linear_div", 3072, 1),  # the block with a NaN is NaN
@@ -20,7 +21,7 @@ CONVERTERS = {
 
 
 @pytest.mark.parametrize("converter", CONVERTERS)
-def test_the_rules_are_those_of_the_converters(converter):
+def test_the_rules_match_the_converters(converter):
     recorded, _ = support.read_safetensors(RECORDED)
     rule, codes_differ, scales_differ = CONVERTERS[converter]
     for name in ("random", "trained", "stepped", "edges", "odd"):
@@ -32,7 +33,7 @@ def test_the_rules_are_those_of_the_converters(converter):
         assert differ == ((codes_differ, scales_differ) if name == "odd" else (0, 0)), name
 
 
-def test_the_record_is_what_the_converters_make_now(tmp_path):
+def test_the_record_matches_the_converters_of_today(tmp_path):
     checkout = os.environ.get("DRIFTLESS_SLIME")
     if not checkout:
         pytest.skip("DRIFTLESS_SLIME names no checkout of slime")

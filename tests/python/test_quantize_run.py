@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer that replays bfloat16 checkpoints to rollouts with an FP8 base: each version is, bit for
-bit, what a converter of its own makes of the step."""
+"""A trainer that replays bfloat16 checkpoints to rollouts with an FP8 base: each version equals the
+output of an independent converter for the step, bit for bit."""
 
 import json
 import shutil
@@ -38,18 +38,18 @@ CODED = {
 
 
 def nudged(rng, tensor, fraction):
-    """As training changes weights: by units in the last place, so that scales mostly stay."""
+    """Changes weights as training does: by units in the last place, so that most scales stay."""
     words = tensor.words().copy()
     words[rng.random(len(words)) < fraction] ^= 3
     return Tensor(tensor.dtype, tensor.shape, words.tobytes())
 
 
-# Behind a weight that is larger than all others, so that its block's scale changes.
+# Placed after a weight that is larger than all others, so that its block's scale changes.
 ODD = {2: (0x3F80, 0x7FC0, 0x7F81, 0x8000, 0x0000, 0x0001), 3: (0xFF80,)}
 
 
 def make_run(work, rng, steps=STEPS):
-    """step_000000/ ... in bfloat16; in the last step all weights change."""
+    """Writes step_000000/ ... in bfloat16; in the last step all weights change."""
     weights = {n: random_tensor(rng, "BF16", s) for n, s in (MATRICES | KEPT).items()}
     weights["bias"] = random_tensor(rng, "F32", (5,))
     history = []
@@ -85,7 +85,7 @@ def check_versions(work, job, base, history, rule, first=1, last=STEPS):
         shutil.copytree(base, target)
     for version in range(first, last + 1):
         apply = ["apply", job.dir, "--to", target, "--to-version", version, "--verify", "full"]
-        applied = run(*apply)  # the notes on a whole version in frames name its other files
+        applied = run(*apply)  # notes on a full version in frames name its other files
         assert applied.returncode == 0, applied.stderr
         assert read_checkpoint(target) == quantize_checkpoint(rule, history[version], MATRICES)
 
@@ -101,7 +101,7 @@ def test_every_encoding_carries_codes_and_scales(work, rng, layout, encoding):
     texts = [(job.version_dir(v) / "manifest.json").read_text() for v in range(1, STEPS + 1)]
     manifests = [json.loads(text) for text in texts]
     assert {manifest["quantize_rule"] for manifest in manifests} == {"linear"}
-    # A version in which nearly all changes is sent whole.
+    # A version in which nearly all weights change is sent as a full one.
     assert [manifest["encoding"] for manifest in manifests] == [encoding] * (STEPS - 1) + ["full"]
 
 
@@ -116,7 +116,7 @@ def test_rules(work, rng, rule):
         assert ok_json("inspect", path)["quantize_rule"] == rule
 
 
-def test_the_base_may_be_anyones(work, rng):
+def test_the_base_may_come_from_another_converter(work, rng):
     """Version 1 is a diff against the base's own bytes: here codes and scales of another rule, and
     one matrix that is not quantized."""
     history = make_run(work, rng)
@@ -150,7 +150,7 @@ def test_restarts_in_the_middle(work, rng):
     job, _ = publish(work, base, "--steps", 3)
     job, _ = publish(work, base)
     check_versions(work, job, base, history, "linear", 3, STEPS)
-    # A rollout that comes late: from the base, and saved with the base's configuration.
+    # A late rollout starts from the base, and is saved with the base's configuration.
     result = finish(job.start_rollout("--base", base, "--save", work / "save"))
     assert result.returncode == 0, result.stderr
     saved = work / "save/rollout_00"
@@ -172,7 +172,7 @@ def test_a_run_by_another_rule_is_not_continued_before_its_first_version(work, r
 
 
 def test_ranks_share_codes_and_scales(work, rng):
-    """Three trainer ranks, two rollouts, under mpirun."""
+    """Three trainer ranks and two rollouts, under mpirun."""
     history = make_run(work, rng)
     base = make_base(work)
     job = Job(work, "mpi_rma")
@@ -185,7 +185,7 @@ def test_ranks_share_codes_and_scales(work, rng):
         assert saved == quantize_checkpoint("linear", history[STEPS], MATRICES)
 
 
-def test_fp8_checkpoints_are_replayed_as_they_are(work, rng):
+def test_fp8_checkpoints_are_replayed_unchanged(work, rng):
     """Nothing is quantized, whatever the base's scheme is."""
     make_run(work, rng, 2)
     (work / "other").mkdir()

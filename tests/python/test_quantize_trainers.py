@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainers in bfloat16 whose rollouts have FP8 blocks: driftless.Publisher, with a snapshot and
-without, and FSDP2. Each version is, bit for bit, what a converter of its own makes of the step."""
+without, and FSDP2. Each version equals the output of an independent converter for the step, bit for
+bit."""
 
 import json
 import shutil
@@ -19,7 +20,7 @@ KINDS = {"BF16": "<u2", "F32": "<f4"}
 
 
 def arrays(tensors):
-    """name -> (dtype, array), as binding.Source takes them."""
+    """name -> (dtype, array), for binding.Source."""
     return {
         name: (each.dtype, np.frombuffer(each.data, KINDS[each.dtype]).reshape(each.shape).copy())
         for name, each in tensors.items()
@@ -27,7 +28,7 @@ def arrays(tensors):
 
 
 class Halves(binding.Source):
-    """The same, with matrices in two boxes that cut blocks of 128."""
+    """The same, with matrices in two boxes that divide blocks of 128."""
 
     def __init__(self, package, tensors):
         whole, self.cut = [], []
@@ -69,7 +70,7 @@ def check(work, base, history, versions, rule="linear"):
 
 @pytest.mark.parametrize("rule", ["linear", "ue8m0"])
 @pytest.mark.parametrize("source", [binding.Source, Halves])
-def test_a_publisher_quantizes_what_it_is_given(work, rng, source, rule):
+def test_a_publisher_quantizes_its_source(work, rng, source, rule):
     history = make_run(work, rng, 3)
     base = make_base(work, rule)
     sets = [f"quantize.rule={rule}", "encoding=compact"]
@@ -86,7 +87,7 @@ def test_a_publisher_quantizes_what_it_is_given(work, rng, source, rule):
 
 @pytest.mark.parametrize("source", [binding.Source, Halves])
 def test_captured_changes_are_coded(work, rng, source):
-    """No snapshot: neither of the weights nor of their codes."""
+    """Without a snapshot of the weights or of their codes."""
     history = make_run(work, rng, 3)
     base = make_base(work)
     own = arrays(history[0])
@@ -102,13 +103,13 @@ def test_captured_changes_are_coded(work, rng, source):
             report = publisher.wait()
         assert report.version == step
         assert report.live.captured_bytes > 0
-        assert step == 3 or report.live.resent_tensors == 0  # in the last all weights change
+        assert step == 3 or report.live.resent_tensors == 0  # in the last step all weights change
     publisher.declare_end()
     job.close()
     check(work, base, history, (1, 2, 3))
 
 
-def test_what_does_not_fit_is_refused(work, rng):
+def test_wrong_combinations_are_refused(work, rng):
     history = make_run(work, rng, 1)
     base = make_base(work)
     source = binding.Source(driftless, arrays(history[0]))
@@ -137,7 +138,7 @@ def test_what_does_not_fit_is_refused(work, rng):
 
 @pytest.mark.long
 def test_fsdp2_publishes_into_an_fp8_base(work, rng):
-    """Four ranks, whose shards cut blocks of 128 rows; over driftless.publish()."""
+    """Four ranks whose shards divide blocks of 128 rows; by driftless.publish()."""
     shapes = {"0.weight": (300, 140), "2.weight": (140, 300), "1.weight": (300,), "1.bias": (300,),
               "0.bias": (300,), "2.bias": (140,)}  # fmt: skip
     tensors = {}

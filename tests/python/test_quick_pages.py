@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quick start and the quick look, line by line. The lines of vLLM are run by
-tests/engines/test_quick_start.py."""
+"""Runs the quick start and the quick look line by line. tests/engines/test_quick_start.py runs the
+lines of vLLM."""
 
 import os
 import re
@@ -52,7 +52,7 @@ def test_the_quick_start_up_to_its_first_rollout(work):
 
 
 def test_the_lines_of_readme_that_replay_checkpoints(work):
-    """As they stand, also as root and on two cores."""
+    """Unchanged, also as root and on two cores."""
     jobs.need_mpirun()
     (work / "configs").symlink_to(REPOSITORY / "configs")
     shell = page_lines.Shell(work, COMMAND, **os.environ)
@@ -64,7 +64,7 @@ def test_the_lines_of_readme_that_replay_checkpoints(work):
 
 
 def test_the_calls_of_the_page_are_those_of_its_shell_lines():
-    """A file that nothing starts would be run by no test."""
+    """No test would run a file that no shell line starts."""
     text = "\n".join(page_lines.shell_lines(START))
     for name in ("model.py", "train.py", "follow.py"):
         assert f"python {name}" in text

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way in which the readers of this format are known to end with wrong weights and report
-success, and other bad input: refused with the documented exit code and one line that says what to
-do; the weights and the state stay byte for byte as they were."""
+"""Cases in which readers of this format are known to report success with wrong weights, and other
+bad input: all are refused with the documented exit code and one line that says what to do; weights
+and state stay unchanged, byte for byte."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ HF_KINDS = [kind for kind in KINDS if "deltas" not in kind]
 
 
 def publish_kind(pair, kind, version=1, old=None, new=None, directory=None):
-    """Publishes old -> new in one of KINDS and returns the version directory."""
+    """Publishes old -> new in one of KINDS; returns the version directory."""
     whose, encoding = kind.split()
     old, new = old or pair.old, new or pair.new
     directory = directory or pair.published
@@ -54,7 +54,7 @@ def assert_untouched(pair, target, code, *words, options=()):
     assert weights_and_state(target) == before
 
 
-# --- the seven known ways ------------------------------------------------------------------------
+# --- known ways to end with wrong weights ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["ours xor", "ours overwrite", "ours deltas"])
@@ -72,7 +72,7 @@ def test_a_directory_left_by_an_older_run(pair, kind):
 @pytest.mark.parametrize("kind", KINDS[:-1])
 @pytest.mark.parametrize("newest", (1, 2))
 def test_a_directory_left_by_an_older_run_of_another_tool(pair, kind, newest):
-    """The state says version 1 without a run; the weights are another run's version 1."""
+    """The state has version 1 without a run; the weights are another run's version 1."""
     target = pair.checkpoint(tensors=pair.step(pair.old))
     write_state(target, 1)
     publish_kind(pair, kind, 1)
@@ -85,7 +85,7 @@ def test_a_directory_left_by_an_older_run_of_another_tool(pair, kind, newest):
 def test_weights_of_another_run_without_any_state(pair, kind):
     target = pair.checkpoint(tensors=pair.step(pair.old))
     publish_kind(pair, kind)
-    if kind == "theirs overwrite":  # it may be whole all the same: what it holds is then proven
+    if kind == "theirs overwrite":  # overwrite may replace all weights, which are then proven
         result = run("apply", pair.published, "--to", target)
         assert result.returncode == 4 or read_checkpoint(target) == pair.new
         return
@@ -109,7 +109,7 @@ def test_visible_before_its_manifest_or_marker(pair, kind, name):
 
 @pytest.mark.parametrize("kind", ["ours xor", "ours deltas"])
 def test_only_payload_and_index_of_ours_are_visible(pair, kind):
-    """Ours without DONE and manifest must not pass for another tool's."""
+    """Our version without DONE and manifest must not count as another tool's."""
     path = publish_kind(pair, kind)
     (path / "DONE").unlink()
     (path / "manifest.json").unlink()
@@ -137,7 +137,7 @@ def test_one_of_their_shards_is_not_yet_visible(pair, encoding, missing):
 
 
 def test_their_shard_is_missing_and_the_index_is_silent_about_it(pair):
-    """The names of the others say how many there are."""
+    """The names of the other shards have the total number."""
     path = foreign.write_hf_delta(pair.published, 1, pair.old, pair.new, shards=3)
     gone = "model-00001-of-00003.safetensors"
     (path / gone).unlink()
@@ -164,7 +164,7 @@ def test_another_tool_crashed_in_the_middle_of_an_apply(pair, kind):
 
 @pytest.mark.parametrize("kind", ["ours xor", "ours overwrite", "ours deltas"])
 def test_a_damaged_tensor_that_no_delta_touches(pair, kind):
-    """A plain apply is O(changed) and cannot see it. --verify full and verify do."""
+    """A plain apply costs O(changed) and cannot detect it. --verify full and verify do."""
     publish_kind(pair, kind)
     name = "layers.untouched.weight"
     damaged = {**pair.old, name: changed(pair.rng, pair.old[name], positions=[3])}
@@ -177,14 +177,15 @@ def test_a_damaged_tensor_that_no_delta_touches(pair, kind):
     assert run("verify", target, "--manifest", pair.published / "weight_v000001").returncode == 1
     result = run("verify", target, "--like", pair.new_path)
     assert result.returncode == 1 and f"'{name}' at position 3:" in result.stdout
-    # Also where there is nothing left to apply, and where there is one more version.
+    # Also if no version is left to apply, and if there is one more.
     assert_untouched(pair, target, 4, "mismatch", "restore", options=("--verify", "full"))
     publish_kind(pair, kind, 2, pair.new, pair.step(pair.new))
     assert_untouched(pair, target, 4, "mismatch", "restore", options=("--verify", "full"))
 
 
 def test_a_damaged_tensor_under_their_versions(pair):
-    """They carry no digest: what was read with --verify full is what later damage is held to."""
+    """They have no digest: the weights that --verify full read are the reference for later
+    damage."""
     foreign.write_hf_delta(pair.published, 1, pair.old, pair.new)
     target = pair.checkpoint()
     assert run("apply", pair.published, "--to", target, "--verify", "full").returncode == 0
@@ -290,7 +291,7 @@ def test_a_checkpoint_of_another_layout(pair, kind, difference):
     if kind.startswith("ours"):
         assert_untouched(pair, target, 4, "wrong_layout", "use the checkpoint")
     elif difference == "extra" or (kind != "theirs deltas" and difference in ("dtype", "shape")):
-        # Nothing that they write says otherwise, and the bytes are proven.
+        # Their versions do not contradict, and the bytes are proven.
         ok("apply", pair.published, "--to", target)
         data = {name: tensor.data for name, tensor in read_checkpoint(target).items()}
         assert all(data[name] == tensor.data for name, tensor in pair.new.items())

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/release.py in a repository of its own: what is ready passes, and each thing that is wrong is
-named and stops it before anything is written."""
+"""scripts/release.py in a repository of its own: a tree that is ready passes; each problem is
+named, and nothing is written."""
 
 import os
 import re
@@ -85,7 +85,7 @@ def tree(tmp_path):
 
 
 def test_the_version_stands_in_one_place():
-    """All else is made from it; what needs a minor version alone names that one."""
+    """All others are derived from it; pages that need a minor version name that one."""
     version = release.Release(REPOSITORY).version
     minor = version.rpartition(".")[0]
     listed = subprocess.run(["git", "-C", REPOSITORY, "ls-files"], capture_output=True, text=True)
@@ -101,7 +101,7 @@ def test_the_version_stands_in_one_place():
     assert found == ["CMakeLists.txt"] and minors == {minor}
 
 
-def test_what_is_ready_is_summed_and_tagged(tree):
+def test_a_release_that_is_ready_gets_checksums_and_a_tag(tree):
     assert tree.release("--check").stdout == "release: 1.2.3 is ready\n"
     assert not tree.git("tag") and not (tree.path / "build/release").exists()
     for _ in range(2):  # a second run finds its own tag
@@ -160,7 +160,7 @@ DEFECTS = {
 
 
 @pytest.mark.parametrize("problem", DEFECTS)
-def test_what_is_wrong_is_named_and_nothing_is_written(tree, problem):
+def test_a_problem_is_named_and_nothing_is_written(tree, problem):
     DEFECTS[problem](tree)
     tags = tree.git("tag")
     result = tree.release()

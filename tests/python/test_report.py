@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless report` replays a run and writes one page about it: its figures are those of the
-versions themselves, what it cannot read it names, and what it recommends is a configuration."""
+"""`driftless report` replays a run and writes one page about it. Its figures match the versions, it
+names what it cannot read, and its recommendation is a valid configuration."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ RUN = "ab" * 16
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory):
-    """Checkpoints as RL makes them."""
+    """Checkpoints with the changes of RL."""
     path = tmp_path_factory.mktemp("run")
     ok("synth", "--out", path, "--params", 150_000, "--steps", STEPS, "--seed", 3)
     return [path / f"step_{step:06d}" for step in range(STEPS + 1)]
@@ -33,7 +33,7 @@ def published(out, steps, layout, encoding):
 
 
 def report(work, *arguments, noted=False, **options):
-    """The JSON of the command, and its page."""
+    """The command's JSON; it also writes the page."""
     result = run("report", *arguments, "--out", work / "r.html", "--force", "--json", **options)
     assert result.returncode == 0, result.stderr
     assert noted or result.stderr == "", result.stderr
@@ -47,7 +47,7 @@ def bytes_by_encoding(found):
 
 
 def test_every_layout_costs_the_same_as_diff(work, steps):
-    """Whatever a run was published in, its report has what every encoding would have taken."""
+    """Whatever the encoding of a run, its report has the bytes of every encoding."""
     expected = {}
     for layout, encoding in DELTAS:
         reports = published(work / encoding, steps, layout, encoding)
@@ -84,7 +84,7 @@ def test_the_tensors_that_change_most(work, steps):
 
 
 @pytest.mark.parametrize("encoding", ["deltas", "compact"])
-def test_without_a_base_what_needs_old_values_is_left_out(work, steps, encoding):
+def test_without_a_base_figures_that_need_old_values_are_left_out(work, steps, encoding):
     layout = "flush" if encoding == "deltas" else "frames"
     published(work / "v", steps, layout, encoding)
     found, page = report(work, work / "v", noted=True)
@@ -115,7 +115,7 @@ def test_the_recommended_settings_are_a_configuration(work, steps):
 
 @pytest.fixture
 def finished(work, rng):
-    """A run over shared_fs that is over, with an anchor and metrics of both sides."""
+    """An ended run over shared_fs, with an anchor and metrics of both sides."""
     history = jobs.make_run(work / "replay", rng, STEPS)
     job = Files(work / "job")
     metrics = work / "metrics"
@@ -135,8 +135,8 @@ def finished(work, rng):
 def test_a_run_over_a_road_with_its_metrics(work, finished):
     before = files_of(finished.dir)
     found, page = report(work, finished.dir, "--metrics", *finished.metrics)
-    assert files_of(finished.dir) == before  # nothing registered, nothing written
-    assert (found["versions"], found["replayed"]) == (STEPS, STEPS)  # from its anchor
+    assert files_of(finished.dir) == before  # the report registers and writes nothing
+    assert (found["versions"], found["replayed"]) == (STEPS, STEPS)  # replayed from its anchor
     changes = sum(
         int((tensor.words() != after[name].words()).sum())
         for old, after in zip(finished.history, finished.history[1:], strict=False)
@@ -151,7 +151,7 @@ def test_a_run_over_a_road_with_its_metrics(work, finished):
     assert found["run"] == mine[0]["run"]
     median = statistics.median_high(line["process_ms"] for line in mine)
     assert "process" in page.text and f"{median:.2f}" in page.text
-    assert "assumed" not in json.dumps(found["recommended"])  # fetch times were given
+    assert "assumed" not in json.dumps(found["recommended"])  # the metrics have fetch times
 
 
 def test_damaged_versions_are_named(work, steps, finished):
@@ -172,7 +172,7 @@ def test_damaged_versions_are_named(work, steps, finished):
     assert "version 2: " in page.text
 
 
-def test_versions_of_others_are_read_with_a_base(work, pair):
+def test_foreign_versions_are_read_with_a_base(work, pair):
     foreign.write_hf_delta(pair.work / "theirs", 1, pair.old, pair.new)
     found, _ = report(work, pair.work / "theirs", "--base", pair.old_path)
     ours = publish(pair.published, pair.old_path, pair.new_path, "hf_delta", "xor")
@@ -216,7 +216,7 @@ def test_metrics_alone(work):
     assert all(text in page.text for text in ("1 io", "50.00", "20.00"))
 
 
-def test_a_line_that_is_being_written_is_no_damage(work):
+def test_an_incomplete_last_line_is_ignored(work):
     line = json.dumps({"role": "trainer", "rank": 0, "run": RUN, "version": 1, "density": 0.01,
                        "changed_units": 1, "delta_bytes": 3})  # fmt: skip
     (work / "m.jsonl").write_text(line + "\n" + line[:40])
@@ -224,7 +224,7 @@ def test_a_line_that_is_being_written_is_no_damage(work):
     assert found["run"] == RUN and found["notes"] == []
 
 
-def test_what_it_refuses(work, steps):
+def test_wrong_input_is_refused(work, steps):
     out = work / "r.html"
     assert_refusal(run("report", "--out", out), 2, "RUN", "--metrics")
     assert_refusal(run("report", work / "nothing", "--out", out), 3, "not_found")
@@ -241,7 +241,7 @@ def test_what_it_refuses(work, steps):
     assert_refusal(result, 3, "version 1")
 
 
-def test_names_stay_text(work, pair):
+def test_markup_in_names_is_escaped(work, pair):
     names = {n: f"<i>{n}</i>.0.<script>" for n in pair.old}
     old = {names[n]: t for n, t in pair.old.items()}
     new = {n: changed(pair.rng, t) for n, t in old.items()}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of README.md and docs/start run as they stand. A sample is a block whose first line
-is a comment with the name of its file; shell lines that start one of these files are run, too."""
+"""Runs the samples of README.md and docs/start unchanged. A sample is a block whose first line is a
+comment with its file's name; shell lines that start one of these files are run, too."""
 
 import os
 import re
@@ -17,13 +17,13 @@ from support import REPOSITORY
 sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
 import megatron_jobs  # noqa: E402
 
-binding.driftless()  # or a skip
+binding.driftless()  # skips if there is none
 
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w.]+\.(?:py|yaml))\n")
 PAGES = ["README.md", "docs/start/python.md", "docs/start/sharded.md"]
 
-# Runs a sample, then leaves the bits of its `model`, whole.
+# Runs a sample, then saves the bits of its whole `model`.
 KEPT = """
 import runpy, sys, torch
 model = runpy.run_path(sys.argv[1])["model"]
@@ -43,7 +43,7 @@ def blocks(page):
 
 
 def write_samples(page, work):
-    """The files of a page, in `work`; a sample that is there twice must be the same."""
+    """Writes a page's files to `work`; a sample that occurs twice must be the same."""
     written = {}
     for block in blocks(page):
         named = FILE.match(block)
@@ -55,7 +55,7 @@ def write_samples(page, work):
 
 
 def shell_lines(page, names):
-    """Those that start a sample of the page, by the sample's name."""
+    """The shell lines that start a sample of the page, by the sample's name."""
     found = {}
     for line in "\n".join(blocks(page)).splitlines():
         if line.startswith(("torchrun ", "python ")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded trainers: every rank publishes what it holds (driftless.ShardedSource, driftless.torch)."""
+"""Sharded trainers: every rank publishes its shards (driftless.ShardedSource, driftless.torch)."""
 
 import json
 import signal
@@ -27,13 +27,13 @@ def source_of(*shards):
     return driftless.ShardedSource(shards)
 
 
-def test_what_a_source_says_of_its_shards():
+def test_a_source_lists_its_shards():
     whole, rows = np.zeros((4, 6), np.float32), np.ones((2, 6), np.float32)
     source = source_of(
         ("a", whole, (4, 6), (0, 0), True),
         ("b", rows, (4, 6), (2, 0), True),
         ("c", rows, (4, 6), (0, 0), False),  # a replica
-        ("d", np.zeros((0, 6), np.float32), (4, 6), (4, 0), True),  # nothing of it
+        ("d", np.zeros((0, 6), np.float32), (4, 6), (4, 0), True),  # an empty shard
     )
     assert [spec.name for spec in source.tensors()] == ["a", "b"]
     assert [tuple(spec.shape) for spec in source.tensors()] == [(4, 6), (4, 6)]
@@ -48,7 +48,7 @@ def test_a_shard_outside_of_its_tensor_is_refused_by_name(offset):
 
 
 def test_blocks_of_one_rank(work):
-    """Wrong shapes and gaps are refused, by name, before anything is published."""
+    """Wrong shapes and gaps are refused by name before anything is published."""
     config = binding.config(driftless, work / "road")
     half = np.ones((2, 6), np.float32)
     with driftless.Job(config, "trainer", launched=False) as job:
@@ -57,7 +57,7 @@ def test_blocks_of_one_rank(work):
 
 
 def test_a_rank_may_hold_several_blocks_of_a_tensor(work):
-    """As of a fused projection: two ranges of rows, one of which is cut by columns."""
+    """As for a fused projection: two ranges of rows, one of which is split by columns."""
     config = binding.config(driftless, work / "road")
     now = {"qkv": np.arange(80, dtype=np.float32).reshape(8, 10), "norm": np.ones(3, np.float32)}
     boxes = [(slice(5, 8), slice(0, 10)), (slice(0, 5), slice(0, 4)), (slice(0, 5), slice(4, 10))]
@@ -91,7 +91,7 @@ def test_a_rank_may_hold_several_blocks_of_a_tensor(work):
 
 
 def trainers(work, script, *arguments, **variables):
-    """Four ranks of a script in sharded/, to their end."""
+    """Runs four ranks of a script in sharded/ to their end."""
     line = [megatron_jobs.venv_python(), str(HERE / "sharded" / script), *map(str, arguments)]
     port = free_port()
     started = []
@@ -108,8 +108,8 @@ def trainers(work, script, *arguments, **variables):
 
 
 def codes_of(processes, seconds):
-    """Their exit codes. Those that one which failed leaves waiting, or that take longer than
-    `seconds`, are ended by a signal at which Python writes where each thread is."""
+    """Their exit codes. Ranks that wait for a failed one, or that take longer than `seconds`, get a
+    signal that makes Python print where each thread is."""
     until = time.monotonic() + seconds
     while any(process.poll() is None for process in processes) and time.monotonic() < until:
         if any(process.poll() not in (None, 0) for process in processes):
@@ -122,12 +122,12 @@ def codes_of(processes, seconds):
 
 
 def said(work):
-    """What each rank left."""
+    """The output of each rank."""
     return [json.loads((work / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
 
 def follow(config, base):
-    """Every version's bits, from the run's base on."""
+    """The bits of every version, starting from the run's base."""
     held = {name: tensor.copy() for name, tensor in base.items()}
     with driftless.Job(config, "rollout", launched=False) as job:
         dtypes = {name: "BF16" for name, tensor in held.items() if tensor.dtype == np.uint16}
@@ -152,14 +152,14 @@ def test_every_version_is_the_full_tensors(layout, files, work):
 @pytest.mark.parametrize(
     "files, rank", [("frames", 2), pytest.param("flush", 0, marks=pytest.mark.long)]
 )
-def test_a_version_that_a_rank_could_not_make_is_carried_by_the_next(files, rank, work):
-    """No rank publishes it, step() raises on all, and what it changed is in the next one."""
+def test_the_changes_of_a_failed_version_are_in_the_next_one(files, rank, work):
+    """No rank publishes it, step() raises on all ranks, and the next version has its changes."""
     assert len(check_versions(work, "fsdp", files, rank)) == 4
 
 
 @pytest.mark.parametrize("files", ["frames", pytest.param("flush", marks=pytest.mark.long)])
 def test_a_pipelines_versions_are_the_full_tensors_of_all_stages(files, work):
-    """Two stages, FSDP of two ranks in each; norms and experts that FSDP does not know."""
+    """Two stages, each with FSDP of two ranks; norms and experts that FSDP does not wrap."""
     path = configured(work, files)
     trainers(work, "pipeline_trainer.py", path, work)
     versions = check_followed(work, path)
@@ -168,7 +168,7 @@ def test_a_pipelines_versions_are_the_full_tensors_of_all_stages(files, work):
                  "norm_1.weight", "experts.2.weight", "experts.3.weight", "seen_by_1"):  # fmt: skip
         assert name in names
         changes = [not np.array_equal(a[name], b[name]) for a, b in zip(versions, versions[1:])]
-        assert all(changes), f"{name} does not change: nothing is shown of it"
+        assert all(changes), f"{name} does not change, so the test shows nothing"
 
 
 TIES = """
@@ -185,7 +185,7 @@ print(*sorted(shard.name for shard in driftless.torch.ShardedModel(module).shard
 
 
 def test_a_tie_is_published_under_the_first_name_that_the_module_saves():
-    """And a buffer that is another view of a parameter's memory is no tie."""
+    """A buffer that is another view of a parameter's memory is no tie."""
     line = [megatron_jobs.venv_python(), "-c", TIES]
     ended = subprocess.run(
         line, env=megatron_jobs.environment(), capture_output=True, text=True, timeout=120
@@ -193,10 +193,10 @@ def test_a_tie_is_published_under_the_first_name_that_the_module_saves():
     assert ended.stdout.split() == ["head.weight", "turned"], ended.stderr
 
 
-def test_no_tensor_that_a_rank_holds_is_lost(work):
-    """One that no rank owns, or that is another on another rank, at open or from some version on, is
-    refused by name on all ranks. Whoever holds a tensor publishes it, and of replicas one rank; tensors of the base that no rank
-    holds are recorded, and proven by receivers."""
+def test_every_tensor_that_a_rank_holds_is_published_or_refused(work):
+    """A tensor that no rank owns, or that differs between ranks when a run opens or from some
+    version on, is refused by name on all ranks. Any holder may publish a tensor, and one of several
+    replicas does. Tensors of the base that no rank holds are recorded, and receivers prove them."""
     trainers(work, "holders.py", work)
     ranks = said(work)
     for found in ranks:
@@ -225,7 +225,7 @@ ONES = [0, 0x3F80, 0x4000, 0x4040]  # 0, 1, 2, 3 in bf16
 
 
 def check_unpublished(work):
-    """The tensors of the base that no rank holds: in the announcement, and in receivers."""
+    """Tensors of the base that no rank holds: in the announcement, and in receivers."""
     stored = read_checkpoint(work / "checkpoint")
     base = {name: tensor.words().reshape(tensor.shape).copy() for name, tensor in stored.items()}
     record = announced(work / "base")["unpublished"]
@@ -265,7 +265,7 @@ def configured(work, files):
 
 
 def check_versions(work, layout, files, *breaks):
-    """Trains. Every version that a rollout sees is what torch's own full_tensor() said."""
+    """Trains; every version that a rollout gets equals torch's own full_tensor()."""
     path = configured(work, files)
     trainers(work, "fsdp_trainer.py", layout, path, work, *breaks)
     return check_followed(work, path)
@@ -283,8 +283,8 @@ def check_followed(work, path):
 
 
 @pytest.mark.parametrize("late", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_a_rank_that_comes_too_late_fails_one_version(late, work):
-    """It fails on all ranks; the next one comes about, and has its changes."""
+def test_a_late_rank_fails_one_version(late, work):
+    """It fails on all ranks; the next version succeeds, and has its changes."""
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
@@ -304,7 +304,7 @@ def test_a_rank_that_comes_too_late_fails_one_version(late, work):
 
 @pytest.mark.parametrize(("leaves", "mode"), [(2, "free"), (0, "free"), (1, "barrier")])
 def test_a_rank_that_leaves_out_a_step_fails_one_version(leaves, mode, work):
-    """No version has shards of two steps, and the ranks meet again at the next step."""
+    """No version mixes shards of two steps, and the ranks agree again at the next step."""
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
@@ -323,11 +323,11 @@ def test_a_rank_that_leaves_out_a_step_fails_one_version(leaves, mode, work):
     assert version == 4 and (held["w"] == 5).all()
 
 
-def test_what_a_rank_holds(work):
-    """Its shard, as it is published, and a few buckets; no whole tensor that is larger than a
-    bucket. Twice its shard more while a dense version is found to be one (docs/start/sharded.md).
-    Freed memory goes back to the system at once here: glibc keeps a part of it else, as much as a
-    shard, and more beside other processes."""
+def test_the_memory_of_a_rank_is_bounded(work):
+    """A rank holds its shard in the published form, and a few buckets; no whole tensor that is
+    larger than a bucket. While a dense version is recognized, twice its shard more
+    (docs/start/sharded.md). Freed memory returns to the system at once in this test: otherwise
+    glibc keeps up to a shard of it, and more beside other processes."""
     path = work / "driftless.yaml"
     path.write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: frames }}\n"
@@ -338,7 +338,7 @@ def test_what_a_rank_holds(work):
     for rank, found in enumerate(said(work)):
         shard, bucket = found["shard"], found["bucket"]
         assert shard >= 8 * bucket, f"rank {rank}: {found}"
-        # With code that opening brings into memory, and a bucket that is freed and not given back.
+        # Opening also loads code, and frees a bucket that is not returned to the system.
         assert found["opened"] <= shard + 3 * bucket, f"rank {rank}: {found}"
         assert found["sparse"]["peak"] <= shard + 4 * bucket, f"rank {rank}: {found}"
         assert found["dense"]["peak"] <= 3 * shard + 4 * bucket, f"rank {rank}: {found}"
@@ -346,7 +346,7 @@ def test_what_a_rank_holds(work):
 
 
 def bits_of(path):
-    """torch's tensors as unsigned bits, by way of a file: numpy may be another one there."""
+    """torch's tensors as unsigned bits, through a file: torch's Python may have another numpy."""
     line = (
         "import sys, numpy, torch;"
         "bits = lambda t: t.view(torch.uint16).numpy() if t.is_floating_point() else t.numpy();"
@@ -364,8 +364,8 @@ def bits_of(path):
 
 
 def check_shares(work, base):
-    """Every element is read by some rank, replicas that the placements do not name by several (they
-    are compared), and none reads all."""
+    """Every element is read by a rank; replicas that the placements do not name are read by several
+    ranks, for comparison; no rank reads all elements."""
     total = sum(tensor.size for tensor in base.values())
     shares = [found["elements"] for found in said(work)]
     assert sum(shares) >= total and max(shares) < total, shares

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torchrun starts a trainer's ranks again (--max-restarts): messages of two attempts never mix."""
+"""torchrun restarts a trainer's ranks (--max-restarts): messages of two attempts never mix."""
 
 import subprocess
 import sys
@@ -20,8 +20,8 @@ VERSIONS, ROWS = 3, 32
 
 
 def written(work, version):
-    """What the ranks may have published as this version: if they were told that it is there, what
-    they wrote then; else what any attempt was about to publish."""
+    """The weights that the ranks may have published as this version: those of the attempt that
+    reported it, or else those of any attempt that was about to publish it."""
     for pattern in (f"rank*_v{version}_attempt*_done.npy", f"rank*_v{version}_attempt*.npy"):
         attempts = sorted({path.stem.split("_")[2] for path in work.glob(pattern)})
         if attempts:
@@ -40,7 +40,7 @@ LONG = [
 
 
 @pytest.mark.parametrize("phase, victim", [("open", 1), ("seal", 0), ("after", 1), *LONG])
-def test_versions_after_a_restart_are_what_the_ranks_hold(phase, victim, work):
+def test_versions_after_a_restart_have_the_ranks_weights(phase, victim, work):
     check_restart(phase, victim, work, "")
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A soak with real processes: publishers under mpirun whose roads fail at random, receivers that
+"""A soak with real processes: publishers under mpirun whose roads fail at random; receivers that
 sleep, are stopped, are killed and come back. Every version that a receiver ever committed has the
-bytes that the trainer gave it.
+trainer's bytes.
 
-Seeded. DRIFTLESS_SOAK_VERSIONS and DRIFTLESS_SOAK_SEED make it longer, or another one."""
+Seeded. DRIFTLESS_SOAK_VERSIONS and DRIFTLESS_SOAK_SEED set its length and seed."""
 
 import os
 import random
@@ -18,11 +18,11 @@ import pytest
 from jobs import need, need_mpirun, start, stop_started
 from support import COMMAND
 
-# A short form, over roads in memory, is in tests/fault/soak_test.cpp.
+# tests/fault/soak_test.cpp has a short form, over roads in memory.
 pytestmark = pytest.mark.long
 VERSIONS = int(os.environ.get("DRIFTLESS_SOAK_VERSIONS", "100"))
 SEED = int(os.environ.get("DRIFTLESS_SOAK_SEED", "1"))
-SECONDS = 60 + VERSIONS  # far more than it takes
+SECONDS = 60 + VERSIONS  # far more than it needs
 PEER = Path(COMMAND).parent / "soak_peer"
 RECEIVERS = 4
 
@@ -50,7 +50,7 @@ class Soak:
     def lines(self, name: str) -> list[list[str]]:
         path = self.work / name
         text = path.read_text() if path.exists() else ""
-        # A line that was being written when its process was killed is none.
+        # An incomplete line of a killed process does not count.
         return [line.split(" ", 2) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
 
     def published(self) -> int:
@@ -62,27 +62,28 @@ class Soak:
         return (self.work / "last").exists()
 
     def kill_trainers(self, job: subprocess.Popen):
-        """One of them; mpirun ends the others."""
+        """Kills one of them; mpirun ends the others."""
         self.counts["job killed"] += 1
         rank = self.random.randrange(2)
         os.kill(int((self.work / f"trainer_{rank}.pid").read_text()), signal.SIGKILL)
         job.communicate(timeout=30)
 
     def stop_for_a_while(self, pid: int):
-        """SIGSTOP: for the road it is a receiver that hears and says nothing."""
+        """Sends SIGSTOP: the receiver neither reads nor reports."""
         self.counts["stopped"] += 1
         os.kill(pid, signal.SIGSTOP)
         time.sleep(self.random.uniform(0.05, 0.5))
         os.kill(pid, signal.SIGCONT)
 
     def check(self, numbers, failed: int):
-        """0 wrong bytes; everybody at the end; and enough happened to prove something."""
+        """Checks that no byte is wrong, that all receivers reached the end, and that enough
+        happened."""
         versions, counts = {}, self.counts
         for what, version, *value in self.lines("trainer_0.log"):
             counts[f"trainer {what}"] += 1
             if what == "attempt":
                 versions[version] = value[0].strip()
-            if what == "failed":  # the others heard of it, and did not wait for the deadline
+            if what == "failed":  # the other ranks saw the failure before their deadline
                 assert float(value[0].split()[0]) < 5000, value
         last = (self.work / "last").read_text()
         for number in range(RECEIVERS):
@@ -109,11 +110,11 @@ def soak(work, request):
 
 @pytest.mark.parametrize("soak", ["hdf5"], indirect=True)
 def test_a_soak_over_hdf5(soak):
-    """Receivers are processes of their own, killed and started again; so is the job that publishes."""
+    """Receivers are separate processes, killed and restarted; so is the publishing job."""
     need("shared_fs/hdf5")
     job = soak.mpirun((2, soak.peer("trainer", RECEIVERS)))
     receivers = [start(soak.peer("receiver", number)) for number in range(RECEIVERS)]
-    kills = [VERSIONS // 3, VERSIONS * 2 // 3]  # of the job, at these versions
+    kills = [VERSIONS // 3, VERSIONS * 2 // 3]  # the job is killed at these versions
     while not soak.over():
         assert job.poll() is None, job.communicate()
         if kills and soak.published() >= kills[0]:
@@ -138,8 +139,8 @@ def test_a_soak_over_hdf5(soak):
 
 @pytest.mark.parametrize("soak", ["mpi_rma"], indirect=True)
 def test_a_soak_over_mpi_rma(soak):
-    """One job. Receivers join again within their processes; the one that is killed is missed by
-    nobody (a process cannot come back into a job of MPI)."""
+    """One job. Receivers rejoin within their processes; a killed one stays away, because a process
+    cannot rejoin an MPI job, and no process waits for it."""
     job = soak.mpirun(
         (2, soak.peer("trainer", RECEIVERS)),
         (RECEIVERS, soak.peer("receiver", 0)),
@@ -158,6 +159,6 @@ def test_a_soak_over_mpi_rma(soak):
             soak.counts["receiver killed"] += 1
             (soak.work / f"receiver_{victim}.done").touch()
         time.sleep(0.05)
-    out, err = job.communicate(timeout=60)  # its exit status tells of the killed one
+    out, err = job.communicate(timeout=60)  # its exit status is that of the killed process
     assert "soak_peer: " not in err, err + out
     soak.check(alive, VERSIONS // 20)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spans: lines of OTLP/JSON, as PyPI's opentelemetry-proto reads them."""
+"""Spans: lines of OTLP/JSON, parsed by PyPI's opentelemetry-proto."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ def read_spans():
 
 
 def assert_trees(spans):
-    """Every span lies within its parent, if that is of the same process, and no id comes twice."""
+    """Asserts that every span is within its parent of the same process, and that no id repeats."""
     by_id = {span["id"]: span for span in spans}
     assert len(by_id) == len(spans)
     for span in spans:
@@ -48,7 +48,7 @@ def assert_trees(spans):
 def test_every_line_is_a_request(read_spans, tmp_path):
     if not BENCH.exists():
         pytest.skip(f"{BENCH} is not there: it is built with the tests")
-    lines = tmp_path / "spans"  # not a pipe: one that is full loses lines
+    lines = tmp_path / "spans"  # a file: a full pipe would lose lines
     with lines.open("w") as out:
         made = subprocess.run([BENCH, "--spans", "3"], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
     assert made.returncode == 0, made.stderr

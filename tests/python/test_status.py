@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""driftless status: what it shows of real runs, from each kind of source; that it changes nothing; its
-exit codes; and what is left of a hostile peer's text."""
+"""driftless status: its output for real runs, from each kind of source; that it changes nothing;
+its exit codes; and the escaping of a malicious peer's text."""
 
 import contextlib
 import http.server
@@ -88,13 +88,13 @@ def test_a_trainer_that_runs_and_one_that_was_killed(work, rng):
     assert f"process {trainer.pid} on " in seen["trainer"]["why"]
     (there,) = seen["rollouts"]
     assert (there["version"], there["lag"], there["proven"]) == (1, 0, True) and there["commit_ms"] > 0
-    rollout.send_signal(signal.SIGSTOP)  # it must not report that the trainer is gone
+    rollout.send_signal(signal.SIGSTOP)  # a stopped rollout cannot report the trainer's end
     trainer.kill()
     trainer.wait()
     dead = status(job.dir)
-    assert dead["trainer"]["state"] == "unknown", "one version is no usual interval"
+    assert dead["trainer"]["state"] == "unknown", "one version shows no usual interval"
     assert "is not running" in dead["trainer"]["why"] and "last version" in dead["trainer"]["why"]
-    # Years later: the versions say when they were made.
+    # Years later, according to the versions' times.
     for path in (job.version_dir(1), job.dir / "anchor_v000000"):
         age_manifest(path, "2020-01-01T00:00:00Z")
     silent = status(job.dir, code=1)
@@ -102,7 +102,7 @@ def test_a_trainer_that_runs_and_one_that_was_killed(work, rng):
 
 
 def age_manifest(path, created):
-    """As if it had been written then. DONE holds its hash."""
+    """Sets the time in a manifest. DONE has its hash."""
     manifest = json.loads((path / "manifest.json").read_text()) | {"created": created}
     text = json.dumps(manifest)
     (path / "manifest.json").write_text(text)
@@ -121,7 +121,7 @@ def test_damaged_manifests_are_named(work, rng):
 
 
 def test_a_damaged_announcement_is_named(work, rng):
-    """Nobody can join the run any more, whatever its versions are."""
+    """No rollout can join the run any more, whatever its versions are."""
     job = ended_run(work, rng)
     (job.dir / "run.json").write_text("{")
     seen = status(job.dir, code=1)
@@ -194,7 +194,7 @@ def test_rollouts_that_are_behind_or_wrong(work, rng):
         assert shown in text.stdout
 
 
-def test_nothing_there(work):
+def test_sources_without_a_run(work):
     assert_refusal(run("status", work / "none"), 3, "none")
     (work / "empty").mkdir()
     assert_refusal(run("status", work / "empty"), 3, "no run and no version")
@@ -244,7 +244,7 @@ def test_metrics_files(work, rng):
     assert [v["version"] for v in seen["versions"]] == [1, 2, 3] and seen["versions"][0]["total_ms"] > 0
     (there,) = seen["rollouts"]
     assert there["version"] == 3 and there["proven"] and there["id"].startswith("rollout_")
-    alone = status(work / "rollout.jsonl")  # of a rollout's host: nothing to compare with
+    alone = status(work / "rollout.jsonl")  # a rollout's file alone: no trainer to compare with
     assert alone["version"] == 3 and not alone["rollouts"][0]["proven"]
     with (work / "trainer.jsonl").open("a") as file:
         file.write('{"role": "trainer", "version": "x"}\nno JSON\n{"torn": ')
@@ -268,7 +268,7 @@ def test_metrics_of_two_runs_are_both_named(work):
     older = [version_line("ab", number, 10 * number) for number in range(1, 8)]
     newer = [version_line("ef", number, 300 + 10 * number) for number in range(1, 4)]
     file.write_text("".join(older + newer))
-    seen = status(file, code=1)  # years old: the trainer of the newer run is silent
+    seen = status(file, code=1)  # years old, so the trainer of the newer run is silent
     assert seen["run"] == "ef" * 16 and seen["damaged"] == [] and seen["version"] == 3
     (note,) = seen["notes"]
     assert "run " + "ab" * 16 in note and "version 7" in note and "2026-01-01T00:01:10.000Z" in note
@@ -361,12 +361,12 @@ def test_engines_that_are_wrong(endpoint, engine, words):
     assert "\x1b" not in run("status", endpoint.url).stdout
 
 
-def test_an_engine_that_is_told_needs_no_proof(endpoint):
+def test_an_engine_that_the_trainer_notifies_needs_no_proof(endpoint):
     endpoint.answer(engines=[engine_line(kind="", proven="")])
     assert status(endpoint.url)["wrong"] == []
 
 
-def test_answers_of_an_endpoint_that_are_none(work, endpoint):
+def test_invalid_answers_of_an_endpoint_are_refused(work, endpoint):
     endpoint.token = "s3cr3t"
     secret = work / "token"
     secret.write_text("s3cr3t\n")
@@ -420,11 +420,11 @@ def test_a_watch_ends_with_the_run(work, rng, endpoint):
     endpoint.answer(version=5, **ended)
     assert watch.wait(30) == 0
     assert "trainer: ended" in watch.stdout.read()
-    # Over already: one look.
+    # The run has ended already: one poll.
     assert run("status", ended_run(work, rng).dir, "--watch").returncode == 0
 
 
-def test_a_watch_waits_at_the_end_for_what_is_wrong(endpoint):
+def test_a_watch_waits_at_the_end_until_problems_are_gone(endpoint):
     ended = {"trainer": {"state": "ended", "seen": ""}}
     endpoint.answer(engines=[engine_line(version=3)], **ended)
     assert run("status", endpoint.url, *WATCH, "--patience", 0.3).returncode == 1
@@ -435,7 +435,7 @@ def test_a_watch_waits_at_the_end_for_what_is_wrong(endpoint):
     assert json.loads(watch.stdout.read())["wrong"] == []
 
 
-def test_a_watch_gives_up_on_a_source_that_stays_away(endpoint):
+def test_a_watch_gives_up_on_a_source_that_never_answers(endpoint):
     watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "0.5"])
     assert "version 4" in watch.stdout.readline()
     endpoint.body = b"[]"
@@ -445,7 +445,7 @@ def test_a_watch_gives_up_on_a_source_that_stays_away(endpoint):
 
 @pytest.mark.long
 def test_the_wait_for_a_source_begins_anew_after_each_answer(endpoint):
-    """Fails for a while, again and again, in sum longer than the patience."""
+    """It fails for a while several times, in sum longer than the limit."""
     watch = start([COMMAND, "status", endpoint.url, *WATCH, "--patience", "8"])
     assert "version 4" in watch.stdout.readline()
     for version in (5, 6, 7):
@@ -457,8 +457,8 @@ def test_the_wait_for_a_source_begins_anew_after_each_answer(endpoint):
     assert watch.wait(10) == 0
 
 
-def test_looking_does_not_hold_up_a_publisher(work, rng):
-    """Looks as often as they can while trainers take and leave the directory's lock."""
+def test_status_does_not_delay_a_publisher(work, rng):
+    """Runs status as often as possible while trainers take and release the directory's lock."""
     make_run(work / "run", rng, 3)
     job = Files(work)
     stop = threading.Event()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that differ in what they store beside the run's weights: a tied tensor's copy, which
-save_pretrained() drops, and files of configuration and tokenizer."""
+"""Checkpoints that differ in tensors and files beside the run's weights: the copy of a tied tensor,
+which save_pretrained() drops, and files of configuration and tokenizer."""
 
 import json
 
@@ -20,7 +20,7 @@ from support import (
 
 
 def noted(*arguments):
-    """What a command that succeeds says in JSON; its notes are on standard error, too."""
+    """A successful command's JSON; its notes must be on standard error, too."""
     result = run(*arguments, "--json")
     assert result.returncode == 0 and "driftless: note: " in result.stderr, result.stderr
     return json.loads(result.stdout)
@@ -37,7 +37,7 @@ def tied_model(rng):
 
 
 def stored(path, tensors, copy, tied=True):
-    """A checkpoint of these tensors, with the copy of the embedding if it is wanted."""
+    """A checkpoint of these tensors, with or without the copy of the embedding."""
     with_copy = tensors | {HEAD: tensors[EMBEDDING]} if copy else tensors
     write_checkpoint(path, with_copy, 2)
     config = {} if tied is None else {"tie_word_embeddings": tied}
@@ -61,7 +61,7 @@ def test_a_copy_on_one_side_is_left_out_of_the_version(work, rng, old_has_it, la
     new = stored(work / "new", history[1], not old_has_it, tied)
     found = noted("diff", old, new, "--out", work / "out", "--layout", layout)
     assert found["changed_tensors"] == 2 and any(HEAD in note for note in found["notes"])
-    # A receiver that does not store it, and one that does: its copy is written with the tensor.
+    # A receiver without the copy, and one with it: the copy is written with the tensor.
     without = stored(work / "without", history[0], False)
     ok("apply", work / "out", "--to", without, "--verify", "full")
     assert read_checkpoint(without) == history[1]
@@ -71,7 +71,7 @@ def test_a_copy_on_one_side_is_left_out_of_the_version(work, rng, old_has_it, la
     ok("verify", beside)
 
 
-def test_a_run_goes_on_with_checkpoints_that_dropped_the_copy(work, rng):
+def test_a_run_continues_with_checkpoints_that_dropped_the_copy(work, rng):
     history = steps(rng, 3)
     paths = [stored(work / f"step{n}", tensors, n == 0) for n, tensors in enumerate(history)]
     noted("diff", *paths[:2], "--out", work / "out")
@@ -81,7 +81,7 @@ def test_a_run_goes_on_with_checkpoints_that_dropped_the_copy(work, rng):
     ok("apply", work / "out", "--to", target, "--to-version", 1)
     ok("apply", work / "out", "--to", target)
     assert read_checkpoint(target) == history[3] | {HEAD: history[3][EMBEDDING]}
-    # One whose versions carry the copy needs it on both sides.
+    # A run whose versions have the copy needs it on both sides.
     publish(
         work / "with", stored(work / "a", history[0], True), stored(work / "b", history[1], True)
     )
@@ -105,19 +105,20 @@ def test_a_tensor_that_is_no_copy_is_an_error(work, rng, old_has_it):
     assert not (work / "out").exists()
 
 
-def test_a_receiver_whose_copy_would_stay_behind_refuses_the_version(work, rng):
+def test_a_receiver_whose_copy_would_become_stale_refuses_the_version(work, rng):
     history = steps(rng, 1)
     stored(work / "old", history[0], True), stored(work / "new", history[1], False)
     noted("diff", work / "old", work / "new", "--out", work / "out")
     target = stored(work / "target", history[0], True, tied=False)
     assert_refusal(run("apply", work / "out", "--to", target), 4, "wrong_layout", HEAD)
     assert read_checkpoint(target) == history[0] | {HEAD: history[0][EMBEDDING]}
-    silent = stored(work / "silent", history[0], True, tied=None)  # then the bits decide
+    # without tie_word_embeddings the bits decide
+    silent = stored(work / "silent", history[0], True, tied=None)
     ok("apply", work / "out", "--to", silent)
     assert read_checkpoint(silent) == history[1] | {HEAD: history[1][EMBEDDING]}
 
 
-def test_a_rollouts_copy_goes_with_its_tensor_if_the_configuration_does_not_say(work, rng):
+def test_a_rollouts_copy_follows_its_tensor_without_a_setting(work, rng):
     history = steps(rng, 2)
     for number, tensors in enumerate(history):
         stored(work / f"run/step_{number:06d}", tensors, False, None)
@@ -131,7 +132,7 @@ def test_a_rollouts_copy_goes_with_its_tensor_if_the_configuration_does_not_say(
 
 
 def followed(work, target, base, *arguments, **settings):
-    """Replays work/run into a rollout of this kind of target, and returns what it saves."""
+    """Replays work/run into a rollout with this kind of target; returns what it saves."""
     job = Files(work, **{"receiver.target": target}, **settings)
     if target == "checkpoint":
         job.set(**{"receiver.checkpoint_dir": work / "local"})
@@ -165,8 +166,8 @@ def test_a_step_to_replay_whose_head_is_no_copy_is_refused(work, rng):
 
 
 @pytest.mark.parametrize("target", ["memory", "checkpoint"])
-def test_what_a_rollout_saves_is_complete(work, rng, target):
-    """Also what its base holds and the run does not publish."""
+def test_a_rollout_saves_all_tensors(work, rng, target):
+    """Including those of its base that the run does not publish."""
     history = steps(rng, 2)
     for number, tensors in enumerate(history):
         stored(work / f"run/step_{number:06d}", tensors, False)
@@ -184,7 +185,7 @@ def test_what_a_rollout_saves_is_complete(work, rng, target):
     ok("verify", saved, "--like", saved)
 
 
-def test_verify_takes_a_copy_on_one_side_for_what_it_is(work, rng):
+def test_verify_accepts_a_copy_on_one_side(work, rng):
     (tensors,) = steps(rng, 0)
     one, other = stored(work / "one", tensors, True), stored(work / "other", tensors, False)
     for line in ((one, "--like", other), (other, "--like", one)):

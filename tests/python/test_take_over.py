@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that starts anew from the same base, and an engine that holds versions of the run before:
-refused, with the key to set; and handed over by that key, once, by a full version."""
+"""A new run from the same base, and an engine that holds versions of the run before: it is refused,
+with the key to set; with that key a full version takes the engine over, once."""
 
 import http.server
 import json
@@ -34,7 +34,7 @@ def as_tensors(weights):
 
 
 class Run:
-    """A trainer of this process that starts from the base. `left_out`: tensors that it does not
+    """A trainer in this process that starts from the base. `left_out`: tensors that it does not
     publish."""
 
     def __init__(self, place, seed, base, left_out=()):
@@ -94,7 +94,7 @@ def rank(work, base):
 
 
 def bring(rank, run, take_over=""):
-    """To the run's newest version; the reply that tells."""
+    """Updates to the run's newest version; returns the last reply."""
     opened = rank.open(run.config, take_over=take_over)
     if opened["state"] == "closed":
         return opened
@@ -115,7 +115,7 @@ def holds(rank, run):
 
 
 def test_a_rank_is_taken_over_by_a_full_version_and_can_go_back(rank, run_of):
-    """Both are version 1: the numbers say nothing."""
+    """Both runs are at version 1, so the numbers prove nothing."""
     first, second = run_of(1).publish(), run_of(2).publish()
     before = bring(rank, first)
     assert before["ok"] and before["run"] == first.id
@@ -140,7 +140,7 @@ def test_a_rank_is_taken_over_by_a_full_version_and_can_go_back(rank, run_of):
     assert bring(rank, second)["version"] == 2 and holds(rank, second)
 
 
-def test_a_key_of_another_run_admits_nobody(rank, run_of):
+def test_a_key_of_another_run_admits_no_run(rank, run_of):
     first, second, third = run_of(1).publish(), run_of(2).publish(anchor=True), run_of(3)
     assert bring(rank, first)["ok"]
     refused = bring(rank, second, take_over=third.id)
@@ -148,7 +148,7 @@ def test_a_key_of_another_run_admits_nobody(rank, run_of):
 
 
 def test_a_run_that_was_left_does_not_come_back(rank, run_of):
-    """Two agents, each with its key, would hand the engine to and fro."""
+    """Otherwise two agents, each with its key, would take the engine from each other forever."""
     first, second = run_of(1).publish(anchor=True), run_of(2).publish(anchor=True)
     assert bring(rank, first)["ok"] and bring(rank, second, take_over=second.id)["ok"]
     refused = bring(rank, first, take_over=first.id)
@@ -166,14 +166,14 @@ def test_tensors_of_the_run_before_that_no_version_replaces_are_named(rank, run_
 
 
 @pytest.mark.parametrize("by", ["delta", "full version"])
-def test_what_was_never_taken_need_not_be_covered(rank, run_of, by):
-    """The frozen tensor is no part of the first run's deltas, and part of its anchors."""
+def test_tensors_that_were_never_received_need_not_be_replaced(rank, run_of, by):
+    """The first run's deltas do not have the frozen tensor, but its anchors do."""
     full = by == "full version"
     first, second = run_of(1), run_of(2, left_out=["layers.2.frozen"]).publish(anchor=True)
     first.publish(anchor=full)
     if full:
         first.publish()
-        shutil.rmtree(first.place / "road/weight_v000001")  # so that the anchor is taken
+        shutil.rmtree(first.place / "road/weight_v000001")  # forces the use of the anchor
     assert bring(rank, first)["ok"]
     answer = bring(rank, second, take_over=second.id)
     if full:
@@ -192,7 +192,7 @@ def test_a_run_of_more_tensors_takes_over(rank, run_of):
 
 
 class Worker(vllm.WorkerExtension):
-    """vLLM's worker, as far as the extension asks it."""
+    """vLLM's worker, with all that the extension uses."""
 
     def __init__(self, rank, base):
         self.rank, self.weight_transfer_engine = rank, None
@@ -201,7 +201,7 @@ class Worker(vllm.WorkerExtension):
 
 
 class Server(http.server.HTTPServer):
-    """vLLM with a worker that follows by itself, one call at a time."""
+    """vLLM with a worker that reads the road itself; one call at a time."""
 
     def __init__(self, base):
         self.workers = [Worker(0, base)]
@@ -294,7 +294,7 @@ def jobs_memory(name):
     return SHM.glob(f"driftless-*-{name}")
 
 
-def test_an_agent_names_the_key_and_the_key_hands_the_engine_over(server, run_of, agent_of):
+def test_an_agent_names_the_key_and_the_key_takes_the_engine_over(server, run_of, agent_of):
     first, second = run_of(1).publish().publish(), run_of(2).publish(anchor=True)
     assert agent_of(first, server).returncode == 0
     assert server.identities() == {(first.id, 2)} and server.label == "2"
@@ -345,8 +345,8 @@ def test_an_agent_in_this_process_brings_the_engine_to_the_run(server, run_of):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def test_an_agent_of_another_run_closes_nothing(server, run_of, agent_of):
-    """The engine is another agent's, which goes on."""
+def test_an_agent_of_another_run_does_not_close_the_engine(server, run_of, agent_of):
+    """The engine belongs to another agent, which continues."""
     first, second = run_of(1).publish(), run_of(2).publish(anchor=True)
     assert agent_of(first, server).returncode == 0
     server.calls.clear()
@@ -355,8 +355,8 @@ def test_an_agent_of_another_run_closes_nothing(server, run_of, agent_of):
 
 
 def test_a_label_of_another_run_is_no_proof_at_the_end(server, run_of, agent_of):
-    """The engine was handed to another run, at a version of the same number, while the first run's
-    agent waited for more."""
+    """While the first run's agent waited, the engine was taken over by another run, at the same
+    version number."""
     first, second = run_of(1).publish(), run_of(2).publish(anchor=True)
     agent = agent_of(first, server, once=False)
     jobs.wait_for(lambda: server.label == "1", "the first run's version")
@@ -373,10 +373,10 @@ def held_by_receivers(run):
     return {said.version for said in run.publisher.receivers() if said.proof}
 
 
-def test_what_a_server_held_before_it_was_started_anew_is_not_reported(
+def test_the_version_of_a_server_before_its_restart_is_not_reported(
     server, work, base, run_of, agent_of
 ):
-    """It is started with another base, and refuses the run."""
+    """It restarts with another base, and refuses the run."""
     run = run_of(1).publish()
     agent = agent_of(run, server, once=False)
     jobs.wait_for(lambda: held_by_receivers(run) == {1}, "the agent's report")
@@ -393,7 +393,7 @@ def test_once_without_a_version_is_no_success(server, run_of, agent_of):
 
 
 def test_a_checkpoint_of_the_run_before_is_handed_over(work, base, run_of, agent_of):
-    """Both runs are at version 2: the directory's number says nothing."""
+    """Both runs are at version 2, so the directory's number proves nothing."""
     first = run_of(1).publish().publish()
     second = run_of(2).publish().publish(anchor=True)
     engine = Engine(work / "base")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees: a progress bar on a terminal for work longer than a second, and none elsewhere."""
+"""Output for people: a progress bar on a terminal for work that takes over a second, none
+elsewhere."""
 
 import os
 import pty
@@ -13,7 +14,8 @@ from support import COMMAND
 
 
 def standard_error_on_a_terminal(line):
-    """Runs the command with a terminal as stderr, stopped for a while so that it takes over a second."""
+    """Runs the command with a terminal as stderr; stops it for a while, so that it takes over a
+    second."""
     try:
         ours, theirs = pty.openpty()
     except OSError as reason:  # a bare chroot, say
@@ -28,7 +30,7 @@ def standard_error_on_a_terminal(line):
     try:
         while piece := os.read(ours, 65536):
             seen += piece
-    except OSError:  # the other side is closed: Linux says EIO
+    except OSError:  # the other side is closed: Linux returns EIO
         pass
     os.close(ours)
     assert process.wait() == 0
@@ -42,7 +44,7 @@ def test_long_work_shows_a_bar_and_wipes_it(work):
     assert seen.endswith("\r\x1b[K")
 
 
-def test_no_bar_where_nobody_watches(work):
+def test_no_bar_without_a_terminal(work):
     line = [COMMAND, "synth", "--out", str(work / "run"), "--params", "100000"]
     result = subprocess.run(line, capture_output=True, text=True)
     assert result.returncode == 0 and result.stderr == ""

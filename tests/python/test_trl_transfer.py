@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""driftless.trl.WeightTransfer, called in the order in which TRL's asynchronous trainers call it."""
+"""driftless.trl.WeightTransfer, called in the same order as by TRL's asynchronous trainers."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import binding
 sys.path.insert(0, str(Path(__file__).resolve().parent / "megatron"))
 import megatron_jobs  # noqa: E402
 
-binding.driftless()  # or a skip
+binding.driftless()  # skips if there is none
 
 TRAINER = """
 import json, sys, threading
@@ -81,13 +81,13 @@ def strange():
         yield name, parameter
 try:
     transfer.send_weights(strange())
-    raise SystemExit("a stranger's tensor was taken")
+    raise SystemExit("an unknown tensor was accepted")
 except WrongLayoutError as error:
     assert "nobody.weight" in str(error) and len(taken) == 4, (error, taken)
 transfer._wait_for, transfer._timeout_s = 2, 0.3
 try:
     transfer.send_weights(sent())
-    raise SystemExit("nobody was waited for")
+    raise SystemExit("it did not wait for receivers")
 except DeadlineExceededError as error:
     assert "one: version" in str(error), error
 transfer.destroy()
@@ -144,7 +144,7 @@ for _ in range(2): first.send_weights(step())
 receiver.kill(); receiver.wait()
 first.destroy()
 assert len(glob.glob(work + "/road/.receivers/*.json")) == 1
-for path in glob.glob(work + "/road/*"):            # begun anew; what is hidden stays
+for path in glob.glob(work + "/road/*"):            # a new run; hidden files stay
     shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 second = run()
@@ -164,7 +164,7 @@ print("counted by identity")
 """
 
 
-def test_what_a_dead_receiver_of_an_earlier_run_left_is_not_counted(work):
+def test_the_report_of_a_dead_receiver_of_an_earlier_run_is_not_counted(work):
     env = megatron_jobs.environment()
     line = [megatron_jobs.venv_python(), "-c", LEFT_BEHIND, str(work)]
     ended = subprocess.run(line, env=env, capture_output=True, text=True, timeout=300)

@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "megatron"))
 import megatron_jobs  # noqa: E402
 
-binding.driftless()  # or a skip
+binding.driftless()  # skips if there is none
 
 
 @pytest.mark.long  # installs an environment of its own

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A package of which a library is missing, damaged, of another build or another processor, and foreign
-libraries in the way: what needs it says what to install, and everything else works."""
+"""Installations with a missing or damaged library, one of another build or processor, or a foreign
+library in the way: the error says what to install, and everything else works."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 import binding
 
-binding.driftless()  # or a skip
+binding.driftless()  # skips if there is none
 
 ROADS = "libdriftless_roads.so"
 SAYS = """
@@ -33,7 +33,7 @@ def package(work):
 
 
 def why_not(work, **more):
-    """By backend: why it does not work, or nothing."""
+    """{backend: why it does not work, or nothing}"""
     env = {**os.environ, "PYTHONPATH": str(work), **more}
     done = subprocess.run([sys.executable, "-c", SAYS], env=env, text=True, capture_output=True, timeout=60)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
@@ -85,7 +85,7 @@ def test_a_library_of_another_build(package, work):
 
 
 def test_a_foreign_mpi_is_named(package, work):
-    """Of a module, say, whose folder is in LD_LIBRARY_PATH."""
+    """For example from a module whose folder is in LD_LIBRARY_PATH."""
     foreign = work / "foreign"
     foreign.mkdir()
     (foreign / "empty.c").write_text("int nothing;\n")

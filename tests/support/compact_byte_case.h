@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fixed input behind tests/golden/frame_compact_fp8.bin: codes of a quantized matrix in one full
-// tile and a part of another, which tests/python/test_compact_reader.py has, too. Changing anything
-// here changes the golden file.
+// The fixed input behind tests/golden/frame_compact_fp8.bin: codes of a quantized matrix in one
+// full tile and a part of another, which tests/python/test_compact_reader.py has, too. Changing
+// anything here changes the golden file.
 #pragma once
 
 #include "support/compact_case.h"
@@ -54,14 +54,15 @@ struct CompactByteCase {
     CompactStreams coded;
     Bytes index, out;
     if (!encode_compact(kernels, table, delta, before.data(), before.size(), coded).ok()) return {};
-    append_compact_index({kernels.digest_change(digest_tensor_key(layout[0].name), 1, 0,
-                                                positions.data(), positions.size(),
-                                                old_values.data(), values.data()),
-                          coded.tiles},
-                         index);
+    append_compact_index(
+        {kernels.digest_change(digest_tensor_key(layout[0].name), 1, 0, positions.data(),
+                               positions.size(), old_values.data(), values.data()),
+         coded.tiles},
+        index);
     const CompactBlock block{0, nullptr, 0, positions.size(), index, coded.bytes};
     const FrameContext context = golden_context(layout, Encoding::kCompact);
-    if (!encode_compact_frame(context, layout, DType::kF8E4M3, {&table, 1}, {&block, 1}, out).ok()) {
+    if (!encode_compact_frame(context, layout, DType::kF8E4M3, {&table, 1}, {&block, 1}, out)
+             .ok()) {
       return {};
     }
     return out;

@@ -19,7 +19,7 @@ namespace driftless::testing {
 struct GpuUnderTest {
   std::vector<SnapshotPlace> snapshots;  // beside kNone
   std::function<Result<std::shared_ptr<PublisherDevice>>(const DeviceOptions&)> open;
-  PlaceBytes place;                                                // a copy there
+  PlaceBytes place;  // a copy there
   // Behind what was queued on the default stream; done when it returns.
   std::function<void(std::byte*, std::span<const std::byte>)> write;
 };
@@ -93,8 +93,9 @@ class QuantizedOnGpu : public ::testing::TestWithParam<OnGpuWay> {
       for (const auto& [name, tensor] : weights) {
         const bool cut = way.cut >= 0 && has_fp8_blocks(tensor) && !tensor.bytes.empty();
         if (cut) {
-          source.add(name, tensor, part_of({{0, 0}, tensor.shape}, static_cast<std::size_t>(way.cut), rank,
-                                           way.ranks));
+          source.add(
+              name, tensor,
+              part_of({{0, 0}, tensor.shape}, static_cast<std::size_t>(way.cut), rank, way.ranks));
         } else if (rank == 0) {
           source.add(name, tensor);
         }
@@ -145,16 +146,14 @@ class QuantizedOnGpu : public ::testing::TestWithParam<OnGpuWay> {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, QuantizedOnGpu,
-    ::testing::Values(OnGpuWay{SnapshotPlace::kPinned},
-                      OnGpuWay{SnapshotPlace::kPinned, QuantizeRule::kUe8m0, Encoding::kIndices},
-                      OnGpuWay{SnapshotPlace::kPinned, QuantizeRule::kLinearDiv, Encoding::kDeltas,
-                               2, 0},
-                      OnGpuWay{SnapshotPlace::kDevice},
-                      OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kUe8m0, Encoding::kCompact},
-                      OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinear,
-                               Encoding::kDeltasZstd, 2, 0},
-                      OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinearDiv, Encoding::kDeltas,
-                               3, 1}));
+    ::testing::Values(
+        OnGpuWay{SnapshotPlace::kPinned},
+        OnGpuWay{SnapshotPlace::kPinned, QuantizeRule::kUe8m0, Encoding::kIndices},
+        OnGpuWay{SnapshotPlace::kPinned, QuantizeRule::kLinearDiv, Encoding::kDeltas, 2, 0},
+        OnGpuWay{SnapshotPlace::kDevice},
+        OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kUe8m0, Encoding::kCompact},
+        OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinear, Encoding::kDeltasZstd, 2, 0},
+        OnGpuWay{SnapshotPlace::kDevice, QuantizeRule::kLinearDiv, Encoding::kDeltas, 3, 1}));
 
 TEST_P(QuantizedOnGpu, PublishesWhatTheHostWould) {
   ASSERT_NO_FATAL_FAILURE(open());

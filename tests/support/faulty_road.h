@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -36,7 +37,15 @@ class FaultyRoad final : public SendRoad {
   void at_create(std::function<void()> call) { at_create_ = std::move(call); }
   // From now on begin() comes late, as on a host that is busy.
   void delay_begin(std::chrono::milliseconds delay) { begin_delay_ = delay; }
+  // Larger versions do not fit. What the publisher said that a version may take.
+  void limit(std::uint64_t bytes) { limit_ = bytes; }
+  [[nodiscard]] std::uint64_t asked_bytes() const { return asked_; }
 
+  Status check_version_size(std::uint64_t bytes) override {
+    asked_ = bytes;
+    if (bytes <= limit_) return {};
+    return error(StatusCode::kNoSpace, "a ring of ", limit_, " bytes");
+  }
   Status announce(std::string_view run_info, const Deadline& deadline) override {
     return road_->announce(run_info, deadline);
   }
@@ -115,6 +124,7 @@ class FaultyRoad final : public SendRoad {
 
   std::unique_ptr<SendRoad> road_;
   RoadFault fault_ = RoadFault::kNone;
+  std::uint64_t limit_ = std::numeric_limits<std::uint64_t>::max(), asked_ = 0;
   bool lie_ = false;
   std::function<void()> at_create_;
   std::chrono::milliseconds begin_delay_{0};

@@ -49,6 +49,9 @@ class ForwardingSendRoad : public SendRoad {
   }
   Result<std::vector<ReceiverReport>> receivers() override { return road_->receivers(); }
   std::vector<std::string> left() const override { return road_->left(); }
+  Status check_version_size(std::uint64_t bytes) override {
+    return road_->check_version_size(bytes);
+  }
   std::vector<std::string> notes() const override { return road_->notes(); }
   Result<std::vector<PublicationId>> prune(std::uint64_t version) override {
     return road_->prune(version);

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "kernels/host_kernels.h"
+#include "kernels/quantize.h"
 
 namespace driftless::testing {
 
 [[nodiscard]] std::vector<HostKernels> kernels_under_test();
+[[nodiscard]] std::vector<Quantizer> quantizers_under_test();
 
 }  // namespace driftless::testing

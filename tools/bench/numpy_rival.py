@@ -4,9 +4,10 @@
     numpy_rival.py OLD NEW TENSORS THREADS REPEATS     (files with the old and the new weights, bf16)
 
 Prints one JSON object: what ran, how many elements changed, and the seconds of every repeat. The code is
-what people write: plain expressions, temporaries made by numpy. A pool of threads goes over the tensors
-(numpy and zstandard release the interpreter's lock). It ends where ours ends: positions and values of all
-tensors in two streams, as in a bucket; compressed tensors stay apart.
+what people usually write: plain expressions, with temporaries made by numpy. A thread pool
+processes the tensors (numpy and zstandard release the GIL). It ends at the same point as Driftless'
+benchmark: positions and values of all tensors in two streams, as in a bucket; compressed tensors
+stay separate.
 """
 import json
 import platform
@@ -18,7 +19,7 @@ import numpy as np
 
 try:
     import zstandard
-except ImportError:  # what needs no compression is measured all the same
+except ImportError:  # measure what needs no compression
     zstandard = None
 
 LEVEL = 1
@@ -27,7 +28,7 @@ LEVEL = 1
 def load(path, tensors):
     with open(path, "r+b") as file:
         weights = np.fromfile(file, dtype=np.uint16)
-        file.truncate(0)  # nobody needs these bytes twice
+        file.truncate(0)  # frees the memory: the bytes are read once
     return np.split(weights, tensors)
 
 
@@ -65,7 +66,7 @@ class Rival:
         return compress(np.concatenate([part.view(np.uint8) for part in parts]))
 
     def scatter(self, i):
-        positions, values = self.received[i]  # as they travel: int32
+        positions, values = self.received[i]  # int32, as on the road
         self.new[i][positions] = values
 
 
@@ -79,7 +80,7 @@ def seconds_of(work, finish, tensors, pool, repeats):
     for repeat in range(repeats + 1):
         start = time.perf_counter()
         finish(pool.map(work, range(tensors)))
-        if repeat > 0:  # the first one warms up
+        if repeat > 0:  # the first repeat warms up
             taken.append(time.perf_counter() - start)
     return taken
 

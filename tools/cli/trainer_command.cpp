@@ -472,8 +472,8 @@ class Trainer {
   JobProgress progress_;
   RunFiles temporary_;
   RunSteps steps_;
-  WeightLayout layout_;           // that the run publishes
-  std::string companions_dir_;    // of the base
+  WeightLayout layout_;         // that the run publishes
+  std::string companions_dir_;  // of the base
   QuantizedAs quantized_as_;
   bool quantizes_ = false;        // steps become the base's tensors
   std::unique_ptr<Group> group_;  // for this command

@@ -37,6 +37,24 @@ bool hands_over(const Context& context) {
          !context.config.driven_engines().empty();
 }
 
+// The road that takes over has to work, too: its own rows, named after it.
+void check_fallback(const Context& context, const Report& report) {
+  if (context.config.fallback().empty()) return;
+  const std::string_view key = context.config.kind().fallback_key;
+  Context there = context;
+  there.config = context.config.of_fallback();
+  const Result<const Road*> row = find_road(*context.roads, there.config);
+  if (!row.ok()) {
+    return report({"fallback", kFail, std::string(row.status().message()),
+                   concat("install what is missing, or name another road by ", key)});
+  }
+  report({"fallback", kOk, concat(key, ": ", there.config.road)});
+  examine(there, **row, there.config.road_options(), [&](Finding finding) {
+    finding.check = concat("fallback ", finding.check);
+    report(std::move(finding));
+  });
+}
+
 }  // namespace
 
 void check_road(const Context& context, const Report& report) {
@@ -51,6 +69,7 @@ void check_road(const Context& context, const Report& report) {
     report({std::string(chosen->name), kFail, std::string(opened.status().message()),
             "install what is missing, or choose another road"});
   }
+  check_fallback(context, report);
   const auto kinds = context.config.table->kinds();
   for (std::size_t i = 0; i < kinds.size(); ++i) {
     if (!kinds[i]->one_host || kinds[i]->name == context.config.road || !hands_over(context)) {

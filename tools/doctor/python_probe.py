@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by `driftless doctor` in the Python to look at: prints one JSON object. Imports no package that
-it reports: torch alone takes seconds."""
+"""`driftless doctor` runs this in the Python under test: prints one JSON object. Imports none of
+the packages that it reports, because torch alone takes seconds."""
 
 import ast
 import importlib.metadata
@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-# Fields of megatron-core's TransformerConfig without which the maps cannot tell a model apart.
+# Fields of megatron-core's TransformerConfig that the maps need to identify a model.
 NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels",
           "ffn_hidden_size", "num_moe_experts", "normalization", "gated_linear_unit",
           "add_bias_linear", "layernorm_zero_centered_gamma", "qk_layernorm")  # fmt: skip
@@ -24,7 +24,7 @@ def release(package):
 
 
 def folder(package):
-    """Of a package, without importing it."""
+    """The folder of a package, without importing it."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -41,7 +41,7 @@ def source(path):
 
 
 def fields(path):
-    """Of every class in a file: annotated names."""
+    """The annotated names of every class in a file."""
     found = set()
     for node in ast.walk(source(path)):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -80,7 +80,7 @@ def torch():
 
 
 def nixl():
-    """The C library and its plugins: of a package, or where the loader looks."""
+    """The C library and its plugins, in a package or where the loader looks."""
     places = [p for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p]
     for entry in [p for p in sys.path if p]:
         places += [f"{entry}/.{name}.mesonpy.libs" for name in ("nixl_cu13", "nixl_cu12", "nixl")]

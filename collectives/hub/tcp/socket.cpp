@@ -11,6 +11,8 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 
 namespace driftless::hub {
 namespace {
@@ -28,6 +30,14 @@ Result<Addresses> look_up(const std::string& address, bool to_listen) {
   }
   std::string host = address.substr(0, colon);
   const std::string port = address.substr(colon + 1);
+  // getaddrinfo() takes a port above 65535 modulo 65536: it would lead to another service.
+  std::uint16_t number = 0;
+  const auto read = std::from_chars(port.data(), port.data() + port.size(), number);
+  const bool whole = read.ec == std::errc() && read.ptr == port.data() + port.size();
+  if (!whole || (number == 0 && !to_listen)) {
+    return error(StatusCode::kInvalidArgument, "hub: ", address, ": expected a port from ",
+                 to_listen ? 0 : 1, " to 65535, found '", port, "'");
+  }
   if (host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

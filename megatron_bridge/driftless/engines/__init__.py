@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollout engines that follow a trainer: weights written into an engine's own parameters.
+"""Rollout engines that follow a trainer: versions are written into an engine's own parameters.
 
-Importing this needs no torch; what it offers does, and imports it when it is asked for.
+Importing this package needs no torch; its members need it, and import it on first use.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine may be asked to follow, and where it answers: decided by its operator at start.
+"""The configurations that an engine may follow, and where it answers. Its operator sets both at
+start.
 
-Whoever reaches an engine's HTTP can call the workers. So a call only names things:
+Anyone who reaches an engine's HTTP port can call the workers. So a call carries only a name:
 
     host_shm:NAME    the agent of that name on this host, of this user
     own              the operator's own configuration: each worker reads the road itself
     NAME             a configuration that the operator allowed
-    (nothing)        as own
+    (nothing)        the same as own
 
-A configuration runs hooks and writes files, so its text and its path never come in a call. The
-operator gives the settings at start, as vLLM's `--additional-config '{"driftless": {...}}'` or, for
-every engine, as JSON in the environment variable DRIFTLESS_ENGINE:
+A configuration can run hooks and write files, so a call never carries its text or path. The
+operator gives the settings at start, as vLLM's `--additional-config '{"driftless": {...}}'`, or,
+for every engine, as JSON in the environment variable DRIFTLESS_ENGINE:
 
-    config        path of the job's YAML file that is followed if a call names none
-    sets          KEY=VALUE over that file
+    config        path of the job's YAML file, for calls that name no configuration
+    sets          KEY=VALUE settings over that file
     configs       {NAME: path}
-    config_dir    a directory: NAME is its file NAME.yaml
-    host_shm_dir  where agents of this host keep their shared memory; /dev/shm if not given
+    config_dir    a directory: NAME stands for its file NAME.yaml
+    host_shm_dir  where agents of this host keep their shared memory; default /dev/shm
     base, run, version, reload      of the engine's weights (ModuleTarget; vllm.py)
 """
 
@@ -43,14 +44,15 @@ ANSWER_TOKEN = re.compile(r"[0-9a-f]{16,64}")
 
 @dataclass(frozen=True)
 class Source:
-    """What Config.read() takes: a file's path, or YAML of our own; and settings over it."""
+    """Arguments of Config.read(): a file's path, or YAML that this file wrote; and settings over
+    it."""
 
     config: str
     sets: tuple[str, ...] = ()
 
 
 def settings(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The operator's: those of the environment, and `given` over them."""
+    """The operator's settings: those of the environment, overridden by `given`."""
     text = os.environ.get(VARIABLE, "")
     try:
         found = json.loads(text) if text else {}
@@ -62,7 +64,7 @@ def settings(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def source_of(name: Any, given: Mapping[str, Any]) -> Source:
-    """What a call that names `name` may follow; InvalidArgumentError if that is nothing."""
+    """The configuration that `name` stands for; InvalidArgumentError if it is not allowed."""
     if name is None or name in ("", OWN):
         if not given.get("config"):
             raise errors.InvalidArgumentError(
@@ -106,11 +108,13 @@ def shm_dir(given: Mapping[str, Any]) -> str:
     return str(given.get("host_shm_dir") or DEFAULT_SHM_DIR)
 
 
-# --- answers by files, for engines that have no other way back --------------------------------------
+# --- answers in files, for engines that offer no other way back
+# -------------------------------------
 
 
 def answer_directory(token: Any, directory: str) -> Path:
-    """Where a driver that calls itself `token` reads: a directory that it made, of this user alone."""
+    """The directory where the driver `token` reads answers. Only this user may have access to
+    it."""
     if not isinstance(token, str) or not ANSWER_TOKEN.fullmatch(token):
         raise errors.InvalidArgumentError(f"{shown(token)} is no token of a driver")
     path = Path(directory) / f"driftless-{os.geteuid()}-answers-{token}"
@@ -127,6 +131,6 @@ def answer_directory(token: Any, directory: str) -> Path:
 
 
 def shown(value: Any) -> str:
-    """A piece of a stranger's text, on one line."""
+    """Untrusted text, shortened and on one line."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

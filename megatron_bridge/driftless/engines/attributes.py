@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that a module keeps beside its parameters and buffers: plain attributes."""
+"""Tensors that a module keeps as plain attributes, not as parameters or buffers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-# Lists, dicts and helper objects (an attention backend's) are looked into so far.
+# How deep lists, dicts and helper objects (such as an attention backend) are searched.
 _DEPTH = 2
-# What torch.nn.Module itself keeps.
+# Attributes of torch.nn.Module itself.
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
 @dataclass
 class Attribute:
-    """`path` leads from the module's __dict__ to it, through `top`; those two are None if only
-    the place is meant."""
+    """`path` leads from the module's __dict__, through `top`, to the tensor. `path` and `top` are
+    None if only the place is meant."""
 
     name: str
     root: dict[str, Any]
@@ -33,7 +33,7 @@ class Attribute:
             return None
 
     def restore(self) -> None:
-        """The tensor back in its place."""
+        """Puts the tensor back into its place."""
         self.root[self.path[0]] = self.top
         if len(self.path) > 1:
             table = _table(_walk(self.root, self.path[:-1]))
@@ -41,7 +41,7 @@ class Attribute:
                 table[self.path[-1]] = self.tensor
 
     def fits(self, other: Any) -> bool:
-        """Whether another tensor's values have room in its memory."""
+        """Whether another tensor's values fit into its memory."""
         return isinstance(other, torch.Tensor) and all(
             getattr(other, what) == getattr(self.tensor, what)
             for what in ("shape", "dtype", "device")
@@ -72,7 +72,7 @@ def _tensors_in(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def _table(value: Any) -> Any:
-    """What has entries: the value itself, or an object's attributes."""
+    """The container of entries: the value itself, or an object's attributes."""
     if isinstance(value, Mapping | list | tuple):
         return value
     return getattr(value, "__dict__", None)

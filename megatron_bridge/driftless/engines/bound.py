@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of modules, by their memory: parameters, buffers, and tensors that are kept beside
-them as plain attributes. Views, by their geometry."""
+"""The tensors of modules by their memory: parameters, buffers, and tensors kept as plain
+attributes. Views are described by their geometry."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """The same for all views of one memory, on the meta device, too."""
+    """A key that all views of one memory share, also on the meta device."""
     return tensor.untyped_storage()._cdata
 
 
-# How a tensor sees its memory. To be mapped over many tensors.
+# How a tensor views its memory. Functions, to be mapped over many tensors.
 LOOKS: tuple[Callable[[torch.Tensor], Any], ...] = (
     torch.Tensor.size,
     torch.Tensor.stride,
@@ -46,7 +46,7 @@ class View:
 
     @staticmethod
     def of(tensor: torch.Tensor, shape: torch.Size | None = None) -> View:
-        """Of the tensor, or as it is expanded to `shape`."""
+        """The view of a tensor, or of the tensor expanded to `shape`."""
         if shape is not None and tensor.shape != shape:
             tensor = tensor.expand(shape)
         return View(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
@@ -67,15 +67,15 @@ class Binding:
     module: torch.nn.Module
     attribute: str
     is_parameter: bool
-    tensor: torch.Tensor  # the object
-    data: torch.Tensor  # another one over the same memory: survives `tensor.data = ...`
-    address: int = 0  # of that memory, when it was bound
+    tensor: torch.Tensor  # the object in the module
+    data: torch.Tensor  # a second object over the same memory: survives `tensor.data = ...`
+    address: int = 0  # of that memory, at the time of binding
 
     def table(self) -> dict[str, Any]:
         return self.module._parameters if self.is_parameter else self.module._buffers
 
     def slot(self) -> tuple[dict[str, Any], str, str, torch.Tensor]:
-        """Where table() is, and what is in it under which name: to be looked at without calls."""
+        """The table, the name in it, and the tensor there: for checks that make no calls."""
         kind = "_parameters" if self.is_parameter else "_buffers"
         return self.module.__dict__, kind, self.attribute, self.tensor
 
@@ -83,7 +83,7 @@ class Binding:
         return self.table().get(self.attribute) is not self.tensor or self.moved()
 
     def moved(self) -> bool:
-        """Other memory below it, or the same memory seen in another way (transposed)."""
+        """The name has other memory now, or another view of the same memory (transposed)."""
         tensor = self.tensor
         return tensor.data_ptr() != self.address or any(
             look(tensor) != look(self.data) for look in LOOKS
@@ -93,7 +93,7 @@ class Binding:
         return self.table().get(self.attribute)
 
     def restore(self) -> None:
-        """The object back in its place, over its memory."""
+        """Puts the object back into its place, over its memory."""
         self.table()[self.attribute] = self.tensor
         if self.moved():
             self.tensor.data = self.data
@@ -101,7 +101,7 @@ class Binding:
 
 @dataclass
 class Storage:
-    """Memory of one or several tensors of the module."""
+    """Memory of one or more tensors of the module."""
 
     key: int
     name: str  # of the first tensor in it
@@ -111,7 +111,7 @@ class Storage:
     size_bytes: int
 
     def flat(self, dtype: torch.dtype) -> torch.Tensor:
-        """All of it, as elements of a type."""
+        """The whole storage as elements of a dtype."""
         usable = self.size_bytes // dtype.itemsize
         empty = torch.empty(0, dtype=dtype, device=self.device)
         return empty.set_(self.storage, 0, (usable,), (1,))
@@ -122,7 +122,7 @@ class Storage:
 
 @dataclass
 class SavedStorage:
-    """All of a storage, as it was."""
+    """A copy of a whole storage."""
 
     storage: Storage
     old: torch.Tensor
@@ -136,21 +136,21 @@ class SavedStorage:
 
 @dataclass
 class BoundTensors:
-    """Every parameter, buffer and attribute of the modules, as it is now."""
+    """Every parameter, buffer and attribute of the modules, at the time of binding."""
 
     bindings: list[Binding] = field(default_factory=list)
     storages: dict[int, Storage] = field(default_factory=dict)
-    places: list[Attribute] = field(default_factory=list)  # where attributes are
-    # While a loader runs; else nothing keeps them alive.
+    places: list[Attribute] = field(default_factory=list)  # of attributes
+    # Filled only while a loader runs, so as not to keep these tensors alive.
     attributes: list[Attribute] = field(default_factory=list)
-    beside: set[int] = field(default_factory=set)  # storages of attributes alone
-    # While a loader runs: storages of what it takes for parameters, and their names
+    beside: set[int] = field(default_factory=set)  # storages that only attributes use
+    # While a loader runs: storages of the stand-ins that it takes for parameters, and their names
     # (load_layout.py).
     stand_ins: dict[int, str] = field(default_factory=dict)
 
     @staticmethod
     def of(*modules: tuple[str, torch.nn.Module]) -> BoundTensors:
-        """Of each, with the name that goes before those of its tensors."""
+        """Binds the tensors of each module. The string is the prefix of its tensor names."""
         bound = BoundTensors()
         owners = [
             (".".join(filter(None, (first, below))), owner)
@@ -193,7 +193,7 @@ class BoundTensors:
 
     @contextmanager
     def with_attributes(self) -> Iterator[None]:
-        """While it is on, the attributes as they are now are among the storages."""
+        """While it is open, the current attributes are among the storages."""
         for place in self.places:
             current = place.current()
             if isinstance(current, torch.Tensor) and current.device.type != "meta":
@@ -209,7 +209,7 @@ class BoundTensors:
             self.attributes, self.beside = [], set()
 
     def rebound_attributes(self) -> list[Attribute]:
-        """Since they were noted."""
+        """Attributes replaced since they were noted."""
         return [each for each in self.attributes if each.current() is not each.tensor]
 
     def find(self, tensor: torch.Tensor) -> Storage | None:
@@ -221,6 +221,6 @@ class BoundTensors:
         return (binding for binding in self.bindings if binding.rebound())
 
     def restore(self) -> None:
-        """Every object back in its place."""
+        """Puts every object back into its place."""
         for binding in list(self.rebound()):
             binding.restore()

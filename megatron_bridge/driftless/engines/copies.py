@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of parameters that lie beside them, made by somebody, somehow: of a parameter, of the part
-of one that a checkpoint tensor goes to, of several in one; converted, transposed, cut in pieces.
-They are told by their values."""
+"""Finds copies of parameters by their values. An engine may keep a copy of a parameter, of the part
+that one checkpoint tensor fills, or of several parameters together; and it may convert, transpose
+or split the copy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import torch
 from .bound import BoundTensors, storage_key
 from .tracing import Trace
 
-# Fewer elements, or fewer values, are alike by chance.
+# Tensors with fewer elements or fewer distinct values may be equal by chance.
 _FEWEST_ELEMENTS, _FEWEST_VALUES = 16, 8
-_PART = 1 << 22  # elements at a time
-# A fused copy is of so many parameters, and its owner has so many.
+_PART = 1 << 22  # elements per step
+# A fused copy has at most so many sources, and is looked for among at most so many neighbors.
 _MOST_FUSED, _MOST_NEAR = 4, 16
 
-Mark = tuple[int, int, int]  # elements, and two sums over their values, in whatever order
+Mark = tuple[int, int, int]  # count, and two sums of the values that ignore their order
 
 
 @dataclass
 class Source:
-    """A parameter, or a part of one, and the checkpoint tensors that go there."""
+    """A parameter or a part of one, and the checkpoint tensors that fill it."""
 
     name: str
     tensors: set[str]
@@ -42,8 +42,8 @@ class Source:
 def unexplained_copies(
     bound: BoundTensors, goes_to: dict[int, set[str]], explained: Container[str], trace: Trace
 ) -> Iterator[tuple[str, Source]]:
-    """(a tensor that no checkpoint tensor goes to, what it is a copy of). Also if several of one
-    owner are a copy of it together."""
+    """Pairs of (a tensor that no checkpoint tensor fills, the source that it copies). A tensor may
+    also copy several sources of one owner together."""
     sources = _sources(bound, goes_to, trace)
     alone: dict[int, list[list[Source]]] = defaultdict(list)  # elements -> sources
     for source in sources:
@@ -56,7 +56,7 @@ def unexplained_copies(
             for name, tensor in candidates:
                 groups = [*alone.get(tensor.numel(), ()), *fused.get(tensor.numel(), ())]
                 small = tensor.numel() <= largest
-                if name in explained or not (groups or small) or not _telling(tensor):
+                if name in explained or not (groups or small) or not _recognizable(tensor):
                     continue
                 mark = _mark(tensor)
                 if mark is not None and small:
@@ -89,7 +89,7 @@ def _sources(bound: BoundTensors, goes_to: dict[int, set[str]], trace: Trace) ->
 def _candidates(
     bound: BoundTensors, goes_to: dict[int, set[str]], trace: Trace
 ) -> dict[str, list[tuple[str, torch.Tensor]]]:
-    """Tensors that no checkpoint tensor goes to, by what their owner's names begin with."""
+    """Tensors that no checkpoint tensor fills, by the prefix of their owner's names."""
     found: dict[str, list[tuple[str, torch.Tensor]]] = defaultdict(list)
     for attribute in bound.attributes:
         if storage_key(attribute.tensor) in bound.beside:
@@ -103,7 +103,7 @@ def _candidates(
 
 
 def _fused(near: list[Source]) -> dict[int, list[list[Source]]]:
-    """elements -> sources that have so many together."""
+    """elements -> groups of sources that have so many together."""
     groups: dict[int, list[list[Source]]] = defaultdict(list)
     for count in range(2, _MOST_FUSED + 1) if len(near) <= _MOST_NEAR else ():
         for some in combinations(near, count):
@@ -121,15 +121,15 @@ def _alike(mark: Mark | None, groups: Iterable[list[Source]]) -> list[Source]:
     return []
 
 
-def _telling(tensor: torch.Tensor) -> bool:
-    """Whether it is alike to nothing by chance."""
+def _recognizable(tensor: torch.Tensor) -> bool:
+    """Whether the tensor has enough distinct values to be recognized."""
     flat = tensor.detach().reshape(-1)
     some = flat[:4096].cpu().float().unique()
     return flat.numel() >= _FEWEST_ELEMENTS and some.numel() >= _FEWEST_VALUES
 
 
 def _mark(tensor: torch.Tensor) -> Mark | None:
-    """None: it may be anything."""
+    """None: the tensor cannot be recognized by its values."""
     flat = tensor.detach().reshape(-1)
     sums = [0, 0]
     for part in flat.split(_PART):

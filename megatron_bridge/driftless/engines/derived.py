@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors that a module computes from its parameters after loading: MLA's w_kc and w_vc, fused
-copies, scales. They are attributes, or parameters that no checkpoint tensor goes to.
+copies, scales. They are attributes, or parameters that no checkpoint tensor fills.
 
-Engines have functions that compute them. Each is run once when the target is made, and watched:
-which parameters it reads, what it writes. It must leave everything as it is, to the bit; if it
-does, it is run again after every commit. If it does not, and for copies of a parameter that no
-function is known to make, a version that changes the parameter is refused. Rotary tables, masks and
-caches have no such function, or one that reads no parameter, and are left alone.
+Engines have functions that compute them. Each function runs once, watched, when the target is made:
+which parameters it reads, and what it writes. If that run leaves every bit as it was, the function
+runs again after every commit. If it does not, or if no known function makes a copy of a parameter,
+a version that changes the parameter is refused. Rotary tables, masks and caches have no such
+function, or one that reads no parameter, and are left alone.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from .tracing import Trace
 from .watching import COPY, FILLS, tensors_in, written
 from .whole import WholeLoad
 
-# What engines call them: vLLM's attention layers and models; SGLang's models.
+# Names of these functions: in vLLM's attention layers and models; in SGLang's models.
 METHODS = ("process_weights_after_loading", "post_load_weights")
 
 
 @dataclass(frozen=True)
 class Refresh:
-    """A function of the engine that computes tensors from loaded parameters, in all of them."""
+    """A function of the engine that computes tensors from loaded parameters, for all its
+    modules."""
 
     name: str
     run: Callable[[], Any]
@@ -42,7 +43,7 @@ class Refresh:
 def find_refreshes(
     modules: Iterable[tuple[str, torch.nn.Module]], dtype: torch.dtype | None = None
 ) -> list[Refresh]:
-    """Methods of those names, the outermost; `dtype` for those that ask for one."""
+    """Methods of those names, outermost only; `dtype` is passed to those that take one."""
     found: list[Refresh] = []
     for first, module in modules:
         taken: list[str] = []
@@ -52,7 +53,7 @@ def find_refreshes(
                 call = _callable(owner, method, dtype)
                 inner = any(prefix.startswith(f"{each}.") or not each for each in taken)
                 if call is None or (method == METHODS[1] and inner):
-                    continue  # its outer one calls it
+                    continue  # the enclosing module's method calls it
                 if method == METHODS[1]:
                     taken.append(prefix)
                 found.append(Refresh(f"{prefix}.{method}" if prefix else method, call))
@@ -78,7 +79,7 @@ def _callable(owner: Any, method: str, dtype: torch.dtype | None) -> Callable[[]
 
 
 class _Probe(WholeLoad):
-    """Also knows what was read, and what was computed from that."""
+    """A watched run that also records what was read, and what was computed from it."""
 
     def __init__(self, bound: BoundTensors) -> None:
         super().__init__(bound)
@@ -107,7 +108,7 @@ class _Probe(WholeLoad):
         self.results.add(storage.key)
 
     def names(self) -> set[str]:
-        """Of what was written with computed values."""
+        """Names of tensors that were written with computed values."""
         return {self.before[key].storage.name for key in self.results & self.computed}
 
     def complete(self, binding: Binding) -> None:
@@ -120,14 +121,14 @@ class _Probe(WholeLoad):
         super().ended()
 
     def pass_on(self, new: Any, old: torch.Tensor) -> None:
-        """What was put in the place of a tensor goes into its memory."""
+        """Copies a replacement of a tensor into the tensor's own memory."""
         if isinstance(new, torch.Tensor) and storage_key(new) in self.computed:
             self.note_computed(old)
 
 
 @dataclass
 class Derivation:
-    """What one refresh does. `problem`: why it cannot be run again."""
+    """The effect of one refresh. `problem`: why it cannot run again."""
 
     refresh: Refresh
     sources: set[int]
@@ -137,7 +138,7 @@ class Derivation:
 
 @dataclass
 class Derived:
-    """What is computed again after each commit."""
+    """Tensors that are computed again after each commit."""
 
     bound: BoundTensors
     derivations: list[Derivation] = field(default_factory=list)
@@ -148,7 +149,7 @@ class Derived:
         return {name: each.refresh.name for each in self.derivations for name in each.results}
 
     def refresh(self) -> None:
-        """Everything keeps its memory: a CUDA graph may have noted it."""
+        """Everything keeps its memory: a CUDA graph may hold its address."""
         if not self.derivations:
             return
         with torch.no_grad(), self.bound.with_attributes():
@@ -172,8 +173,8 @@ class Derived:
 def derive(
     bound: BoundTensors, plan: Plan, trace: Trace, refreshes: Sequence[Refresh]
 ) -> tuple[Derived, dict[str, str]]:
-    """Tries the refreshes, and decides in the plan which tensors the loader must compute from.
-    Second: the tensors that cannot be followed, and why."""
+    """Tries the refreshes, and marks in the plan the tensors from which the loader must compute.
+    Second result: the tensors that cannot be followed, with the reason."""
     goes_to: dict[int, set[str]] = defaultdict(set)
     for name, copies in trace.copies.items():
         for copy in copies:

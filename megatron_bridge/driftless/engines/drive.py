@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings all ranks of an engine to a version, or leaves all of them where they were.
+"""Brings all ranks of an engine to a version, or leaves all of them at the version before.
 
-The work is the native EngineDriver's (plugin/engines/engine_driver.h); here are its results as
-Python objects. An engine is resumed only if all its ranks report the same run, version and digest
-and none is torn; else it stays paused, and the error says so.
+The native EngineDriver (plugin/engines/engine_driver.h) does the work; this file returns its
+results as Python objects. An engine is resumed only if all its ranks report the same run, version
+and digest, and no rank holds parts of two versions; otherwise it stays paused, and the error says
+so.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from .rank_receiver import Reply
 
 
 class EngineError(errors.IncompleteError):
-    """An update that did not come about. `replies`: what each rank said last; `versions`: where they
-    are; `left_paused`: the engine does not serve."""
+    """An update that failed. `replies`: the last reply of each rank; `versions`: the versions in
+    them; `left_paused`: the engine does not serve."""
 
     def __init__(
         self, message: str, replies: Sequence[Reply] = (), left_paused: bool = False
@@ -36,7 +37,7 @@ class EngineError(errors.IncompleteError):
 
 @dataclass
 class Update:
-    """An update that all ranks took. Times are of the driver, in ms."""
+    """An update that all ranks committed. The driver measured the times, in ms."""
 
     from_version: int
     version: int
@@ -45,15 +46,15 @@ class Update:
 
 
 class Driver:
-    """One thread at a time."""
+    """May be used by one thread at a time."""
 
     def __init__(self, native: _native.EngineDriver) -> None:
         self.native = native
         self.version = 0
 
     def open(self) -> list[Reply]:
-        """Every rank follows the run. EngineError if what the ranks hold does not add up to the
-        version that they name: nothing is built on that."""
+        """Makes every rank follow the run. Raises EngineError if the ranks' weights do not add up
+        to the digest of the version that they report: no update may build on them."""
         done = result_of(self.native.open())
         self.version = done["version"]
         return done["replies"]
@@ -62,12 +63,12 @@ class Driver:
         result_of(self.native.start_staging(timeout_s))
 
     def staged(self, timeout_s: float) -> int | None:
-        """Waits until every rank has the same version staged; None: nothing newer came."""
+        """Waits until every rank has staged the same version; None: no newer version came."""
         return result_of(self.native.wait_staged(timeout_s))["staged"]
 
     def update(self, timeout_s: float = 60.0, started: bool = False) -> Update | None:
-        """Stages, unless start_staging() has, and commits. None: nothing newer came.
-        EngineError: the engine serves what it served before, or, if the error says so, is left
+        """Stages, unless start_staging() did, and commits. None: no newer version came.
+        EngineError: the engine serves the version before, or, if the error says so, stays
         paused."""
         done = result_of(self.native.update(timeout_s, started))
         if not done["updated"]:
@@ -76,26 +77,27 @@ class Driver:
         return Update(done["from_version"], done["version"], done["replies"], done["timings"])
 
     def ask(self, method: str = "driftless_status") -> list[Reply]:
-        """One reply of every rank, each to this question."""
+        """One reply of every rank, made after this call."""
         if method != "driftless_status":
             raise errors.InvalidArgumentError(f"{method}: only driftless_status can be asked")
         return json.loads(self.native.ask())
 
     def prove(self, sweep: bool = True) -> dict[str, Any]:
-        """What every rank holds, added up, and held against the version's digests: {"verdict":
-        "proven" | "differs" | "cannot tell", "why", "sum", "digest", "version", "run", "proven",
-        "differing", "cannot_tell", "tensors": those that are not proven}. With `sweep` the ranks
-        read their weights now."""
+        """Adds up what every rank holds, and compares it with the version's digests. Returns
+        {"verdict": "proven" | "differs" | "cannot tell", "why", "sum", "digest", "version", "run",
+        "proven", "differing", "cannot_tell", "tensors": the tensors that are not proven}. With
+        `sweep` the ranks read all their weights now; without it they use the sums that they
+        keep."""
         return json.loads(self.native.prove(sweep))
 
     def places(self, checkpoint: str | PathLike[str], limit: int = 16) -> list[dict[str, Any]]:
-        """Where the ranks' weights are not those of a checkpoint of their version, up to `limit`
-        elements: [{"tensor", "position", "rank", "parameter", "value", "expected"}]. The ranks read
-        their weights now; what they hold does not matter."""
+        """Up to `limit` elements at which the ranks' weights differ from a checkpoint of their
+        version: [{"tensor", "position", "rank", "parameter", "value", "expected"}]. The ranks read
+        their weights now, whatever version they report."""
         return json.loads(self.native.places(fspath(checkpoint), limit))
 
     def close(self) -> None:
-        """Resumes what an update left paused, if its ranks hold one version."""
+        """Resumes an engine that an update left paused, if its ranks hold one version."""
         result_of(self.native.close())
 
 

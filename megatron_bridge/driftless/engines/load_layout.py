@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target must know of an engine that changes parameters after loading: quantized layers get
-other objects, other types, other places.
+"""Engines that change parameters after loading: quantized layers get other objects, other dtypes,
+other layouts.
 
-The engine's loader runs on parameters as they were before that (`loading`). If the memory still has
-the loaded shape and type, the loader sees that memory; the guard (planning.py) then tells whether
-the values are the loaded ones, too. If not, it sees a stand-in, and what it writes there cannot be
-written in place: the module is loaded again by the engine (`reload`), or the tensor is refused.
+The engine's loader must see the parameters as they were before that change (`loading`). If the
+memory still has the loaded shape and dtype, the loader gets that memory; the guard (planning.py)
+then checks that it also has the loaded values. If not, the loader gets a stand-in. Tensors that go
+to a stand-in cannot be written in place: the engine loads the module again (`reload`), or the
+tensor is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from .bound import BoundTensors, storage_key
 from .tracing import Copy, LoadWeights, Trace
 
-# The storages of stand-ins, and the names of the parameters that they are for.
+# Storages of stand-ins, and the names of the parameters that they stand for.
 StandIns = dict[int, str]
 
 
@@ -29,7 +30,7 @@ class ModuleReloads(Protocol):
     """The engine's own way to load some of its modules again."""
 
     def module_of(self, parameter: str) -> str | None:
-        """The smallest module that is loaded by itself; None: there is none."""
+        """The smallest module that the engine can load alone; None: there is none."""
 
     def reload(
         self, modules: Iterable[str], weights: list[tuple[str, torch.Tensor]]
@@ -40,10 +41,10 @@ class ModuleReloads(Protocol):
 @dataclass(frozen=True)
 class LoadLayout:
     """`loading(stand_ins)`: a context in which the engine's loader finds the parameters that it
-    wants. `unwritable()`: parameters that must not be written in place though their values are the
-    loaded ones, and why. `only_rule`: the one quantization rule whose codes and scales the engine
-    keeps as they are in a parameter ("": it changes none). `advice`: what an operator can set so
-    that a parameter stays as it was loaded."""
+    expects. `unwritable()`: parameters that must not be written in place although they hold the
+    loaded values, with the reason. `only_rule`: the one quantization rule whose codes and scales
+    the engine keeps unchanged in a parameter ("": it changes none). `advice`: what the operator can
+    set so that a parameter stays as loaded."""
 
     loading: Callable[[StandIns], AbstractContextManager[Any]] = lambda _: nullcontext()
     unwritable: Callable[[], Mapping[str, str]] = dict
@@ -61,17 +62,17 @@ class LoadLayout:
 
 @dataclass
 class Restored:
-    """A parameter as the loader wants it, in the place of the engine's."""
+    """A parameter as the loader expects it, in place of the engine's."""
 
     table: dict[str, Any]
     name: str
     view: torch.Tensor
-    held: torch.Tensor | None  # the engine's; None: `view` is a stand-in
-    was: tuple[bool, Any]  # whether the table had the name, and what
+    held: torch.Tensor | None  # the engine's parameter; None: `view` is a stand-in
+    was: tuple[bool, Any]  # whether the table had the name, and its value
     address: int = 0
 
     def put_back(self) -> None:
-        """What the loader itself put there stays: it is found and named (BoundTensors.rebound)."""
+        """Keeps what the loader itself put there: BoundTensors.rebound finds and reports it."""
         there = self.table.get(self.name)
         if self.held is not None and (
             there is not self.view or self.view.data_ptr() != self.address
@@ -92,9 +93,9 @@ def restore(
     called: str,
     bind: Callable[[torch.Tensor], Any],
 ) -> Restored | None:
-    """Puts a parameter of the class and the attributes of `wanted` into a module's table, over the
-    memory that is there if that has its shape and type. None: it is as wanted already. `bind` is
-    called with it; `called`: its full name."""
+    """Puts a parameter with the class and attributes of `wanted` into a module's table, over the
+    engine's memory if shape and dtype match. None: the parameter is already as wanted. Calls `bind`
+    with the new parameter; `called` is its full name."""
     was = name in table, table.get(name)
     held: torch.Tensor | None = was[1]
     if held is not None and (
@@ -126,15 +127,15 @@ def put_back(restored: list[Restored], stand_ins: StandIns) -> Iterator[None]:
         stand_ins.clear()
 
 
-# --- what may be computed from codes and scales ---------------------------------------------------
+# --- tensors that may be computed from codes and scales -------------------------------------------
 
-# In the names of tensors that quantized layers compute from their weights, and of others.
+# Words in the names of tensors that quantized layers compute from their weights, and in others.
 _COPIES, _NO_COPIES = ("weight", "scale"), ("input_scale", "expert")
 
 
 def beside_quantized(bound: BoundTensors, trace: Trace) -> dict[str, str]:
-    """Parameters of quantized layers that have more tensors than the checkpoint: swizzled scales,
-    weights in a wider type. Nobody makes those again after a commit. Returns why, by parameter."""
+    """Parameters of quantized layers that hold more tensors than the checkpoint (swizzled scales,
+    weights in a wider dtype), with the reason. Nothing computes these again after a commit."""
     followed = {copy.storage for copies in trace.copies.values() for copy in copies}
     layers: dict[int, list[Any]] = defaultdict(list)
     for each in bound.bindings:
@@ -156,8 +157,8 @@ def beside_quantized(bound: BoundTensors, trace: Trace) -> dict[str, str]:
 
 
 def unloaded(bound: BoundTensors, trace: Trace, but: tuple[str, ...]) -> str | None:
-    """A quantized parameter that no tensor goes to: its loader did nothing, and said nothing.
-    `but`: not of drafters, which may have another checkpoint."""
+    """A quantized parameter that no tensor fills: its loader skipped it silently. `but`: prefixes
+    of drafters, which may come from another checkpoint."""
     reached = {copy.storage for copies in trace.copies.values() for copy in copies}
     named = set().union(*trace.parameters.values())
     for each in bound.bindings:
@@ -178,8 +179,8 @@ def _may_be_a_copy(name: str, tensor: Any) -> bool:
 
 
 def swap_halves(copy: Copy, parameter: torch.Tensor) -> Copy | None:
-    """The copy into a parameter whose upper and lower rows changed places (FlashInfer's w31 in the
-    place of w13); None if it is not into one half."""
+    """The copy for a parameter whose upper and lower halves are swapped (FlashInfer keeps w31
+    instead of w13); None if the copy does not go into exactly one half."""
     if parameter.dim() not in (2, 3) or parameter.shape[-2] % 2 or not parameter.is_contiguous():
         return None
     half = parameter.shape[-2] // 2 * parameter.shape[-1]
@@ -192,21 +193,23 @@ def swap_halves(copy: Copy, parameter: torch.Tensor) -> Copy | None:
     return replace(copy, target=replace(view, offset=moved))
 
 
-# --- modules that are loaded again ----------------------------------------------------------------
+# --- modules that the engine loads again
+# ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ReloadGroup:
-    """Modules that are loaded together, since a tensor goes to all of them."""
+    """Modules that must be loaded together, because one tensor goes to all of them."""
 
     modules: tuple[str, ...]
-    names: tuple[str, ...]  # all tensors that go there
+    names: tuple[str, ...]  # all tensors of these modules
 
 
 def reload_groups(
     refused: Iterable[str], trace: Trace, bound: BoundTensors, reloads: ModuleReloads
 ) -> list[ReloadGroup]:
-    """Of the refused tensors whose parameters all are in modules that can be loaded again."""
+    """Groups for the refused tensors whose parameters are all in modules that can be loaded
+    again."""
     modules_of: dict[str, set[str | None]] = {
         name: {reloads.module_of(parameter) for parameter in parameters}
         for name, parameters in trace.parameters.items()

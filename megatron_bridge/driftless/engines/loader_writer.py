@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes through a module's own loader what maps cannot: masked overwrites and whole tensors."""
+"""Writes through a module's own loader the tensors that have no map: masked overwrites, whole
+tensors."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ from .whole import WholeLoad
 
 @dataclass(frozen=True)
 class _Pass:
-    """A masked tensor to be made; with `only`, of the new values that have these bits."""
+    """A masked tensor to make; with `only`, from just the new values that have these bits."""
 
     name: str
     sentinel: int
     only: int | None
-    complete: bool  # none of them looks like the sentinel
+    complete: bool  # no new value equals the sentinel
 
 
 @dataclass
@@ -41,15 +42,15 @@ class _Chunk:
     on_gpu: bool  # the full-shape tensors
     passes: list[_Pass] = field(default_factory=list)
     size_bytes: int = 0
-    staged: list[StagedTensor | None] = field(default_factory=list)  # of each pass
-    dense: list[tuple[int, int, int]] = field(default_factory=list)  # what MaskedDevice fills
-    tensors: list[MaskedTensor] = field(default_factory=list)  # those on the GPU
+    staged: list[StagedTensor | None] = field(default_factory=list)  # one per pass
+    dense: list[tuple[int, int, int]] = field(default_factory=list)  # for MaskedDevice to fill
+    tensors: list[MaskedTensor] = field(default_factory=list)  # the ones on the GPU
 
 
 class LoaderWriter:
-    """Called by the native target, one thread at a time.
+    """The native target calls it, from one thread at a time.
 
-    Tensors that go whole have a shadow on the host: the checkpoint's values, then every version's.
+    Tensors that are written whole have a shadow on the host: the values of the newest version.
     """
 
     def __init__(
@@ -65,29 +66,29 @@ class LoaderWriter:
         devices = {storage.device for storage in bound.storages.values()}
         self._devices = [device for device in devices if device.type == "cuda"]
         self._maps: Maps = {}
-        self._gpu: Any = None  # a MaskedDevice, if all that is masked lies on one GPU
-        self._gpu_device: torch.device | None = None  # that one
+        self._gpu: Any = None  # a MaskedDevice, if all masked tensors are on one GPU
+        self._gpu_device: torch.device | None = None  # the GPU of _gpu
         self._specs = {spec.name: spec for spec in layout.tensors}
         self._base, self._chunk_bytes = base, chunk_bytes
-        self._masked: dict[str, set[int]] = {}  # name -> storages that it goes to
+        self._masked: dict[str, set[int]] = {}  # name -> storages that it fills
         self._shadows: dict[str, torch.Tensor] = {}
         self._groups: list[ReloadGroup] = []  # modules that the engine loads again
         self._changes: Any = None
-        self._whole: dict[str, torch.Tensor] = {}  # new ones, staged
-        self._chunks: list[_Chunk] = []  # of masked tensors, staged
-        self._filled: _Chunk | None = None  # whose full-shape tensors the GPU has now
-        self._done: list[Callable[[], None]] = []  # what takes back each load
-        self._replaced: dict[str, torch.Tensor] = {}  # shadows as they were before the commit
+        self._whole: dict[str, torch.Tensor] = {}  # staged new values
+        self._chunks: list[_Chunk] = []  # staged masked tensors
+        self._filled: _Chunk | None = None  # the chunk whose tensors are on the GPU now
+        self._done: list[Callable[[], None]] = []  # undoes each load
+        self._replaced: dict[str, torch.Tensor] = {}  # shadows from before the commit
         self.derived = Derived(bound)
         self.moves: Moves | None = None
-        self.reads = False  # a staging has begun to read the weights
+        self.reads = False  # staging has begun to read the weights
 
     # --- which tensors ---------------------------------------------------------------------------
 
     def prove(self, plan: Plan, trace: Trace) -> dict[str, str]:
-        """Takes what the plan leaves to the loader, and returns what cannot be left to it, with the
-        reason. Each is tried with the checkpoint's own values, which must come out as they are;
-        the module is as it was afterwards."""
+        """Takes the tensors that the plan leaves to the loader. Returns those that the loader
+        cannot write, with the reason. Each is tried with the checkpoint's own values, which must
+        leave the module unchanged; the module is restored in any case."""
         refused: dict[str, str] = {}
         for name in list(plan.masked):
             storages = {copy.storage for copy in trace.copies.get(name, ())}
@@ -107,8 +108,8 @@ class LoaderWriter:
         return refused
 
     def take_group(self, group: ReloadGroup) -> str | None:
-        """These modules are loaded again by the engine from now on; or why they cannot be: it is
-        tried with the checkpoint's values, as above."""
+        """From now on the engine loads these modules again. Returns why that fails, if it does: it
+        is tried with the checkpoint's values, as above."""
         tensors = {name: self._base(name).clone() for name in group.names}
         load = WholeLoad(self._bound)
         try:
@@ -134,7 +135,7 @@ class LoaderWriter:
         load.run(partial(self._reloads.reload, group.modules, weights))
 
     def inherit(self, before: LoaderWriter, trace: Trace) -> None:
-        """The same tensors, with the values that they have."""
+        """Takes over the tensors and values of the writer before a new trace."""
         for name in before._masked:
             self._masked[name] = {copy.storage for copy in trace.copies.get(name, ())}
         self._shadows, self._groups = before._shadows, before._groups
@@ -159,11 +160,11 @@ class LoaderWriter:
         except Exception as error:
             return _first_line(error)
         finally:
-            load.undo()  # what its hooks wrote
+            load.undo()  # also undoes the writes of its hooks
 
     def _unseen(self, storages: set[int]) -> str | None:
-        """Why these cannot be left to the loader: it writes them, as the trace tells, and not by an
-        operation of torch that is seen. Nothing could keep sentinels out of them, or take it back."""
+        """Why the loader cannot be used for these: it writes them outside torch's dispatch. Such a
+        write would put sentinels into them, and could not be undone."""
         named = sorted(self._bound.storages[key].name for key in storages)
         return f"it is written into '{named[0]}' by something that is not seen" if named else None
 
@@ -192,7 +193,7 @@ class LoaderWriter:
     # --- for the native target -------------------------------------------------------------------
 
     def check(self, paused: bool) -> None:
-        """The parameters are where they were, and what the engine has queued on them is done."""
+        """Checks that the parameters are still in place, and waits for the engine's queued work."""
         self.reads = self.reads or not paused
         if self.moves is not None:
             self.moves.check(paused)
@@ -211,8 +212,8 @@ class LoaderWriter:
         self._stage_gpu(changes)
 
     def commit(self) -> None:
-        """If it raises, undo() is called next. The engine waits for it: the interpreter's own
-        collector, which takes 100 ms of a process with torch, is held off."""
+        """If it raises, the caller calls undo(). Holds off the garbage collector, which takes 100
+        ms in a process with torch: the engine is paused meanwhile."""
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -251,7 +252,7 @@ class LoaderWriter:
             self._remember_moves()
 
     def written(self) -> None:
-        """All is written, or taken back: what is computed from it follows."""
+        """After all writes, or their undo: computes the derived tensors."""
         if not self.derived.derivations:
             return
         quiet = self._quiet()
@@ -268,7 +269,7 @@ class LoaderWriter:
         return self.moves is None or not self.moves.found().what
 
     def _remember_moves(self) -> None:
-        """These writes were ours."""
+        """Marks these writes as our own."""
         if self.moves is not None:
             self.moves.remember()
 
@@ -279,7 +280,7 @@ class LoaderWriter:
             torch.cuda.current_stream(device).synchronize()
 
     def _undo_loads(self) -> None:
-        """One that raises stays: nothing after it is taken for undone."""
+        """If one undo raises it stays in the list, and so do all that were to follow it."""
         while self._done:
             self._done[-1]()
             self._done.pop()
@@ -297,7 +298,7 @@ class LoaderWriter:
         load = WholeLoad(self._bound)
 
         def undo() -> None:
-            """Also what the engine keeps of a module elsewhere than in tensors."""
+            """Also restores what the engine keeps of a module outside of tensors."""
             try:
                 self._run_group(WholeLoad(self._bound), group, before)
             finally:
@@ -312,8 +313,9 @@ class LoaderWriter:
         return torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype])
 
     def _cut(self, changes: Any) -> list[_Chunk]:
-        """Chunks whose full-shape tensors have up to chunk_bytes; a larger one is alone in its. On
-        a GPU, what is left of chunk_bytes; what does not fit there is on the host."""
+        """Splits into chunks whose full-shape tensors have up to chunk_bytes; a larger tensor gets
+        a chunk of its own. On a GPU the limit is what is left of chunk_bytes; the rest stays on the
+        host."""
         masked = [name for name in changes.names if name in self._masked]
         gpu_bytes = self._gpu_bytes(changes, masked)
         chunks: list[_Chunk] = []
@@ -333,15 +335,15 @@ class LoaderWriter:
         return chunks
 
     def _gpu_bytes(self, changes: Any, masked: list[str]) -> int:
-        """For full-shape tensors there. What was there before the changes is kept, too, and comes
-        out of the chunk."""
+        """The GPU memory for full-shape tensors: chunk_bytes, less the backup of the values that
+        the changes overwrite."""
         widths = {name: TORCH_DTYPES[self._specs[name].dtype].itemsize for name in masked}
         kept = sum(changes.changed(name) * width for name, width in widths.items())
         return self._chunk_bytes - kept
 
     def _stage_gpu(self, changes: Any) -> None:
-        """The changes to the GPU, and there the full-shape tensors of the first chunk; the others
-        take the same memory, one after the other."""
+        """Copies the changes to the GPU, and makes the full-shape tensors of the first chunk there.
+        The other chunks reuse the same memory, one after another."""
         names: list[str] = []
         for chunk in self._chunks:
             at = 0
@@ -376,14 +378,14 @@ class LoaderWriter:
         return chunk.tensors
 
     def _on_gpu(self, chunk: _Chunk, i: int) -> MaskedTensor:
-        time.sleep(0)  # others may have the interpreter: the engine generates
+        time.sleep(0)  # yields the GIL: the engine generates
         number, at, sentinel = chunk.dense[i]
         tensor = self._gpu.tensor(number, at).torch()
         name = chunk.passes[i].name
         return MaskedTensor(name, tensor, sentinel, self._changes, chunk.staged[i])
 
     def _on_host(self, chunk: _Chunk, i: int) -> MaskedTensor:
-        """Memory that nobody writes or reads is none: its content is made for who reads it."""
+        """Untouched memory costs nothing: the content is made only if the loader reads it."""
         each = chunk.passes[i]
         tensor = self._empty(each.name)
         changes = self._changes if each.complete else None
@@ -400,8 +402,8 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _passes(name: str, absent: int | None) -> list[_Pass]:
-    """One, or two if the new values have every pattern of bits that there is: then those that
-    look like the first sentinel come with another one."""
+    """One pass, or two if the new values use every bit pattern: the second pass writes the values
+    that equal the first sentinel, with another sentinel."""
     if absent is not None:
         return [_Pass(name, absent, None, True)]
     return [_Pass(name, 0, None, False), _Pass(name, 1, 0, False)]

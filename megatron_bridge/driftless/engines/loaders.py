@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loaders of an engine's model and of its drafters (MTP layers, EAGLE heads), as one.
+"""Combines the loaders of an engine's model and of its drafters (MTP layers, EAGLE heads).
 
-A drafter is a second module with a load_weights of its own. What it takes of the checkpoint goes to
-it together with the model's, in one plan and one commit. A drafter that was loaded from another
-checkpoint holds other values there, or its loader raises: it does not follow, and is left alone.
+A drafter is a second module with its own load_weights. The checkpoint tensors that it takes are
+planned and committed together with the model's. A drafter that was loaded from another checkpoint
+holds other values, or its loader raises: it does not follow the run, and is left alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Loaders:
         drafters: Mapping[str, torch.nn.Module],
         layout: LoadLayout,
     ) -> None:
-        self.stand_ins: StandIns = {}  # of the loader that runs
+        self.stand_ins: StandIns = {}  # of the loader that is running
         load = load_weights or own_loader(module)
         self.model = load and layout.wrap(load, self.stand_ins)
         self.drafters: dict[str, LoadWeights] = {}
@@ -36,13 +36,14 @@ class Loaders:
             if load is None:
                 raise InvalidArgumentError(f"drafter '{name}' has no load_weights")
             self.drafters[name] = layout.wrap(load, self.stand_ins)
-        self.taken: dict[str, set[str]] = {}  # tensors, by drafter
-        self.not_models: set[str] = set()  # tensors that only drafters know
+        self.taken: dict[str, set[str]] = {}  # drafter -> its tensors
+        self.not_models: set[str] = set()  # tensors that only drafters take
 
     def trace(
         self, bound: BoundTensors, specs: list[Any], base: Callable[[str], torch.Tensor]
     ) -> Trace:
-        """The first time the modules hold `base`. Later what a drafter takes is known."""
+        """The first call needs modules that hold `base`. Later calls know what each drafter
+        takes."""
         assert self.model is not None
         trace = trace_loader(self.model, bound, specs)
         unknown = set(trace.raised)
@@ -53,7 +54,7 @@ class Loaders:
             if known is None:
                 self.taken[name] = _taken(other, bound, base)
             trace.add(other, only=self.taken[name])
-        # The model's loader does not know them, and a drafter's does.
+        # Tensors that the model's loader rejects and a drafter's takes.
         self.not_models = unknown & set().union(*self.taken.values())
         for tensor in self.not_models:
             trace.problems.pop(tensor, None)
@@ -61,7 +62,7 @@ class Loaders:
 
     @property
     def load(self) -> LoadWeights | None:
-        """Gives every loader its tensors."""
+        """A load_weights that gives every loader its tensors."""
         return self.give if any(self.taken.values()) else self.model
 
     def give(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -77,7 +78,7 @@ class Loaders:
 def _taken(
     trace: Trace, bound: BoundTensors, base: Callable[[str], torch.Tensor]
 ) -> set[str]:
-    """The tensors that a drafter has from this checkpoint."""
+    """The checkpoint tensors that a drafter takes."""
     taken = {name for name in trace.problems if name not in trace.raised}
     for name, copies in trace.copies.items():
         if copies and name not in trace.raised:
@@ -88,6 +89,6 @@ def _taken(
 
 
 def own_loader(module: torch.nn.Module) -> LoadWeights | None:
-    """The module's, and not what counts the calls of others (moves.py)."""
+    """The module's load_weights, without the wrapper that counts foreign calls (moves.py)."""
     load: Callable[..., Any] | None = getattr(module, "load_weights", None)
     return getattr(load, "uncounted", load)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked overwrite: a loader is given full-shape tensors in which unchanged elements have the bits
-of a sentinel, and its copies into the module write only the others.
+"""Masked overwrite: the loader gets full-shape tensors in which unchanged elements have the bits of
+a sentinel, and its copies into the module write only the other elements.
 
-The sentinel is chosen for each tensor, from the bits that none of its new values has: every NaN,
-integer and 8-bit value arrives as it is. Copies of such tensors are the only writes that get
-through to the parameters being loaded; fills of them are left out, anything else is refused. What
-was written is undone by undo().
+The sentinel of each tensor is a bit pattern that none of its new values has, so every NaN, integer
+and 8-bit value arrives unchanged. Only copies of such tensors reach the parameters being loaded;
+fills are skipped, and any other write is refused. undo() takes the writes back.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ from .watching import (
 
 @dataclass
 class MaskedTensor:
-    """`tensor` is contiguous; elements with the bits of `sentinel` are unchanged. None: the
-    tensor is compared with what is there, and nothing is written. `changes`, a TensorChanges, knows
-    which elements are not the sentinel, where all of its changes are in the tensor; `staged` has
-    them in the memory of a GPU, wherever the tensor is. `fill` makes the content, where it is not
-    there yet: copies that have a map need none."""
+    """`tensor` is contiguous; elements with the bits of `sentinel` are unchanged. `sentinel` None:
+    the tensor is compared with the parameters, and nothing is written. `changes`, a TensorChanges,
+    has the positions of the changed elements; `staged` has them in GPU memory, wherever the tensor
+    is. `fill` makes the content on demand: copies that have a map do not need it."""
 
     name: str
     tensor: torch.Tensor
@@ -52,7 +50,7 @@ class MaskedTensor:
     fill: Callable[[], None] | None = None
 
     def make_content(self) -> None:
-        """Before it is read."""
+        """Must be called before anything reads the content."""
         fill, self.fill = self.fill, None
         if fill is not None:
             fill()
@@ -63,28 +61,28 @@ class StagedTensor:
     """The changes of one tensor in the memory of a GPU."""
 
     masked: Any  # a MaskedDevice
-    number: int  # of the tensor
+    number: int  # of the tensor in it
     device: torch.device
 
 
-# How a copy is made, by the two views and types -> (a native map or None, the target's type).
+# For a copy, by its two views and dtypes: (a native map or None, the target's dtype).
 Maps = dict[tuple[Any, ...], tuple[Any, str]]
 
 
-_PART = 1 << 24  # elements that are written at a time where torch does it
+_PART = 1 << 24  # elements per write by torch
 
 
 class MaskedLoad(Watching):
-    """Used once: load(), and then undo() if it must be, or if load() raised."""
+    """Used once: load(), then undo() if load() raised or the commit is taken back."""
 
     def __init__(self, bound: BoundTensors, loading: set[int], maps: Maps | None = None) -> None:
-        """`loading`: storages of the parameters that the tensors go to, as they were traced.
-        `maps` are kept there: a loader makes the same copies again and again."""
+        """`loading`: storages of the parameters that the tensors fill, by the trace. `maps`: a
+        cache, because a loader makes the same copies in every version."""
         super().__init__(bound)
         self.loading = loading
         self.maps = maps if maps is not None else {}
         self.streams: dict[torch.device, int] = {}
-        self.log: list[Callable[[], Any]] = []  # what takes back each write
+        self.log: list[Callable[[], Any]] = []  # undoes each write
         self.saved: set[int] = set()
         self.tensors: dict[int, MaskedTensor] = {}
 
@@ -93,8 +91,8 @@ class MaskedLoad(Watching):
         for each in tensors:
             self.tensors[storage_key(each.tensor)] = each
             if each.staged is not None:
-                self.stream(each.staged.device)  # this thread's, whichever thread copies
-            if _without_modes is None:  # then not everybody who reads it is seen
+                self.stream(each.staged.device)  # this thread's stream, whichever thread copies
+            if _without_modes is None:  # then some readers are not seen
                 each.make_content()
             pairs.append((each.name, self.offer(each.name, each.tensor)))
 
@@ -106,16 +104,16 @@ class MaskedLoad(Watching):
                 raise UnsupportedError(why)
             self.check_all_seen(pairs)
         except BaseException:
-            with suppress(Exception):  # the caller's undo() tells
+            with suppress(Exception):  # the caller's undo() reports it
                 self.undo()
             raise
         finally:
-            self.tensors.clear()  # undo() needs none of them, and they are large
+            self.tensors.clear()  # they are large, and undo() does not need them
 
     def check_all_seen(self, pairs: list[tuple[str, torch.Tensor]]) -> None:
-        """Each was copied when it was traced. What is copied in a thread that is not seen would be
-        written with its sentinels; what waits for another tensor would not be written. So every
-        tensor is tried with its own values first."""
+        """Raises unless every traced tensor was copied. A copy in an unseen thread would write the
+        sentinels, and a copy that waits for another tensor would not happen. So the target tries
+        every tensor with its own values first."""
         seen = set().union(*self.filled.values())
         for name, _ in pairs:
             if name not in seen:
@@ -125,7 +123,7 @@ class MaskedLoad(Watching):
         self.bound.restore()
         with torch.no_grad():
             while self.log:
-                self.log[-1]()  # one that raises stays
+                self.log[-1]()  # an entry that raises stays
                 self.log.pop()
 
     @contextmanager
@@ -134,9 +132,9 @@ class MaskedLoad(Watching):
             yield
 
     def see_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the loader asks for in Python: views, and the copies that are ours, without the
-        dispatch mode, which makes every operation several times slower. All that is asked for
-        otherwise, or from below Python, still meets it."""
+        """Handles the loader's Python calls for views and for our copies without the dispatch mode,
+        which slows every operation down several times. All other calls, and calls from C++, go
+        through the dispatch mode."""
         if func not in _OURS or _without_modes is None or not args or not _is_plain(args[0]):
             return func(*args, **kwargs)
         if func in _VIEWS or (func is torch.Tensor.__getitem__ and _is_simple(args[1])):
@@ -168,7 +166,7 @@ class MaskedLoad(Watching):
                 raise UnsupportedError(f"the loader changes tensor '{name}' by {op_name(func)}")
         if storages:
             if func in FILLS and storages[0].key in self.loading:
-                return args[0]  # what it clears is there already, or comes
+                return args[0]  # the old values are there, or a copy follows
             self.other_write(func, storages, names)
         elif func is TO_COPY and storage_key(args[0]) in self.tensors and names:
             moved = self.move(args[0], kwargs)
@@ -181,18 +179,18 @@ class MaskedLoad(Watching):
         return result
 
     def make_contents(self, *values: Any) -> None:
-        """Somebody reads these."""
+        """Makes the content of masked tensors that an operation reads."""
         for each in tensors_in(*values):
             if masked := self.tensors.get(storage_key(each)):
                 masked.make_content()
 
     def move(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
-        """tensor.to(): the copy into the parameter does that, too."""
+        """tensor.to(): skipped, because the copy into the parameter converts and moves, too."""
         dtype = options.get("dtype") or source.dtype
         return source.detach() if dtype == source.dtype else None
 
     def take_copy(self, target: torch.Tensor, source: torch.Tensor) -> bool:
-        """A copy of a masked tensor into the module is ours to make."""
+        """Whether this is a copy of a masked tensor into the module: then we make it."""
         masked = self.tensors.get(storage_key(source))
         storage = self.bound.find(target) if masked is not None else None
         if masked is None or storage is None:
@@ -231,7 +229,7 @@ class MaskedLoad(Watching):
     def write_mapped(
         self, masked: MaskedTensor, storage: Storage, target: torch.Tensor, source: torch.Tensor
     ) -> bool:
-        """By a native map, if there is one for this copy."""
+        """Writes by a native map, if this copy has one."""
         staged = masked.staged
         if staged is not None and staged.device != storage.device:
             staged = None
@@ -262,7 +260,7 @@ class MaskedLoad(Watching):
         return True
 
     def stream(self, device: torch.device) -> int:
-        """The one that is current when the load begins; it waits for nothing else."""
+        """The stream that is current when the load begins; the load waits for no other stream."""
         if device not in self.streams:
             self.streams[device] = torch.cuda.current_stream(device).cuda_stream
         return self.streams[device]
@@ -308,7 +306,8 @@ class MaskedLoad(Watching):
     def write_elements(
         self, masked: MaskedTensor, target: torch.Tensor, source: torch.Tensor
     ) -> None:
-        """Expanded views, conversions that only torch makes, devices: by torch, on the bits."""
+        """Writes bits by torch: expanded views, conversions that only torch makes, other
+        devices."""
         assert masked.sentinel is not None
         masked.make_content()
         sentinel = _signed(masked.sentinel, source.element_size())
@@ -320,10 +319,10 @@ class MaskedLoad(Watching):
             bits(into)[places] = bits(new.to(target.dtype))
 
     def other_write(self, func: Any, storages: list[Storage], names: set[str]) -> None:
-        """A hook of the loader may write elsewhere, from what has nothing to do with the masked
-        tensors; that is kept for undo()."""
+        """Records, for undo(), a write by a hook of the loader that has nothing to do with the
+        masked tensors. Refuses any other."""
         for storage in storages:
-            beside = storage.key in self.bound.beside  # computed again after all is written
+            beside = storage.key in self.bound.beside  # computed again after the commit
             if (names and not beside) or storage.key in self.loading:
                 raise UnsupportedError(
                     f"the loader writes into '{storage.name}' by {op_name(func)}, not by a copy of "
@@ -334,7 +333,7 @@ class MaskedLoad(Watching):
                 self.log.append(storage.save().undo)
 
 
-# Absent in some releases of torch; then everything meets the dispatch mode.
+# Missing in some releases of torch; every operation then goes through the dispatch mode.
 _without_modes = getattr(torch._C, "_DisableTorchDispatch", None)
 _NO_DISPATCH = torch.Tensor.__torch_dispatch__
 _VIEWS = {
@@ -359,7 +358,7 @@ _VIEWS = {
 }
 
 
-# What gives away the memory of a tensor without an operation.
+# Functions that expose a tensor's memory without an operation.
 _READS = {
     torch.Tensor.__array__,
     torch.Tensor.__dlpack__,
@@ -373,18 +372,18 @@ _OURS = _VIEWS | _READS | {torch.Tensor.__getitem__, torch.Tensor.copy_}
 
 
 def _is_simple(index: Any) -> bool:
-    """An index that gives a view."""
+    """Whether the index gives a view."""
     parts = index if type(index) is tuple else (index,)
     return all(type(part) in (int, slice) for part in parts)
 
 
 def _is_plain(value: Any) -> bool:
-    """A tensor of memory, which nobody else dispatches for."""
+    """A tensor with memory of its own that no other dispatch mode handles."""
     return isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is _NO_DISPATCH
 
 
 def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Parts along the first dimension, of no more than _PART elements where rows allow."""
+    """Slices along the first dimension, of at most _PART elements each if rows are that small."""
     if tensor.dim() == 0:
         return (tensor.unsqueeze(0),)
     if tensor.numel() <= _PART:
@@ -393,7 +392,7 @@ def _rows(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _signed(pattern: int, width: int) -> int:
-    """As torch's integers of this width have it; bytes are unsigned there."""
+    """The pattern as torch's integer of this width; bytes are unsigned there."""
     if width == 1:
         return pattern & 0xFF
     limit = 1 << (8 * width)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ModuleTarget: a torch module whose parameters follow a run.
 
-docs/develop/module_target.md tells how a way is chosen for each tensor, and what each costs.
+docs/develop/module_target.md explains how a way is chosen for each tensor, and what each way costs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .tracing import Copy, LoadWeights, Trace
 from .ways import Way, WayName
 
 DEFAULT_CHUNK_BYTES = 512 << 20
-# Of a tensor that lies at several places, compared at a time.
+# For a tensor that is stored in several places: units compared per step.
 BLOCK_UNITS = 1 << 20
 
 
 @dataclass
 class _Made:
-    """What a module was found to do, and how its tensors are written."""
+    """The result of a trace: how the module loads, and how its tensors are written."""
 
     bound: BoundTensors
     trace: Trace
@@ -44,20 +44,21 @@ class _Made:
 
 
 class ModuleTarget(_native.MappedTarget):
-    """The parameters and buffers of `module`, which holds the checkpoint at `base` as it was loaded
-    from there. `version` is what that checkpoint is of its run (None: of no run yet, a full
-    version comes first); `load_weights`, by default the
-    module's own, takes (name, tensor) pairs in the checkpoint's names. `base_digest` is the
-    checkpoint's where it is known; else the files are read once. `allow` leaves ways out.
+    """The parameters and buffers of `module`, which was loaded from the checkpoint at `base` and
+    still holds it. `version`: the version of that checkpoint in its run (None: it belongs to no
+    run, and the first update is a full version). `load_weights` takes (name, tensor) pairs under
+    the checkpoint's names; default: the module's own. `base_digest`: the checkpoint's digest, if
+    known; otherwise the files are read once. `allow`: the ways that may be used.
 
-    `drafters`: modules that draft for it, by name; what their loaders take of the checkpoint is
-    committed with the module's. `refreshes`: functions of the engine that compute tensors from
-    loaded parameters; by default what the modules have (derived.py). `placement` tells where the
-    engine keeps its experts, if the modules themselves do not. `load_layout`: what the engine does
-    to parameters after loading, if it does (load_layout.py). `rank`: of the engine, for messages.
+    `drafters`: modules that draft for `module`, by name; the checkpoint tensors that they take are
+    committed together with the module's. `refreshes`: functions of the engine that compute tensors
+    from loaded parameters; default: those that the modules have (derived.py). `placement`: returns
+    the engine's placement of experts, if the modules themselves do not have it. `load_layout`: how
+    the engine changes parameters after loading (load_layout.py). `rank`: the engine's, for
+    messages.
 
-    Nothing of the module is changed here. stage() of a receiver may run while the module works;
-    commit(), rollback() and follow() may not.
+    Construction changes nothing in the module. stage() of a receiver may run while the module
+    works; commit(), rollback() and follow() may not.
     """
 
     def __init__(
@@ -82,20 +83,20 @@ class ModuleTarget(_native.MappedTarget):
         self._modules = [("", module), *(drafters or {}).items()]
         self._load_layout = load_layout or LoadLayout()
         self._loaders = Loaders(module, load_weights, drafters or {}, self._load_layout)
-        self._swapped: set[str] = set()  # parameters whose halves the engine has swapped
+        self._swapped: set[str] = set()  # parameters whose halves the engine swapped
         self._refreshes = find_refreshes(self._modules) if refreshes is None else refreshes
         self._placement, self._allow, self._base_version = placement, allow, version
         self._chunk_bytes, self._threads, self._rank = chunk_bytes, threads, rank
         self._followed = False
         made = self._trace()
         self._prove(made)
-        # Of each tensor: a run may publish fewer than the checkpoint has.
+        # One digest per tensor: a run may publish fewer tensors than the checkpoint has.
         digests = [] if base_digest else _digests_of(self._source, self._layout, threads)
         self._base_digest = base_digest or _native.add_digests(digests)
         super().__init__(**self._arguments(made), run=run, version=version,
                          digest=self._base_digest, digests=digests)  # fmt: skip
 
-    # --- how it is written -----------------------------------------------------------------------
+    # --- how tensors are written -----------------------------------------------------------------
 
     def _base(self, name: str) -> torch.Tensor:
         return self._source.tensor(name).torch()
@@ -133,7 +134,7 @@ class ModuleTarget(_native.MappedTarget):
             trace.unwritable |= dict.fromkeys(lost, why)
 
     def _prove(self, made: _Made) -> None:
-        """The module holds the base: everything is tried with its values."""
+        """Tries every way with the base's values, while the module holds the base."""
         self._swapped |= guard_swapped(made.plan, made.bound, self._layout, self._base)
         made.writer.derived, made.refused = derive(
             made.bound, made.plan, made.trace, self._refreshes
@@ -145,14 +146,14 @@ class ModuleTarget(_native.MappedTarget):
         made.refused |= made.writer.prove(made.plan, made.trace)
 
     def _leave_to_engine(self, made: _Made) -> None:
-        """Modules that hold something else than was loaded: the engine loads them again."""
+        """Modules that do not hold the loaded values: the engine loads them again."""
         reloads, plan = self._load_layout.reloads, made.plan
         if reloads is None or "reload" not in self._allow:
             return
         changed = [name for name in plan.whole if name in plan.changed | plan.reload.keys()]
         for group in reload_groups(changed, made.trace, made.bound, reloads):
             if not made.refused.keys().isdisjoint(group.names):
-                continue  # something is computed from it that no reload makes again
+                continue  # a derived tensor that no reload computes again
             why = made.writer.take_group(group)
             first = f"a part of {', '.join(group.modules)} is not as it was loaded"
             for name in group.names:
@@ -173,7 +174,7 @@ class ModuleTarget(_native.MappedTarget):
         return f"{reason}; to write in place: {advice}" if advice else reason
 
     def _arguments(self, made: _Made) -> dict[str, Any]:
-        """For the native target. From here on this is what is followed."""
+        """Arguments of the native target, which follows `made` from here on."""
         self.ways: dict[str, Way] = _ways(made.plan, made.trace, self._layout, made.refused)
         self._made = made
         followed = {copy.storage for copies in made.trace.copies.values() for copy in copies}
@@ -191,7 +192,7 @@ class ModuleTarget(_native.MappedTarget):
             and storage_key(each.data) not in followed
             and each.name not in made.writer.derived.names
         ]
-        # Once a run is followed: those that it publishes.
+        # A run may publish fewer tensors than the checkpoint has.
         layout = (self.layout if self._followed else None) or self._layout
         self._followed = True
         published = {spec.name for spec in layout.tensors}
@@ -225,13 +226,13 @@ class ModuleTarget(_native.MappedTarget):
         }
 
     def _only_rule(self, parameters: Iterable[str]) -> str:
-        """By which versions must be quantized that are written in place."""
+        """The quantization rule that versions need to be written in place."""
         rules = sorted({self._load_layout.only_rule(each) for each in set(parameters)} - {""})
         if len(rules) > 1:
             raise UnsupportedError(f"weights of this engine must be quantized by {rules} at once")
         return rules[0] if rules else ""
 
-    # --- as a rank's target (target.py) ----------------------------------------------------------
+    # --- EngineTarget (target.py) ----------------------------------------------------------------
 
     unread = ""
 
@@ -240,9 +241,9 @@ class ModuleTarget(_native.MappedTarget):
         return self
 
     def written(self) -> None:
-        """The engine computes with what was written."""
+        """Nothing to do: the engine computes with these weights."""
 
-    # --- what moves ------------------------------------------------------------------------------
+    # --- changes by the engine -------------------------------------------------------------------
 
     def note_sleep(self, level: int) -> None:
         self._moves.sleeps(level)
@@ -252,7 +253,7 @@ class ModuleTarget(_native.MappedTarget):
 
     @property
     def reads(self) -> bool:
-        """Whether a staging has begun to read the weights, since this was set to False."""
+        """Whether staging has begun to read the weights since this was set to False."""
         return self._made.writer.reads
 
     @reads.setter
@@ -260,7 +261,7 @@ class ModuleTarget(_native.MappedTarget):
         self._made.writer.reads = value
 
     def sweep(self) -> Any:
-        """As of every target; not while the engine's weights are not where they were."""
+        """As in every target; refused while the engine's weights are not in place."""
         self._moves.check_places()
         return super().sweep()
 
@@ -269,15 +270,16 @@ class ModuleTarget(_native.MappedTarget):
         return super().look()
 
     def vouch(self) -> None:
-        """The caller wrote into the module, or had it written, and everything is as it was again."""
+        """The caller guarantees that the module holds what it held before the last foreign
+        write."""
         self._moves.remember()
 
     def follow(self, digests: Mapping[str, str] | None = None) -> list[str]:
-        """Looks whether the engine moved or wrote its tensors behind the target's back (moves.py),
-        and if so traces them again; returns what was found. Afterwards the state is the version
-        that the weights were proven to be: the one that it was, or the base's; or none, and a full
-        version comes next. `digests`: of the version's tensors, by which it proves what it did not
-        hold before. The module must not work, and nothing must be being staged."""
+        """Checks whether the engine moved or wrote its tensors (moves.py). If so, traces them
+        again, and returns what was found. The target then holds the version that the weights prove
+        to be: the one before, or the base's. If they prove neither, the next version must be a full
+        one. `digests`: of the version's tensors, to prove tensors that this target did not hold
+        before. The module must not work, and no staging may run, during the call."""
         found = self._moves.found()
         if not found.what or self._moves.asleep is not None:
             self._moves.check()  # raises if it sleeps
@@ -292,7 +294,7 @@ class ModuleTarget(_native.MappedTarget):
         other = _unlike(made.plan, before.plan)
         if other:
             found.what.append(f"'{other}' goes elsewhere now")
-        # Else other places, the same values.
+        # Otherwise the places changed, but not the values.
         suspect = found.everything or bool(found.storages) or other is not None
         if not (
             self._holds_tracked(made, before, state, digests or {}, suspect)
@@ -307,8 +309,8 @@ class ModuleTarget(_native.MappedTarget):
         self.replace(**self._arguments(made), run=run, version=version, digest=digest)
 
     def _inherit(self, made: _Made, before: _Made) -> None:
-        """The module does not hold the base, so nothing can be tried: what was left to the loader
-        stays so."""
+        """The module does not hold the base, so no way can be tried again: tensors that were left
+        to the loader stay with it."""
         for name in (*before.plan.whole, *before.plan.masked, *before.plan.reload):
             made.plan.leave(name)
         made.plan.whole |= before.plan.whole
@@ -330,9 +332,9 @@ class ModuleTarget(_native.MappedTarget):
         digests: Mapping[str, str],
         suspect: bool,
     ) -> bool:
-        """Whether the weights are still the version that they were: each tensor's share adds up to
-        what it did, or to the whole tensor's digest, and all its places agree. `suspect`: what
-        cannot be read back may be something else."""
+        """Whether the weights are still the version before: each tensor's share has the same sum as
+        before, or the whole tensor's digest, and all its copies agree. `suspect`: tensors that
+        cannot be read back may have changed."""
         if not state.valid:
             return False
         tracked = self.tracked()
@@ -353,7 +355,7 @@ class ModuleTarget(_native.MappedTarget):
         ) and self._places_agree(made.plan)
 
     def _places_agree(self, plan: Plan) -> bool:
-        """Replicas and tied copies do not count in a share: they are what it is, or not."""
+        """Replicas and tied copies do not count in a share, so they are compared with it."""
         names = {spec.name for spec in (self.layout or self._layout).tensors}
         return not any(
             self.blocks(name, BLOCK_UNITS)[1]
@@ -362,7 +364,7 @@ class ModuleTarget(_native.MappedTarget):
         )
 
     def _holds_base(self, state: Any) -> bool:
-        """Whether they are the base's, every unit compared, and that is a version."""
+        """Whether the weights equal the base in every unit, and the base is a version."""
         if self._base_version is None:
             return False
         made = self._trace()
@@ -378,7 +380,7 @@ class ModuleTarget(_native.MappedTarget):
         return True
 
     def describe(self) -> str:
-        """How many tensors go which way, and those that do not go by maps, with the reason."""
+        """The number of tensors per way, and each tensor without a map, with the reason."""
         counts = Counter(way.way for way in self.ways.values())
         lines = [", ".join(f"{count} {way}" for way, count in sorted(counts.items()))]
         alike: dict[tuple[str, str], list[str]] = {}
@@ -397,7 +399,7 @@ class ModuleTarget(_native.MappedTarget):
 
 
     def _describe_rest(self, module: str) -> list[str]:
-        """What of the module, or of the drafter of that name, the checkpoint has no tensor for."""
+        """Parameters of the module, or of the named drafter, that no checkpoint tensor fills."""
         drafters = tuple(f"{name}." for name in self._loaders.drafters)
         left = [
             name
@@ -415,7 +417,7 @@ class ModuleTarget(_native.MappedTarget):
 
 
 def _unlike(plan: Plan, before: Plan) -> str | None:
-    """A tensor whose maps lead to other places than they did, in parameters of the same names."""
+    """A tensor whose maps lead to other places than before, in parameters of the same names."""
 
     def places(of: Plan, name: str) -> list[Any]:
         return [
@@ -436,14 +438,15 @@ def _gpu_number(device: torch.device | None) -> int | None:
 
 
 def _digests_of(source: Any, layout: Any, threads: int) -> list[str]:
-    """Of each tensor of the checkpoint; together what the run's base must have."""
+    """One digest per tensor of the checkpoint; their sum is the digest that the run's base must
+    have."""
     return [
         _native.digest([(spec.name, source.tensor(spec.name))], threads) for spec in layout.tensors
     ]
 
 
 def _by_names(bound: BoundTensors, layout: Any) -> Trace:
-    """A module without a loader: its tensors are those of the same names."""
+    """For a module without a loader: tensors and parameters match by name."""
     trace = Trace()
     by_name = {binding.name: binding for binding in bound.bindings}
     for order, spec in enumerate(layout.tensors):
@@ -494,7 +497,7 @@ def _ways(plan: Plan, trace: Trace, layout: Any, refused: dict[str, str]) -> dic
 
 
 def _is_direct(planned: Any, spec: Any) -> bool:
-    """A whole tensor of the same type and shape, in memory that is all its own."""
+    """A whole tensor of the same dtype and shape, in memory that no other tensor uses."""
     units = planned.storage.size_bytes // planned.copy.dtype.itemsize
     same = dtype_name(planned.copy.dtype) == spec.dtype and planned.native.dims <= 1
     return same and planned.native.units == spec.units == units

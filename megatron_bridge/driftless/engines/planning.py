@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a loader was seen to do to how each checkpoint tensor is written."""
+"""Plans how each checkpoint tensor is written, from the trace of the loader."""
 
 from __future__ import annotations
 
@@ -27,30 +27,31 @@ class PlannedMap:
 
 @dataclass
 class Plan:
-    """maps: what is written through maps; masked, whole, reload: tensors for the loader, and why.
-    changed: those that go to parameters that the engine changed after loading."""
+    """`maps`: tensors written through maps. `masked`, `whole`, `reload`: tensors for the loader,
+    with the reason. `changed`: tensors of parameters that the engine changed after loading."""
 
     maps: dict[str, list[PlannedMap]] = field(default_factory=lambda: defaultdict(list))
     masked: dict[str, str] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     reload: dict[str, str] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
-    notes: dict[str, str] = field(default_factory=dict)  # of those with maps, or with nothing
+    # for tensors with maps, or without any destination
+    notes: dict[str, str] = field(default_factory=dict)
 
     def demote(self, name: str, why: str) -> None:
-        """To the loader, with whole tensors."""
+        """Moves a tensor to the loader, as a whole tensor."""
         self.maps.pop(name, None)
         self.masked.pop(name, None)
         self.whole.setdefault(name, why)
 
     def leave(self, name: str) -> str:
-        """It goes no way that was found yet; returns why it goes by no map, if that was said."""
+        """Removes a tensor from all ways; returns the known reason why it has no map."""
         self.maps.pop(name, None)
         masked = self.masked.pop(name, "")
         return self.whole.pop(name, "") or masked
 
     def restrict(self, allow: Collection[str]) -> None:
-        """Moves what would go a way that is not allowed to the next one."""
+        """Moves each tensor whose way is not allowed to the next way."""
         for name in list(self.maps) if not {"plan", "direct"} & set(allow) else ():
             if self.maps[name]:
                 self.maps.pop(name)
@@ -59,7 +60,7 @@ class Plan:
             self.demote(name, f"{self.masked[name]}; masked overwrite is not allowed")
 
     def device(self) -> torch.device | None:
-        """The one that most of the mapped memory is on. What is on another goes by the loader."""
+        """The device of most mapped memory. Tensors on other devices go through the loader."""
         sizes: Counter[torch.device] = Counter()
         for maps in self.maps.values():
             for each in maps:
@@ -93,7 +94,7 @@ def make_plan(trace: Trace, bound: BoundTensors, layout: Any) -> Plan:
 
 
 def swap(plan: Plan, bound: BoundTensors, layout: Any, parameters: Collection[str]) -> None:
-    """The maps into these parameters, whose halves have changed places."""
+    """Exchanges the halves in the maps into these parameters."""
     data = {each.name: each.data for each in bound.bindings if each.name in parameters}
     specs = {spec.name: spec for spec in layout.tensors}
     for name, maps in plan.maps.items():
@@ -117,7 +118,7 @@ def _map_of(copy: Copy, spec: Any, bound: BoundTensors) -> PlannedMap:
 
 
 def _resolve_overlaps(plan: Plan, trace: Trace) -> None:
-    """What the loader writes twice holds what it wrote last."""
+    """If the loader writes memory twice, the last write counts."""
     by_storage: dict[int, list[PlannedMap]] = defaultdict(list)
     for maps in plan.maps.values():
         for each in maps:
@@ -146,7 +147,7 @@ def _resolve_overlaps(plan: Plan, trace: Trace) -> None:
 
 
 def _end_of(planned: PlannedMap) -> int:
-    """One past the last byte of its target."""
+    """One past the last byte that the map writes."""
     view = planned.copy.target
     last = view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
     return (last + 1) * planned.copy.dtype.itemsize
@@ -169,7 +170,7 @@ def _resolve_pair(plan: Plan, a: PlannedMap, b: PlannedMap) -> None:
 
 
 def _resolve_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
-    """A fill before the copy changes nothing that a delta would; one after it does."""
+    """A fill before the copy has no effect on a delta; a fill after the copy has."""
     for each in maps:
         if each.copy.order > fill.order:
             continue
@@ -187,7 +188,7 @@ def _resolve_fill(plan: Plan, fill: Any, maps: list[PlannedMap]) -> None:
 
 
 def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> dict[int, str]:
-    """Compares the module's bits with the checkpoint's, all of them, through every map. Returns the
+    """Compares all bits of the module with the checkpoint's, through every map. Returns the
     storages that differ, with their parameters."""
     by_device: dict[torch.device, list[tuple[str, PlannedMap]]] = defaultdict(list)
     for name, maps in plan.maps.items():
@@ -203,10 +204,10 @@ def guard(plan: Plan, base: Callable[[str], torch.Tensor]) -> dict[int, str]:
 def guard_swapped(
     plan: Plan, bound: BoundTensors, layout: Any, base: Callable[[str], torch.Tensor]
 ) -> set[str]:
-    """The same; then tries those that differ with their halves swapped, together with the other
-    parameters of their modules that have such halves (a scale may be the same in both). What
-    differs then goes to the loader, as does all that is mapped into that memory. Returns the
-    parameters that are swapped."""
+    """As guard(); then tries the parameters that differ with their halves swapped, together with
+    the other parameters of their modules that have two halves (a scale may be the same in both).
+    Tensors that still differ go to the loader, with all tensors mapped into the same memory.
+    Returns the swapped parameters."""
     differing = guard(plan, base)
     owners = {name.rpartition(".")[0] for name in differing.values()}
     halved, others = _halved(plan, bound, owners)
@@ -218,7 +219,7 @@ def guard_swapped(
         swap(plan, bound, layout, mine)
         tried = Plan(maps=_into(plan, mine))
         if guard(tried, base):
-            swap(plan, bound, layout, mine)  # back
+            swap(plan, bound, layout, mine)  # swap back
             continue
         swapped |= mine
         differing = {key: name for key, name in differing.items() if name not in mine}
@@ -229,7 +230,8 @@ def guard_swapped(
 
 
 def _halved(plan: Plan, bound: BoundTensors, owners: set[str]) -> tuple[set[str], set[str]]:
-    """Parameters of these modules into whose halves tensors go, and into which others do, too."""
+    """The parameters of these modules that tensors fill by halves, and those that tensors fill in
+    any other way. A parameter may be in both."""
     data = {
         each.name: each.data for each in bound.bindings if each.name.rpartition(".")[0] in owners
     }
@@ -269,7 +271,8 @@ def _that_differ(
     planned: list[tuple[str, PlannedMap]],
     base: Callable[[str], torch.Tensor],
 ) -> list[PlannedMap]:
-    tensors = {name: base(name).contiguous() for name, _ in planned}  # alive while they are read
+    # keeps them alive while they are read
+    tensors = {name: base(name).contiguous() for name, _ in planned}
     maps = [
         (
             tensors[name].data_ptr(),
@@ -282,7 +285,7 @@ def _that_differ(
         for name, each in planned
     ]
     if device.type == "cuda":
-        torch.cuda.synchronize(device)  # what loads the module may be queued on any stream
+        torch.cuda.synchronize(device)  # the module's loading may be queued on any stream
     number = device.index if device.type == "cuda" else None
     agree = _native.hold_sources(maps, number)
     return [each for (_, each), same in zip(planned, agree, strict=True) if not same]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of an engine that follows a run, behind calls that never raise.
+"""One rank of an engine that follows a run. Its calls never raise.
 
-The state machine is the native Worker's (plugin/receive/worker.h), and so are the replies
-(worker_reply.h): here they become dicts. Calls come from the engine's main thread. stage() starts a
-thread and returns; while it runs, only status() and wait() are answered.
+The native Worker (plugin/receive/worker.h) has the state machine and makes the replies
+(worker_reply.h); this file turns them into dicts. The engine's main thread makes the calls. stage()
+starts a thread and returns; while the thread runs, only status() and wait() are served.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .target import EngineTarget
 
 Reply = dict[str, Any]
 
-# The `version` of a rank whose weights are parts of two versions.
+# `version` of a rank whose weights mix two versions.
 TORN: int = _native.TORN_VERSION
 
 
 class RankReceiver:
-    """`make_target(chunk_bytes)` makes the target on the first open(), on the thread that calls it.
-    `settings`: the operator's (allowed.py)."""
+    """The first open() calls `make_target(chunk_bytes)`, on the caller's thread. `settings`: the
+    operator's (allowed.py)."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class RankReceiver:
     def open(
         self, config: str, sets: Sequence[str] = (), nonce: str = "", take_over: str = ""
     ) -> Reply:
-        """Follows the run of a configuration: a file's path, or YAML text. `take_over`: the id of a
-        run whose first full version may replace another run's weights."""
+        """Follows the run of a configuration (a file's path, or YAML text). `take_over`: the id of
+        a run whose first full version may replace another run's weights."""
         return self._call("open", config, list(sets), nonce, take_over)
 
     def open_allowed(self, source: str | None, nonce: str = "", take_over: str = "") -> Reply:
-        """Follows what the engine's operator allowed under that name; if nothing, the rank stays as
-        it is."""
+        """Follows the configuration that the engine's operator allowed under that name. If there is
+        none, the rank stays as it is."""
         try:
             found = allowed.source_of(source, self.settings)
         except errors.Error as problem:
@@ -86,18 +86,18 @@ class RankReceiver:
         return self._call("close", nonce)
 
     def wait(self, timeout_s: float) -> Reply:
-        """For one process alone: waits for the thread of stage()."""
+        """Waits for the thread of stage(); for tests, and engines of one process."""
         self.worker.wait(timeout_s)
         return self.status()
 
     def on_staged(self, call: Callable[[Reply], None]) -> None:
-        """Calls it on the thread of stage() when that ends: for engines that cannot be asked
-        meanwhile."""
+        """Registers `call`, which the thread of stage() makes at its end: for engines that cannot
+        be queried meanwhile."""
         self.worker.set_on_staged(lambda text: call(json.loads(text)))
 
     def note_sleep(self, level: int) -> None:
-        """The engine gives up the memory of its weights (ModuleTarget.note_sleep), once the staging
-        that reads them has ended."""
+        """Waits until staging stops reading the weights, then lets the engine release their memory
+        (ModuleTarget.note_sleep)."""
         if self.target is not None:
             self.target.note_sleep(level)
             if self.target.reads:
@@ -109,7 +109,7 @@ class RankReceiver:
 
 
 def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply:
-    """What a rank says; without more, that of one that could not even ask its worker."""
+    """A rank's reply; by default that of a rank whose worker could not be called."""
     return {**json.loads(_native.worker_reply(nonce, rank, error)), **said}
 
 

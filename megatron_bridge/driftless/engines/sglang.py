@@ -3,18 +3,19 @@
 
     python -m sglang.launch_server ... --custom-weight-loader driftless.engines.sglang.load
 
-SGLang calls load() on every rank of every pipeline stage when /update_weights_from_tensor names it. The tensor is no
-weight: it carries a command (JSON in uint8), so that staging and commits need nothing of SGLang but
-this. Answers come by files in a directory that the driver made, because SGLang has no way back from
-a loader; so the driver runs on the engine's host, as its user. A command names what the engine's
-operator allowed at start, and holds neither paths nor settings (allowed.py).
+SGLang calls load() on every rank of every pipeline stage when /update_weights_from_tensor names it.
+The tensor is no weight: it carries a command (JSON as uint8), so staging and commits need no other
+interface of SGLang. SGLang returns nothing from a loader, so answers are files in a directory that
+the driver makes; the driver therefore runs on the engine's host, as the same user. A command
+carries only names that the engine's operator allowed at start, never paths or settings
+(allowed.py).
 
     driver = follow("http://127.0.0.1:30000", "host_shm:NAME")
     while training:
-        driver.update(60)          # staged while requests run; all ranks, or none
+        driver.update(60)          # stages while requests run; commits on all ranks, or on none
 
-A loader that raises takes the server down with it. load() never does. Ranks do not wait for each
-other: the driver compares what all of them answer, and takes a commit back if they differ.
+An exception in a loader ends the server, so load() never raises. Ranks do not wait for each other:
+the driver compares the answers of all ranks, and takes a commit back if they differ.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from .load_layout import LoadLayout
 
 LOADER = "driftless.engines.sglang.load"
-# SGLang's name for the memory of its weights.
+# SGLang's tag for the memory of its weights.
 WEIGHTS = "weights"
 
 
@@ -45,7 +46,7 @@ WEIGHTS = "weights"
 
 
 def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
-    """Obeys the commands that the tensors carry. Whatever happens is in the answers."""
+    """Executes the commands in the tensors. Failures are in the answers."""
     for _, tensor in named_tensors:
         try:
             command = json.loads(bytes(tensor.cpu().tolist()))
@@ -55,7 +56,7 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
 
 
 def global_rank() -> int:
-    """Over all tensor-parallel ranks of all pipeline stages."""
+    """The rank among all tensor-parallel ranks of all pipeline stages."""
     import torch.distributed
 
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
@@ -63,19 +64,19 @@ def global_rank() -> int:
 
 def obey(model: Any, command: dict[str, Any], rank: int) -> None:
     receiver = receiver_of(model, rank)
-    # Whoever only asks: the driver's answers stay there.
+    # A pure query answers to its own caller, not to the driver.
     if command["phase"] in ("shares", "read") or command.get("quiet"):
         where = allowed.answer_directory(command["answers"], allowed.shm_dir(allowed.settings()))
-        Answers(where).write(tell(receiver, command, str(command.get("nonce", ""))))
+        Answers(where).write(query(receiver, command, str(command.get("nonce", ""))))
         return
     if "answers" in command:
         answer_to(receiver, command["answers"])
     answers: Answers = receiver.answers  # type: ignore[attr-defined]
-    with answers.turn:  # the thread that stage() starts answers after this
+    with answers.turn:  # the thread of stage() writes its answer after this one
         answers.write(run(receiver, command, str(command.get("nonce", ""))))
 
 
-def tell(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
+def query(receiver: RankReceiver, command: dict[str, Any], nonce: str) -> Reply:
     if command["phase"] == "status":
         return receiver.status(nonce)
     if command["phase"] == "shares":
@@ -107,8 +108,8 @@ def receiver_of(model: Any, rank: int) -> RankReceiver:
 
 
 def load_layout(model: Any) -> LoadLayout:
-    """SGLang notes at a scale whether it requantized the weights to powers of two (DeepGEMM): it
-    leaves those of the closed rule as they are, and no others."""
+    """SGLang marks a scale if it requantized its weights to powers of two (DeepGEMM). It keeps
+    weights of that rule unchanged, and no others."""
 
     def only_rule(parameter: str) -> str:
         owner, _, _ = parameter.rpartition(".")
@@ -123,23 +124,24 @@ def load_layout(model: Any) -> LoadLayout:
 def note_releases(
     savers: Sequence[type], follower: RankReceiver, kept: Callable[[], bool]
 ) -> None:
-    """The follower is told when SGLang gives the memory of its weights back
-    (/release_memory_occupation), and when it has it again. `savers`: the classes by which it does;
+    """Reports to the follower when SGLang releases the memory of its weights
+    (/release_memory_occupation), and when it has it again. `savers`: the classes that do this;
     `kept`: whether the values come back, too."""
     for saver in savers:
         followers = saver.__dict__.get("_driftless_followers")
         if followers is None:
             followers = saver._driftless_followers = WeakSet()  # type: ignore[attr-defined]
-            saver.pause = _told(saver.pause, followers, kept)  # type: ignore[attr-defined]
-            saver.resume = _told(saver.resume, followers, None)  # type: ignore[attr-defined]
+            saver.pause = _notifying(saver.pause, followers, kept)  # type: ignore[attr-defined]
+            saver.resume = _notifying(saver.resume, followers, None)  # type: ignore[attr-defined]
         followers.add(follower)
 
 
-def _told(method: Any, followers: Any, kept: Callable[[], bool] | None) -> Any:
-    """Of pause() they hear before, with `kept`; of resume() afterwards."""
+def _notifying(method: Any, followers: Any, kept: Callable[[], bool] | None) -> Any:
+    """Wraps pause() to notify the followers before it (with `kept`), or resume() to do so after
+    it."""
 
     @wraps(method)
-    def told(self: Any, *args: Any, **named: Any) -> Any:
+    def notify(self: Any, *args: Any, **named: Any) -> Any:
         weights = (args[0] if args else named.get("tag")) in (None, WEIGHTS)
         if weights and kept is not None:
             for each in followers:
@@ -150,16 +152,16 @@ def _told(method: Any, followers: Any, kept: Callable[[], bool] | None) -> Any:
                 each.note_wake()
         return done
 
-    return told
+    return notify
 
 
 def keeps_weights() -> bool:
-    """The server was started with --enable-weights-cpu-backup."""
+    """Whether the server was started with --enable-weights-cpu-backup."""
     return bool(getattr(server_args(), "enable_weights_cpu_backup", False))
 
 
 def answer_to(receiver: RankReceiver, token: Any) -> None:
-    """Answers go to the driver that asked last."""
+    """Directs answers to the last driver that sent a command."""
     directory = allowed.answer_directory(token, allowed.shm_dir(allowed.settings()))
     answers = getattr(receiver, "answers", None)
     if answers is None or answers.directory != directory:
@@ -193,13 +195,13 @@ def server_args() -> Any:
 
 
 def base_of_server() -> str:
-    """The checkpoint that this server was started with."""
+    """The checkpoint that the server was started from."""
     args = server_args()
     return checkpoint_directory(args.model_path, getattr(args, "revision", None))
 
 
 def experts() -> Any:
-    """Which expert is in which slot, of every layer; the loader asks the same table."""
+    """The expert in each slot, per layer; the loader uses the same table."""
     try:
         from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
     except ImportError:
@@ -209,13 +211,13 @@ def experts() -> Any:
 
 
 class Answers:
-    """Where a rank's newest answer is: whole, and never older than one before."""
+    """Writes a rank's newest answer: atomically, and never an older one over a newer."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.turn = directory, threading.Lock()
 
     def write(self, reply: Reply) -> None:
-        with contextlib.suppress(OSError):  # the driver is gone: nobody asks
+        with contextlib.suppress(OSError):  # the driver is gone
             path = self.directory / f"rank{reply['rank']}.json"
             fresh = path.with_suffix(".new")
             fresh.write_text(json.dumps(reply))
@@ -238,8 +240,8 @@ def follow(
 ) -> drive.Driver:
     """A driver whose engine follows `source`: an agent of its host ("host_shm:NAME"), or a
     configuration that its operator allowed (allowed.py). `shm_dir`: the engine's host_shm_dir;
-    `timeout_s`: for one call. Requests in flight are retracted during a commit: they go on with the
-    new weights, their caches computed again."""
+    `timeout_s`: per call. Requests in flight are retracted during a commit: they continue with the
+    new weights, and their caches are computed again."""
     answers = shm_dir or allowed.shm_dir(allowed.settings())
     native = _native.EngineDriver.sglang(
         url, source, timeout_s, token, loader=LOADER, shm_dir=answers

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang without our receiver inside: versions by files.
+"""SGLang without Driftless' receiver: versions in files.
 
-`DiskFollower` keeps the weights in host memory and hands the engine a directory with only the
-tensors that a version changed: /update_weights_from_disk takes such a directory, and changes
-exactly those.
-`pull` is for builds that apply the interchange format themselves (/pull_weights).
+`DiskFollower` keeps the weights in host memory, and gives the engine a directory with only the
+tensors that a version changed; /update_weights_from_disk loads exactly those.
+`pull` is for builds that apply the interchange format by themselves (/pull_weights).
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from . import drive
 from .rank_receiver import TORN, Reply, reply, text_of
 
 
-# Of a server that nobody has told a version.
+# SGLang's label before any version was set.
 
 
 class DiskFollower:
-    """One server, with the tensors of the checkpoint `base`: one that was started with it gets what
-    changed, one that holds anything else gets every tensor first. Its host sees `directory`, where
-    the changed tensors of one version at a time lie. Needs torch and safetensors. Close it, or use
-    it with `with`.
+    """Follows for one server with the tensors of the checkpoint `base`. A server that was started
+    from `base` gets the changed tensors; any other gets every tensor first. The server's host must
+    see `directory`, which holds the changed tensors of one version at a time. Needs torch and
+    safetensors. Close it, or use `with`.
 
-    To the driver (drive.py) it is one rank, which holds what was loaded into that very server
-    process; a server that was started anew gets every tensor."""
+    To the driver (drive.py) it is one rank, which holds what was loaded into this very server
+    process; after a restart the server gets every tensor."""
 
     def __init__(
         self,
@@ -56,10 +55,10 @@ class DiskFollower:
         self._digests = self._digests_now()
         self._driver = drive.Driver(_native.EngineDriver.in_process(self._carry))
         self._staged: int | None = None
-        self._changed: list[str] = []  # by the last commit
+        self._changed: list[str] = []  # tensors that the last commit changed
         self._process = self._server_process()
-        # What the server holds, and the directory that brought it. None: unknown, as at first: a
-        # server that says it was started from the base may have taken half of another version.
+        # The version that the server holds, and its directory. None: unknown, also at first,
+        # because a server started from the base may have loaded half of another version since.
         self._holds: tuple[str, int, str] | None = None
         self._loaded = ""
 
@@ -68,8 +67,8 @@ class DiskFollower:
         return self.receiver.version
 
     def update(self, timeout_s: float = 60.0) -> drive.Update | None:
-        """None: nothing newer came. EngineError: the engine has the old version again, or, if the
-        error says so, is left paused."""
+        """None: no newer version came. EngineError: the engine has the old version again, or, if
+        the error says so, stays paused."""
         done = self._driver.update(timeout_s)
         if done is not None:
             done.timings["changed_tensors"] = float(len(self._changed))
@@ -106,7 +105,7 @@ class DiskFollower:
                     self._staged = self.receiver.staged_version
             elif method == "rollback":
                 self._take_back(given["version"])
-        except Exception as problem:  # noqa: BLE001  told by the reply
+        except Exception as problem:  # noqa: BLE001  reported in the reply
             error = text_of(problem)
         self._see_server()
         run, version, digest = self._holds or ("", 0, "")
@@ -121,7 +120,7 @@ class DiskFollower:
         if self._staged != version:
             raise errors.InvalidArgumentError(f"version {self._staged} is staged, not {version}")
         self._staged = None
-        whole = self._holds != self._version_now()  # also after a load that failed
+        whole = self._holds != self._version_now()  # also after a failed load
         self.receiver.commit()
         now = self._digests_now()
         changed = [name for name, digest in now.items() if digest != self._digests[name]]
@@ -129,7 +128,7 @@ class DiskFollower:
         self._hand_over(list(now) if whole else changed)
 
     def _take_back(self, version: int) -> None:
-        """Whatever the engine took of the version is written over."""
+        """Overwrites whatever the engine loaded of the version."""
         if self._staged is not None or self.version != version:
             self.receiver.rollback()
             self._staged = None
@@ -141,7 +140,7 @@ class DiskFollower:
 
     def _hand_over(self, names: list[str]) -> None:
         path = Path(tempfile.mkdtemp(prefix="driftless-changed-", dir=self.directory))
-        self._holds = (self.receiver.run, TORN, "")  # until the load has gone through
+        self._holds = (self.receiver.run, TORN, "")  # until the load succeeds
         try:
             self._write(path, names)
             body = {"model_path": str(path), "weight_version": str(self.version)}
@@ -152,17 +151,18 @@ class DiskFollower:
         self._holds = self._version_now()
 
     def _write(self, path: Path, names: list[str]) -> None:
-        """A tensor of a wrong shape would end the server. These have the run's layout, which is the
-        base's; the receiver refuses others."""
+        """A tensor of a wrong shape would end the server. These have the shapes of the base: the
+        receiver refuses a run with another layout."""
         from safetensors.torch import save_file
 
         found = {name: self.target.ref(name).torch() for name in names}
         save_file(found, str(path / "model.safetensors"), {"format": "pt"})
 
-    # --- what is where -----------------------------------------------------------------------
+    # --- what the server holds ---------------------------------------------------------------
 
     def _see_server(self) -> None:
-        """What another process holds, or somebody else has loaded since, is not known."""
+        """Forgets what the server holds if it was restarted, or if another client loaded
+        weights."""
         process = self._server_process()
         said = self._get("/model_info")
         version = self._holds[1] if self._holds else TORN
@@ -172,7 +172,8 @@ class DiskFollower:
             self._process, self._holds = process, None
 
     def _server_process(self) -> str:
-        """Durations of its start, to the microsecond, and the seed that it drew."""
+        """An identity of the server process: its start-up durations in microseconds, and its
+        seed."""
         said = self._get("/server_info")
         return json.dumps([said.get("startup_time"), said.get("random_seed")])
 
@@ -207,6 +208,6 @@ def pull(
     url: str, checkpoint: str, source: str, version: int, timeout_s: float = 120.0
 ) -> None:
     """For builds with /pull_weights: the engine's host patches `checkpoint` from the version
-    directories in `source` (road.layout: hf_delta), then loads it, paused. UnsupportedError
-    elsewhere. An engine that fails to load is left paused."""
+    directories in `source` (road.layout: hf_delta), then loads it while paused. Other builds raise
+    UnsupportedError. An engine whose load fails stays paused."""
     _native.pull_weights(url, checkpoint, source, version, timeout_s)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank's receiver (rank_receiver.py) asks of the engine's weights."""
+"""The interface between a rank's receiver (rank_receiver.py) and the engine's weights."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .ways import Way
 
 
 class EngineTarget(Protocol):
-    """`native` is what a driftless.Receiver writes into, `ways` how each tensor gets into the engine,
-    `reads` whether a staging has begun to read the weights, since it was set to False, and `unread`
-    why the engine computes with something else than lies in `native` ("": it does not)."""
+    """`native`: the target that a driftless.Receiver writes into. `ways`: how each tensor gets into
+    the engine. `reads`: whether staging has begun to read the weights since it was set to False.
+    `unread`: why the engine computes with other values than `native` holds ("": it does not)."""
 
     reads: bool
     unread: str
@@ -26,19 +26,19 @@ class EngineTarget(Protocol):
     def ways(self) -> Mapping[str, Way]: ...
 
     def written(self) -> None:
-        """`native` has changed: the engine takes what it holds."""
+        """`native` has changed: loads its values into the engine."""
 
     def follow(self, digests: Mapping[str, str] | None) -> list[str]:
-        """What the engine did to its tensors since the last time, which is followed."""
+        """Finds what the engine did to its tensors since the last call, and follows it."""
 
     def note_sleep(self, level: int) -> None:
-        """The engine gives up the memory of its weights; level 2: and their values."""
+        """The engine releases the memory of its weights; at level 2 also their values."""
 
     def note_wake(self) -> None: ...
 
 
 class HeldTarget:
-    """Weights that the engine reads where the receiver writes them, and leaves there."""
+    """Weights that the engine reads where the receiver writes them, and never moves."""
 
     unread = ""
 
@@ -59,7 +59,7 @@ class HeldTarget:
 
 
 def checkpoint_directory(model: str, revision: str | None = None) -> str:
-    """Where a model's checkpoint is: the directory itself, or what the hub's cache has."""
+    """The directory of a model's checkpoint: `model` itself, or its copy in the hub's cache."""
     if Path(model).is_dir():
         return model
     from huggingface_hub import snapshot_download

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A context that holds in other threads, too.
+"""A context that also holds in the threads started inside it.
 
-torch's modes are of one thread, and loaders copy from pools of threads. While `everywhere` is on,
-each thread that a thread inside it starts, and each task that one hands to an executor, runs inside
-it. Threads of others are left alone, and so are threads that are started below Python.
+torch's modes are per thread, and loaders copy from thread pools. While `everywhere` is open, each
+thread that a thread inside it starts, and each task that one submits to an executor, runs inside
+it. Other threads, and threads started below Python, are left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 
-# How long a loader that has returned may take to end its threads.
+# How long threads may run on after the loader has returned.
 END_TIMEOUT_S = 60.0
 
 _inside = threading.local()  # .scope: the _Scope that this thread runs in
@@ -27,8 +27,8 @@ _patching = threading.Lock()
 class _Scope:
     def __init__(self, enter: Callable[[], AbstractContextManager[Any]]) -> None:
         self.enter = enter
-        self.running = 0  # threads and tasks of it that have not ended
-        self.failed: BaseException | None = None  # what the first of them raised
+        self.running = 0  # its threads and tasks that have not ended
+        self.failed: BaseException | None = None  # the first exception in one of them
         self.changed = threading.Condition()
 
     def run(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ class _Scope:
             self.count(-1)
 
     def run_thread(self, work: Callable[[], Any]) -> None:
-        """Nobody asks a thread how it ended: everywhere() does."""
+        """Records an exception of the thread, for everywhere() to raise."""
         with suppress(Exception):
             self.run(work)
 
@@ -65,7 +65,7 @@ def _scope() -> _Scope | None:
 
 
 class _Patches:
-    """The standard library's own functions, while somebody is inside."""
+    """Replaces functions of the standard library while any scope is open."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -102,7 +102,7 @@ def _submit(pool: ThreadPoolExecutor, work: Any, /, *args: Any, **kwargs: Any) -
     if scope is None:
         return _patches.submit(pool, work, *args, **kwargs)
     scope.count(1)
-    _inside.scope = None  # a thread of the pool may outlive this: its tasks are inside, it is not
+    _inside.scope = None  # a pool's thread may outlive the scope: only its tasks are inside
     try:
         future = _patches.submit(pool, partial(scope.run, work), *args, **kwargs)
     except BaseException:
@@ -116,8 +116,9 @@ def _submit(pool: ThreadPoolExecutor, work: Any, /, *args: Any, **kwargs: Any) -
 
 @contextmanager
 def everywhere(enter: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Inside enter(), here and in the threads that are started or given work from here. Leaves when
-    they have ended, and raises what one of them did; UnsupportedError if they do not end."""
+    """Runs inside enter(), on this thread and on those that are started or given work from here.
+    Exits when they have ended, and raises their first exception; UnsupportedError if they do not
+    end."""
     scope = _Scope(enter)
     outer = _scope()
     _patches.change(1)

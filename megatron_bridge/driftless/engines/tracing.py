@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a module's loader does with each checkpoint tensor, found out without any values.
+"""Traces what a module's loader does with each checkpoint tensor, without any values.
 
 The loader runs once on meta tensors of the checkpoint's shapes, under a dispatch mode that sees
-every operation. Copies into the module's memory are noted and not made; so is every other write
-there. Nothing in the module changes, whatever the loader does.
+every operation. Copies and other writes into the module's memory are recorded, not executed.
+Nothing in the module changes, whatever the loader does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .watching import CAT, COPY, FILLS, TO_COPY, Origin, Watching, op_name, tens
 
 LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], Any]
 
-# After this many tensors that stop the loader it is given one tensor at a time.
+# After so many tensors at which the loader raised, it gets one tensor per run.
 _MOST_RESTARTS = 4
 
 
@@ -34,13 +34,13 @@ class Copy:
     name: str  # of the checkpoint tensor
     source: View
     parameter: str
-    storage: int  # its key
+    storage: int  # the storage's key
     target: View
     dtype: torch.dtype  # of the target
     order: int
 
     def holds(self, into: Storage, tensor: torch.Tensor) -> bool:
-        """Whether the module has the bits of the tensor, at every place."""
+        """Whether the module holds the tensor's bits at every destination of the copy."""
         flat = tensor.contiguous().view(-1)
         source = flat.as_strided(self.source.shape, self.source.strides, self.source.offset)
         target = into.flat(self.dtype)
@@ -61,16 +61,18 @@ class Fill:
 class Trace:
     copies: dict[str, list[Copy]] = field(default_factory=lambda: defaultdict(list))
     fills: list[Fill] = field(default_factory=list)
-    problems: dict[str, str] = field(default_factory=dict)  # why copies are not all there is
+    # why copies alone do not describe the tensor
+    problems: dict[str, str] = field(default_factory=dict)
     parameters: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    # Storages that are written from nothing of the checkpoint, and by what: hooks of the loader.
+    # Storages that hooks of the loader write without the checkpoint, and by which operation.
     hooks: dict[int, str] = field(default_factory=dict)
-    # Tensors that the loader computes attributes from, and these: they are no place for a copy.
+    # Tensors from which the loader computes attributes, and these attributes.
     derived: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    raised: dict[str, str] = field(default_factory=dict)  # a tensor at which the loader did -> what
-    # Tensors that go to a parameter that the engine changed after loading, as was found.
+    # tensor at which the loader raised -> exception
+    raised: dict[str, str] = field(default_factory=dict)
+    # Tensors of parameters that the engine changed after loading.
     changed: set[str] = field(default_factory=set)
-    # Those of them that no loader's copy brings into the engine, and why.
+    # Those of them that no copy of the loader brings into the engine, with the reason.
     unwritable: dict[str, str] = field(default_factory=dict)
     operations: int = 0  # seen so far
 
@@ -82,7 +84,7 @@ class Trace:
 
 
     def add(self, other: Trace, only: Container[str]) -> None:
-        """What another loader did with these tensors, after this one."""
+        """Adds the trace of another loader for these tensors, which runs after this one."""
         later = self.operations
         self.operations += other.operations
         for name, copies in other.copies.items():
@@ -103,12 +105,12 @@ class Trace:
 
 @dataclass(frozen=True)
 class _Joined:
-    """A temporary that is several tensors one after the other: a loader may wait for all parts of a
-    fused parameter."""
+    """A temporary that joins several tensors: a loader may wait for all parts of a fused
+    parameter."""
 
     dim: int
     whole: View
-    parts: tuple[tuple[int, int, Origin, View], ...]  # (where it begins, how long, what, its view)
+    parts: tuple[tuple[int, int, Origin, View], ...]  # (begin, length, origin, view)
 
 
 class _Tracer(Watching):
@@ -165,7 +167,7 @@ class _Tracer(Watching):
         self.joined[storage_key(result)] = _Joined(dim, View.of(result), tuple(found))
 
     def convert(self, source: torch.Tensor, options: dict[str, Any]) -> torch.Tensor | None:
-        """tensor.to(): another device, or another type. The values stay known by their place."""
+        """tensor.to(): another device or dtype. The result keeps its origin."""
         origin = self.origins.get(storage_key(source))
         if origin is None:
             return None
@@ -210,7 +212,7 @@ class _Tracer(Watching):
             self.trace.problem(names, why, storage.name)
             return target
         dtype = target.dtype
-        if source.dtype != origin.dtype:  # the bits as another type
+        if source.dtype != origin.dtype:  # a view of the bits as another dtype
             if source.dtype != target.dtype or source.element_size() != origin.dtype.itemsize:
                 why = f"the loader reads the tensor as {dtype_name(source.dtype)}"
                 self.trace.problem(names, why, storage.name)
@@ -279,7 +281,7 @@ class _Tracer(Watching):
                 self.note_derived(each.name, self.names_of([new]))
 
     def blamed(self, storage: int) -> set[str]:
-        """Whose fault it is if nothing else tells."""
+        """The tensors to blame for a write that has no other known cause."""
         names = self.filled.get(storage, set())
         return names | ({self.current} if self.current else set())
 
@@ -287,7 +289,7 @@ class _Tracer(Watching):
 def _run(
     load_weights: LoadWeights, bound: BoundTensors, specs: list[Any], trace: Trace
 ) -> str | None:
-    """The name of the tensor at which the loader raised, which has its problem then; or None."""
+    """Returns the name of the tensor at which the loader raised, after recording it; or None."""
     tracer = _Tracer(bound, trace)
     held: dict[str, StorageWeakRef] = {}
 
@@ -336,7 +338,8 @@ def _note_kept(held: dict[str, StorageWeakRef], trace: Trace) -> None:
 
 
 def _note_hidden(tracer: _Tracer, trace: Trace) -> None:
-    """What it made of a tensor is still there, and no parameter, buffer or attribute has it."""
+    """Values computed from a tensor that are still alive, but in no parameter, buffer or
+    attribute."""
 
     def alive() -> list[tuple[set[str], str]]:
         return [made for key, made in tracer.derived.items() if not tracer.kept[key].expired()]
@@ -349,7 +352,7 @@ def _note_hidden(tracer: _Tracer, trace: Trace) -> None:
 
 def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any]) -> Trace:
     """Runs the loader on meta tensors like `specs` (driftless.TensorSpec). If it raises at a
-    tensor, it runs again without that one, and in the end on each tensor by itself."""
+    tensor, it runs again without that tensor, and finally on each tensor alone."""
     trace = Trace()
     without = {spec.name for spec in specs if spec.dtype not in TORCH_DTYPES}
     trace.problem(without, "torch has no such type")
@@ -362,7 +365,7 @@ def trace_loader(load_weights: LoadWeights, bound: BoundTensors, specs: list[Any
         if failed is None:
             return trace
         if not failed:
-            break  # before it took any
+            break  # before it took any tensor
         problems[failed] = trace.problems[failed]
         without.add(failed)
     trace = Trace(problems=dict(problems), raised=raised)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small engine: a transformers model that generates in a thread and follows a run meanwhile.
+"""A small engine: a transformers model that generates on a thread and follows a run meanwhile.
 
     python -m driftless.engines.transformers --config job.yaml --model CHECKPOINT [--versions N]
 
-It is a reference for engines of one's own, and what tests and the demo run: the model generates all
-the time, a receiver stages the next version beside it, and the weights change between two tokens.
-Every generated text knows which version made which of its tokens.
+It is a reference for your own engine; tests and the demo use it. The model generates all the time,
+a receiver stages the next version beside it, and the weights change between two tokens. Every
+generated text records which version made which of its tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .rank_receiver import no_grad
 
 @dataclass
 class Span:
-    """Tokens that one version made."""
+    """Consecutive tokens that one version made."""
 
     version: int
     tokens: list[int] = field(default_factory=list)
@@ -48,28 +48,29 @@ class Generation:
 
 
 class Engine:
-    """Generates greedily, prompt after prompt, on a thread. `version` is what the weights are; it
-    changes only while the thread is paused."""
+    """Generates greedily, prompt after prompt, on a thread. `version` is the version of the
+    weights; it changes only while the thread is paused."""
 
     def __init__(self, model: Any, version: int = 0, fresh_cache: bool = True) -> None:
         self.model = model.eval()
         self.version = version
-        self.fresh_cache = fresh_cache  # computes a text's cache again after its weights changed
+        self.fresh_cache = fresh_cache  # recomputes a text's cache after the weights change
         self.done: list[Generation] = []
         self.steps = 0
-        self.pauses_ms: list[float] = []  # from asking for each pause to its end
+        self.pauses_ms: list[float] = []  # from each call of pause() to resume()
         self.error: BaseException | None = None
         self._turn = threading.Condition()
-        self._wanted = 0  # how many ask for a pause
+        self._wanted = 0  # number of pause() calls without their resume()
         self._asked_at = 0.0
         self._paused = False
         self._ending = False
         self._thread: threading.Thread | None = None
 
-    # --- pausing: what a receiver calls around its writing --------------------------------------
+    # --- pausing: a receiver pauses the engine around its commit
+    # -----------------------------------
 
     def pause(self, timeout_s: float = 60.0) -> None:
-        """Returns when the thread stands between two tokens."""
+        """Returns once the thread waits between two tokens."""
         with self._turn:
             self._asked_at = time.monotonic()
             self._wanted += 1
@@ -85,7 +86,7 @@ class Engine:
             self._turn.notify_all()
 
     def _between_tokens(self) -> bool:
-        """False: the end was asked for."""
+        """Returns False if stop() was called."""
         with self._turn:
             while self._wanted and not self._ending:
                 self._paused = True
@@ -97,7 +98,7 @@ class Engine:
     # --- generating ---------------------------------------------------------------------------
 
     def generate(self, prompt: Sequence[int], new_tokens: int) -> Generation:
-        """One text, on the calling thread."""
+        """Generates one text on the calling thread."""
         import torch
 
         made = Generation(list(prompt))
@@ -131,7 +132,7 @@ class Engine:
                     if made.spans:
                         self.done.append(made)
                     number += 1
-            except BaseException as problem:  # noqa: BLE001  told by stop()
+            except BaseException as problem:  # noqa: BLE001  raised by stop()
                 self.error = problem
             finally:
                 with self._turn:
@@ -153,8 +154,7 @@ class Engine:
 
 
 def make_target(model: Any, base: str) -> Any:
-    """The model's parameters where they are the checkpoint's tensors, which they are for a model
-    that transformers loaded without changing names or types; else a plan (ModuleTarget)."""
+    """After an unmodified load by transformers every tensor is written directly (ways.py)."""
     from . import ModuleTarget
 
     return ModuleTarget(model, base=base)
@@ -168,11 +168,12 @@ def follow(
     on_update: Callable[[driftless.UpdateReport], None] | None = None,
     wait_s: float = 0.5,
 ) -> int:
-    """Keeps the engine at the newest version until the run ends or `until` says so; the version."""
+    """Keeps the engine at the newest version until the run ends or `until` returns true. Returns
+    the version."""
     receiver = driftless.Receiver(job, make_target(engine.model, base))
     while not until(receiver.version):
         with no_grad():
-            staged = receiver.stage(wait_s)  # the engine works on
+            staged = receiver.stage(wait_s)  # the engine generates meanwhile
         if staged:
             update(engine, receiver, on_update)
             continue
@@ -189,8 +190,8 @@ def update(
     receiver: driftless.Receiver,
     on_update: Callable[[driftless.UpdateReport], None] | None = None,
 ) -> driftless.UpdateReport:
-    """Commits what is staged. The pause is around both, the weights and their number: no token
-    is made by new weights under the old number."""
+    """Commits the staged version. The weights and their number change in one pause: no token is
+    made by new weights under the old number."""
     engine.pause()
     try:
         with no_grad():
@@ -214,11 +215,11 @@ def load_model(path: str, dtype: str | None = None) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="driftless.engines.transformers", description=__doc__)
     parser.add_argument("--config", required=True, help="the job's YAML file")
-    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE over the file")
+    parser.add_argument("--set", action="append", default=[], help="KEY=VALUE overrides the file")
     parser.add_argument("--model", required=True, help="the base checkpoint")
-    parser.add_argument("--versions", type=int, default=None, help="ends at this version")
+    parser.add_argument("--versions", type=int, default=None, help="end at this version")
     parser.add_argument("--new-tokens", type=int, default=32)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     given = parser.parse_args(arguments)
     config = driftless.Config.read(given.config, given.set)
     engine = Engine(load_model(given.model))

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM: the plugin, what runs in its workers, and a driver for `LLM` and for a server.
+"""vLLM: the plugin, the code that runs in its workers, and a driver for `LLM` and for a server.
 
 In the workers (`--worker-extension-cls driftless.engines.vllm.WorkerExtension`) the driftless_*
-methods stage and tell; the weight transfer backend `driftless` (vllm_backend.py) commits inside
-vLLM's own start/update/finish. Neither raises (but for check_heard): a rank that raises where
-another does not makes the reply queue slip by one, and half of the engine would serve other weights
-(rank_receiver.py, drive.py).
+methods stage and report; the weight transfer backend `driftless` (vllm_backend.py) commits inside
+vLLM's own start/update/finish. Neither raises (except check_replies_are_returned): if one rank
+raised and another did not, all later replies would be assigned to the wrong calls, and half of the
+engine would serve other weights (rank_receiver.py, drive.py).
 
     llm = LLM(model, worker_extension_cls=EXTENSION, weight_transfer_config=TRANSFER_CONFIG)
     driver = follow(llm)                   # the configuration that the engine was started with
     while training:
         driver.start_staging(60)           # returns at once; the ranks stage on threads
         outputs = llm.generate(prompts)
-        driver.update(60, started=True)    # all ranks, or none
+        driver.update(60, started=True)    # commits on all ranks, or on none
 
-    driver = follow("http://host:8000", "host_shm:NAME")      # a server, and an agent of its host
+    driver = follow("http://host:8000", "host_shm:NAME")      # a server, and an agent on its host
 
-What a call may name is in allowed.py.
+allowed.py says which names a call may use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .ways import WayName
 BACKEND = "driftless"
 EXTENSION = "driftless.engines.vllm.WorkerExtension"
 TRANSFER_CONFIG = {"backend": BACKEND}
-# Set to 1 if a CPU engine shall keep weights as they were loaded (vllm_load_layout.py).
+# Set to 1 to make a CPU engine keep weights as loaded (vllm_load_layout.py).
 LOAD_LAYOUT_VARIABLE = "DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT"
 
 
@@ -45,7 +45,7 @@ LOAD_LAYOUT_VARIABLE = "DRIFTLESS_VLLM_KEEP_LOAD_LAYOUT"
 
 
 def register() -> None:
-    """The entry point in `vllm.general_plugins`. vLLM calls it in every process, perhaps twice."""
+    """The entry point in `vllm.general_plugins`. vLLM calls it in every process, possibly twice."""
     register_backend()
     if os.environ.get(LOAD_LAYOUT_VARIABLE) == "1":
         from . import vllm_load_layout
@@ -57,7 +57,7 @@ def register_backend() -> None:
     try:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     except ImportError:
-        return  # a release without weight transfer: the worker extension works all the same
+        return  # a release without weight transfer: the worker extension suffices
     if BACKEND not in getattr(WeightTransferEngineFactory, "_registry", {}):
         WeightTransferEngineFactory.register_engine(
             BACKEND, "driftless.engines.vllm_backend", "DriftlessTransferEngine"
@@ -68,13 +68,14 @@ def register_backend() -> None:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker. Each method returns one reply (rank_receiver.py), and in `session` whether
-    our backend commits between vLLM's start and finish; else driftless_commit does."""
+    """Mixed into vLLM's worker. Each method returns one reply (rank_receiver.py). Its `session`
+    says whether our backend commits, between vLLM's start and finish; otherwise driftless_commit
+    does."""
 
     def driftless_open(
         self, source: str | None = None, nonce: str = "", take_over: str = ""
     ) -> Reply:
-        """Follows what the engine's operator allowed under that name (allowed.py)."""
+        """Follows the configuration that the operator allowed under that name (allowed.py)."""
         return self._driftless_answer(nonce, lambda it: it.open_allowed(source, nonce, take_over))
 
     def driftless_stage(
@@ -105,7 +106,7 @@ class WorkerExtension:
         return self._driftless_answer(nonce, lambda it: it.close(nonce))
 
     def _driftless_answer(self, nonce: str, call: Any) -> Reply:
-        check_heard(getattr(self, "vllm_config", None))
+        check_replies_are_returned(getattr(self, "vllm_config", None))
         try:
             said = call(self._driftless_follower())
         except Exception as problem:  # noqa: BLE001  vLLM must not see it
@@ -116,7 +117,7 @@ class WorkerExtension:
         return {**said, "session": session, "updating": updating}
 
     def _driftless_follower(self) -> RankReceiver:
-        """The backend's, where vLLM runs it; else one of its own."""
+        """The backend's follower if vLLM runs our backend; otherwise one of the extension's own."""
         backend: Any = getattr(self, "weight_transfer_engine", None)
         made = self.__dict__.get("_driftless_made")
         if isinstance(getattr(backend, "follower", None), RankReceiver):
@@ -124,7 +125,8 @@ class WorkerExtension:
         if made is None:
             model = self.model_runner.get_model()  # type: ignore[attr-defined]
             made = make_follower(self.vllm_config, model, self.rank)  # type: ignore[attr-defined]
-            if hasattr(backend, "follower"):  # an older release: it commits what is staged here
+            # an older release: the backend commits what this follower stages
+            if hasattr(backend, "follower"):
                 backend.follower = made
         if self.__dict__.get("_driftless_made") is not made:
             self.__dict__["_driftless_made"] = made
@@ -134,46 +136,47 @@ class WorkerExtension:
         return made
 
 
-def check_heard(vllm_config: Any) -> None:
-    """vLLM asks all data-parallel replicas of a server and hands on what the first one says. The
-    others can only raise, each on all its ranks: else their failed commits would pass for done."""
+def check_replies_are_returned(vllm_config: Any) -> None:
+    """vLLM calls all data-parallel replicas of a server, but returns only the first one's replies.
+    The other replicas raise, on all their ranks: otherwise a failed commit there would go
+    unnoticed."""
     given = getattr(vllm_config, "parallel_config", None)
     number = getattr(given, "data_parallel_index", getattr(given, "data_parallel_rank", 0))
-    if getattr(given, "data_parallel_hybrid_lb", False):  # a server for each host
+    if getattr(given, "data_parallel_hybrid_lb", False):  # one server per host
         number = getattr(given, "data_parallel_rank_local", 0)
     if number and not getattr(given, "data_parallel_external_lb", False):
         raise errors.UnsupportedError(
-            f"data-parallel replica {number} of this server is not heard: start a server for each "
-            "replica (--data-parallel-rank, or without data parallelism)"
+            f"vLLM does not return the replies of data-parallel replica {number}: start a server for "
+            "each replica (--data-parallel-rank, or without data parallelism)"
         )
 
 
 def note_sleeps(worker: Any, follower: RankReceiver) -> None:
-    """The follower is told when the worker's weights go to sleep, and when they are back."""
-    for name, tell in (("sleep", tell_sleep), ("wake_up", tell_wake)):
+    """Reports to the follower when the worker's weights go to sleep, and when they are back."""
+    for name, wrap in (("sleep", notify_sleep), ("wake_up", notify_wake)):
         method = getattr(worker, name, None)
         if callable(method):
-            worker.__dict__[name] = tell(method, follower)
+            worker.__dict__[name] = wrap(method, follower)
 
 
-def tell_sleep(sleep: Any, follower: RankReceiver) -> Any:
+def notify_sleep(sleep: Any, follower: RankReceiver) -> Any:
     @wraps(sleep)
-    def told(level: int = 1, *args: Any, **kwargs: Any) -> Any:
+    def notify(level: int = 1, *args: Any, **kwargs: Any) -> Any:
         follower.note_sleep(int(level))
         return sleep(level, *args, **kwargs)
 
-    return told
+    return notify
 
 
-def tell_wake(wake_up: Any, follower: RankReceiver) -> Any:
+def notify_wake(wake_up: Any, follower: RankReceiver) -> Any:
     @wraps(wake_up)
-    def told(tags: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def notify(tags: Any = None, *args: Any, **kwargs: Any) -> Any:
         done = wake_up(tags, *args, **kwargs)
         if tags is None or "weights" in tags:
             follower.note_wake()
         return done
 
-    return told
+    return notify
 
 
 def make_follower(vllm_config: Any, model: Any, rank: int) -> RankReceiver:
@@ -182,7 +185,7 @@ def make_follower(vllm_config: Any, model: Any, rank: int) -> RankReceiver:
 
 @dataclass
 class TargetMaker:
-    """`runner`: the worker's, if the worker extension is there."""
+    """`runner`: the worker's model runner, if the worker extension is loaded."""
 
     vllm_config: Any
     model: Any
@@ -196,8 +199,8 @@ class TargetMaker:
 def make_target(
     vllm_config: Any, module: Any, chunk_bytes: int, runner: Any = None, rank: int | None = None
 ) -> EngineTarget:
-    """In place where that is possible; else, where the engine was not told otherwise
-    ({"reload": false}), by vLLM's own reload: of the modules that need it, or of all."""
+    """A target that writes in place, if possible. If not, and unless the operator set
+    {"reload": false}, vLLM's own reload loads the modules that need it, or the whole model."""
     from . import ModuleTarget, vllm_layout, vllm_parts, vllm_reload
     from .loaders import own_loader
 
@@ -207,7 +210,7 @@ def make_target(
     drafters = vllm_parts.drafters(module, runner)
     placement = partial(vllm_parts.experts, runner)
     allow: tuple[WayName, ...] = ("direct", "plan", "masked", "whole")
-    # Of packed layers all is reloaded, or nothing.
+    # With packed layers, vLLM reloads the whole model or nothing.
     if given.get("reload", True) and not vllm_reload.packed_copies(module):
         allow += ("reload",)
     target = ModuleTarget(
@@ -231,7 +234,7 @@ def make_target(
 
 
 def settings_of(vllm_config: Any) -> dict[str, Any]:
-    """What the operator gave at start (allowed.py)."""
+    """The operator's settings from the start of the engine (allowed.py)."""
     given = getattr(vllm_config, "additional_config", None)
     found = given.get(BACKEND) if isinstance(given, dict) else None
     return allowed.settings(found if isinstance(found, dict) else None)
@@ -245,8 +248,8 @@ def follow(
 ) -> drive.Driver:
     """A driver whose engine follows `source`: an agent of its host ("host_shm:NAME"), or a
     configuration that its operator allowed (allowed.py). `engine`: an `LLM`, or the address of a
-    server that was started with VLLM_SERVER_DEV_MODE=1; then `timeout_s` is for one call, and
-    requests in flight are kept: they go on with the new weights, their caches computed again."""
+    server that was started with VLLM_SERVER_DEV_MODE=1; for a server, `timeout_s` limits each call,
+    and requests in flight continue with the new weights, their caches computed again."""
     if isinstance(engine, str):
         native = _native.EngineDriver.vllm(engine, source, timeout_s, token)
     else:
@@ -259,13 +262,13 @@ def follow(
 def update(
     engine: Any, source: str | None = None, timeout_s: float = 60.0
 ) -> drive.Update | None:
-    """One update, from an open to a confirmed version; None: nothing newer came."""
+    """One update, from open to a confirmed version; None: no newer version came."""
     return follow(engine, source).update(timeout_s)
 
 
 class Offline:
-    """The driver's calls to an `LLM` of this process. Generation and updates come from one thread,
-    so nothing needs to be paused."""
+    """The driver's calls to an `LLM` of this process. One thread generates and updates, so nothing
+    needs to be paused."""
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
@@ -275,7 +278,8 @@ class Offline:
         return json.dumps(getattr(self, operation)(**json.loads(arguments)))
 
     def rpc(self, method: str, kwargs: dict[str, Any]) -> Any:
-        return self.llm.collective_rpc(method, kwargs=kwargs)  # a timeout would make the queue slip
+        # after a timeout, late replies would answer later calls
+        return self.llm.collective_rpc(method, kwargs=kwargs)
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -283,7 +287,7 @@ class Offline:
     def begin(self) -> None:
         try:
             self.llm.start_weight_update()
-        except Exception:  # an update of before that nobody finished
+        except Exception:  # an earlier update was not finished
             self.llm.finish_weight_update()
             self.llm.start_weight_update()
         self.in_session = True
@@ -295,7 +299,7 @@ class Offline:
             self.rpc("driftless_commit", commit)
 
     def finish(self, label: str | None = None) -> None:
-        # Older releases keep no version.
+        # Older releases keep no version label.
         named = {"weight_version": label} if label and self.keeps_label() else {}
         self.llm.finish_weight_update(**named)
         self.in_session = False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weight transfer backend `driftless` of vLLM. Imported by vLLM, in its workers.
+"""vLLM's weight transfer backend `driftless`. vLLM imports it in its workers.
 
-It commits what the worker extension staged. Whatever happens is kept in the rank's receiver and told by
-driftless_status: an exception on one rank only would put the ranks out of step for good.
+It commits what the worker extension staged. Failures are kept in the rank's receiver and reported
+by driftless_status: an exception on one rank only would put the ranks out of step for good.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ class UpdateInfo(WeightTransferUpdateInfo):
     version: int | None = None  # None: whatever is staged
     nonce: str = ""
     ticket: str = ""  # of the staging that it commits
-    # Releases without a start of updates ask here whether they shall prepare the model for a reload.
+    # Releases without start_weight_update read this to decide whether to prepare a reload.
     is_checkpoint_format: bool = False
 
 
 class DriftlessTransferEngine(WeightTransferEngine):
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
-    # Whether start and finish are the backend's. In older releases they are the worker's, which may
-    # prepare a reload: driftless_commit needs neither.
+    # Whether the backend implements start and finish. In older releases the worker does, and may
+    # prepare a reload; driftless_commit needs neither.
     prepares_updates = hasattr(WeightTransferEngine, "start_weight_update")
 
     def __init__(self, config: Any, *rest: Any, **named: Any) -> None:
-        """(config, vllm_config, device, model); older releases: (config, parallel_config), and for a
-        while (config, parallel_config, model)."""
+        """Takes (config, vllm_config, device, model); in older releases (config, parallel_config),
+        and in some (config, parallel_config, model)."""
         super().__init__(config, *rest, **named)
-        self.follower: Any = None  # older releases have less here: the extension makes it
+        self.follower: Any = None  # in older releases the extension makes it
         if hasattr(self, "vllm_config") and getattr(self, "model", None) is not None:
             self.follower = make_follower(self.vllm_config, self.model, rank_of(self))
 
@@ -64,8 +64,8 @@ class DriftlessTransferEngine(WeightTransferEngine):
     def start_weight_update(self) -> None: ...
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base's, without what it raises on some machines: synchronizing an accelerator that
-        is not there."""
+        """As the base class, without its synchronization of an accelerator, which raises on
+        machines that have none."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -73,14 +73,14 @@ class DriftlessTransferEngine(WeightTransferEngine):
     def receive_weights(
         self, update_info: UpdateInfo, load_weights: Callable[..., Any] | None = None
     ) -> None:
-        """Older releases hand over `load_weights`, inside the default device of the worker."""
-        if self.follower is None:  # on all ranks alike, so it may be raised
+        """Older releases pass `load_weights`, and call this inside the worker's default device."""
+        if self.follower is None:  # the same on all ranks, so it may raise
             raise RuntimeError(
                 "nothing follows a run here: start vLLM with --worker-extension-cls "
                 f"{EXTENSION} and call driftless_open and driftless_stage first"
             )
         if inspect.ismethod(load_weights):
-            # The model's own: its parameters wait on the meta device for a reload. To raise would
+            # vLLM has moved the model's parameters to the meta device for a reload. Raising would
             # leave them there; vLLM's finish puts them back.
             self.follower.refuse(RELOADING, update_info.nonce)
             return
@@ -95,7 +95,8 @@ class DriftlessTransferEngine(WeightTransferEngine):
 
     @staticmethod
     def trainer_send_weights(*_: Any, **__: Any) -> None:
-        """Older releases ask for it. Trainers publish by driftless.Publisher or its hooks."""
+        """An abstract method in older releases. Trainers publish by driftless.Publisher or its
+        hooks."""
         raise NotImplementedError("weights are published by driftless.Publisher, not by vLLM")
 
 

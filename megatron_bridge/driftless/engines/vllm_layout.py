@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How vLLM keeps quantized layers: what its loader wants is what it noted before it loaded them
-(model_loader/reload), and it can load single modules again."""
+"""Quantized layers in vLLM. vLLM records the parameters that its loader expects before it loads
+them (model_loader/reload), and can load single modules again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def load_layout(
     place: Callable[[], Any],
     load_weights: LoadWeights | None,
 ) -> LoadLayout:
-    """`place` puts what knows of rearranged experts around the loaders that are there."""
+    """`place` wraps the loaders in use with the current placement of experts."""
     modules = [("", model), *drafters.items()]
     infos = layer_infos()
     return LoadLayout(
@@ -40,7 +40,7 @@ def load_layout(
 
 
 def layer_infos() -> Any:
-    """What vLLM noted of each layer; {}: a release that does not."""
+    """vLLM's record of each layer; {} in releases that keep none."""
     try:
         from vllm.model_executor.model_loader.reload import layerwise, sanitize
     except ImportError:
@@ -72,7 +72,7 @@ def restore_layer(
     bind = partial(bind_loaders, layer)
     for name, wanted in parameters.items():
         if layer.__dict__.get(name) is not None or layer._buffers.get(name) is not None:
-            continue  # something else has the name now
+            continue  # the name has another value now
         called = f"{prefix}.{name}" if prefix else name
         made = restore(layer._parameters, name, wanted, stand_ins, called, bind)
         if made is not None:
@@ -80,9 +80,9 @@ def restore_layer(
 
 
 def bind_loaders(layer: torch.nn.Module, parameter: torch.Tensor) -> None:
-    """vLLM keeps methods of the layer without it, so that the layer can be freed. After a reload its
-    notes have the loader of that reload, which takes nothing outside of one: the one below it is
-    meant."""
+    """Binds vLLM's recorded methods, which it keeps unbound so that layers can be freed, to the
+    layer. After a reload the record has that reload's loader, which works only during a reload:
+    this takes the original loader below it."""
     from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 
     restore_layer_refs(parameter, layer)
@@ -92,7 +92,7 @@ def bind_loaders(layer: torch.nn.Module, parameter: torch.Tensor) -> None:
         parameter.weight_loader = load
 
 
-# --- what must not be written in place ------------------------------------------------------------
+# --- parameters that must not be written in place -------------------------------------------------
 
 
 def computed_with_copies(modules: list[tuple[str, torch.nn.Module]]) -> dict[str, str]:
@@ -107,7 +107,8 @@ def computed_with_copies(modules: list[tuple[str, torch.nn.Module]]) -> dict[str
 
 
 def foreign_scale(layer: torch.nn.Module) -> str | None:
-    """vLLM's reload leaves a kernel the scales that it loaded, and copies them into the layer's."""
+    """After a reload vLLM keeps the scales that the kernel loaded, and copies them into the
+    layer."""
     config = getattr(getattr(layer, "quant_method", None), "moe_quant_config", None)
     tensors = [each for each in layer._parameters.values() if each is not None]
     own = {each.untyped_storage().data_ptr() for each in tensors}
@@ -119,8 +120,8 @@ def foreign_scale(layer: torch.nn.Module) -> str | None:
 
 
 def only_rule(modules: list[tuple[str, torch.nn.Module]], parameter: str) -> str:
-    """DeepGEMM requantizes to powers of two: codes and scales of the closed rule stay as they are,
-    and nobody can tell from a base in that rule what it would do to others."""
+    """DeepGEMM requantizes to powers of two. It keeps codes and scales of that rule unchanged; a
+    base in that rule does not show how it would change others."""
     layer = layer_of(modules, parameter)
     return "ue8m0" if layer is not None and requantizes(layer) else ""
 
@@ -139,7 +140,7 @@ def requantizes(layer: torch.nn.Module) -> bool:
 
 
 def advice(modules: list[tuple[str, torch.nn.Module]], parameter: str) -> str:
-    """What keeps the parameter as it is loaded, as far as that is known."""
+    """The setting that keeps the parameter as loaded, if one is known."""
     layer = layer_of(modules, parameter)
     if layer is None:
         return ""
@@ -167,9 +168,9 @@ def layers(modules: list[tuple[str, torch.nn.Module]]) -> Iterator[tuple[str, to
 def layer_of(
     modules: list[tuple[str, torch.nn.Module]], parameter: str
 ) -> torch.nn.Module | None:
-    """The layer of a parameter, by its name among all modules."""
+    """The layer of a parameter, by the parameter's name among all modules."""
     owner = parameter.rpartition(".")[0]
-    for first, model in reversed(modules):  # drafters have a name before their own
+    for first, model in reversed(modules):  # names of drafters have a prefix
         if not first or owner == first or owner.startswith(f"{first}."):
             try:
                 return model.get_submodule(owner[len(first) :].lstrip(".") if first else owner)
@@ -178,11 +179,11 @@ def layer_of(
     return None
 
 
-# --- modules that are loaded again ----------------------------------------------------------------
+# --- modules that vLLM loads again ----------------------------------------------------------------
 
 
 class Reloads:
-    """vLLM's layerwise reload, of some modules of the model."""
+    """vLLM's layerwise reload, for some modules of the model."""
 
     def __init__(
         self,
@@ -212,7 +213,7 @@ class Reloads:
                 for layer in layers:
                     reload.initialize_layerwise_reload(layer)
                 self._load(iter(weights))
-            finally:  # also what was half loaded can be loaded again after this
+            finally:  # after this, a half-loaded module can be loaded again
                 for layer in layers:
                     reload.finalize_layerwise_reload(layer, config)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For vLLM on a CPU: keeps parameters as they were loaded, so that they can be written in place.
+"""For vLLM on a CPU: keeps parameters as loaded, so that they can be written in place.
 
-vLLM's CPU kernels want other layouts: linears are packed and their parameter emptied, experts are
-packed in place. Here linears run by torch, and experts are packed on every call. That is slow: it
-is for tests and small models. On a GPU unquantized layers keep their layout by themselves.
+vLLM's CPU kernels use other layouts: they pack linears and empty the parameter, and pack experts in
+place. With this module linears run in torch, and experts are packed on every call. That is slow: it
+is for tests and small models. On a GPU unquantized layers keep their layout anyway.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 
 def keep() -> None:
-    """Idempotent. Before models are loaded."""
+    """Idempotent. Call it before models are loaded."""
     from vllm import _custom_ops
 
     _custom_ops._supports_onednn = False
-    # Older releases pack otherwise, or not.
+    # Older releases pack in another way, or not at all.
     with contextlib.suppress(ImportError):
         from vllm.model_executor.layers.fused_moe.experts import cpu_moe
 
@@ -37,7 +37,7 @@ def keep_experts(cpu_moe: Any) -> None:
         call = signature.bind(*arguments, **named)
         for name in ("w1", "w2"):
             call.arguments[name] = pack(call.arguments[name], call.arguments["self"].isa)
-        only_own(call.arguments)
+        zero_remote_experts(call.arguments)
         return apply(*call.args, **call.kwargs)
 
     def keeps(self: Any, layer: Any) -> None:
@@ -49,10 +49,10 @@ def keep_experts(cpu_moe: Any) -> None:
     experts._driftless_keeps = True
 
 
-def only_own(given: dict[str, Any]) -> None:
-    """vLLM's CPU kernel takes every expert for one of its own, also if each rank has some of them
-    (expert parallel): those of other ranks count nothing here."""
+def zero_remote_experts(given: dict[str, Any]) -> None:
+    """Zeroes the weights of experts that other ranks hold (expert parallel): vLLM's CPU kernel
+    takes every expert for a local one."""
     if (slots := given.get("expert_map")) is not None:
-        own = slots[given["topk_ids"].long()]
-        given["topk_weights"] = given["topk_weights"].masked_fill(own < 0, 0)
-        given["topk_ids"] = own.clamp(min=0).to(given["topk_ids"].dtype)
+        local = slots[given["topk_ids"].long()]
+        given["topk_weights"] = given["topk_weights"].masked_fill(local < 0, 0)
+        given["topk_ids"] = local.clamp(min=0).to(given["topk_ids"].dtype)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target has to know of vLLM beside the model: its drafter, what it computes from weights
-after loading, and where its experts are."""
+"""Parts of vLLM that a target needs beside the model: its drafter, functions that compute tensors
+after loading, and the placement of experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .derived import Refresh, find_refreshes
 
 
 def drafters(model: torch.nn.Module, runner: Any) -> dict[str, torch.nn.Module]:
-    """The model that drafts for it in this worker, if it loads weights of its own."""
+    """The model that drafts in this worker, if it loads weights of its own."""
     find = getattr(runner, "get_draft_model", None)
     found = find() if callable(find) else getattr(getattr(runner, "drafter", None), "model", None)
     usable = isinstance(found, torch.nn.Module) and hasattr(found, "load_weights")
@@ -26,7 +26,7 @@ def drafters(model: torch.nn.Module, runner: Any) -> dict[str, torch.nn.Module]:
 def refreshes(
     vllm_config: Any, model: torch.nn.Module, drafting: dict[str, torch.nn.Module]
 ) -> list[Refresh]:
-    """Attention layers compute MLA's W_UV and W_UK_T, as vLLM's own reload has them do it."""
+    """Attention layers compute MLA's W_UV and W_UK_T; called as vLLM's own reload calls them."""
     dtype = getattr(vllm_config.model_config, "dtype", None)
     found = find_refreshes([("", model), *drafting.items()], dtype)
     return [Refresh(each.name, partial(_configured, vllm_config, each.run)) for each in found]
@@ -40,9 +40,9 @@ def _configured(vllm_config: Any, run: Callable[[], Any]) -> None:
 
 
 def experts(runner: Any) -> torch.Tensor | None:
-    """Which expert is in which slot, of every layer of every model that vLLM balances (EPLB). Asked
-    before each staging, each commit and each trace: from then on the models' loaders put experts
-    into the slots where they are. vLLM's own know only where they were at first."""
+    """The expert in each slot, per layer, of every model that vLLM balances (EPLB). Read before
+    each staging, commit and trace: from the first read on, the models' loaders put experts into
+    their current slots. vLLM's own loaders know only the initial slots."""
     tables = []
     for model, state in _balanced(runner).items():
         for number, layer in enumerate(state.model.moe_layers):
@@ -56,7 +56,7 @@ def experts(runner: Any) -> torch.Tensor | None:
 
 
 def check_balanced(layer: torch.nn.Module, number: int) -> None:
-    """Shared experts in slots of their own are numbered behind the others, as replicas are."""
+    """Shared experts with slots of their own have numbers after all others, as replicas do."""
     for part in layer.modules():
         manager = getattr(part, "expert_map_manager", None)
         if getattr(manager, "num_fused_shared_experts", 0):
@@ -77,13 +77,13 @@ def _slots(runner: Any, model: str, layer: int) -> list[int] | None:
 
 
 def place_experts(parameter: Any, name: str, slots: Callable[[], list[int] | None]) -> None:
-    """Idempotent. A loader is called for each expert, by the number of the slot that it was in at
-    first: the first ones in their order, then replicas."""
+    """Idempotent. vLLM calls the loader once per initial slot: first for the experts in order, then
+    for replicas."""
     load = getattr(parameter, "weight_loader", None)
     if load is None or hasattr(load, "placed"):
         return
     signature = inspect.signature(load)
-    if "expert_id" not in signature.parameters:  # of shared experts, or a gate
+    if "expert_id" not in signature.parameters:  # a loader of shared experts, or of a gate
         return
 
     @wraps(load)
@@ -96,7 +96,7 @@ def place_experts(parameter: Any, name: str, slots: Callable[[], list[int] | Non
             raise errors.UnsupportedError(
                 f"'{name}': expert {expert}, and EPLB's table has {len(table)} slots"
             )
-        if expert > max(table):  # a replica of one that was placed everywhere already
+        if expert > max(table):  # a replica: its expert was already placed in every slot
             return False
         loaded: Any = False
         for slot in (slot for slot, held in enumerate(table) if held == expert):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM where weights cannot be written in place: the rank keeps the checkpoint's tensors in host
-memory, and every commit goes through vLLM's own reload (its loader, then its post-load processing).
+"""For vLLM weights that cannot be written in place: the rank keeps the checkpoint's tensors in host
+memory, and every commit runs vLLM's own reload (its loader, then its post-load processing).
 
-That is for layouts that vLLM has packed: stock CPU linears, shuffled experts. It costs the model's
-size in host memory per rank, and a reload in every pause. `vllm.make_target` takes it where a
-tensor could not be written otherwise.
+This covers layouts that vLLM has packed: stock CPU linears, shuffled experts. It costs the model's
+size in host memory per rank, and a reload in every pause. `vllm.make_target` uses it if a tensor
+cannot be written otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .ways import Way
 
 
 class ReloadTarget(HeldTarget):
-    """A receiver writes into `native`; then written() loads the engine from it."""
+    """A receiver writes into `native`; written() then loads the engine from it."""
 
     def __init__(
         self, model: Any, vllm_config: Any, base: str | os.PathLike[str], why: str
@@ -28,7 +28,7 @@ class ReloadTarget(HeldTarget):
         native = driftless.OwnedTarget(base)
         self._model, self._vllm_config = model, vllm_config
         assert native.layout is not None  # it has a base
-        self.unread = f"vLLM's own reload: {why}"  # the engine makes something else of it
+        self.unread = f"vLLM's own reload: {why}"  # the engine converts it
         way = Way("whole", self.unread, "")
         super().__init__(native, {tensor.name: way for tensor in native.layout.tensors})
 
@@ -41,12 +41,12 @@ class ReloadTarget(HeldTarget):
             reload.initialize_layerwise_reload(self._model)
             try:
                 self._model.load_weights(weights)
-            finally:  # also what was half loaded can be loaded again after this
+            finally:  # after this, a half-loaded model can be loaded again
                 reload.finalize_layerwise_reload(self._model, self._vllm_config.model_config)
 
 
 def require_reload(why: str) -> None:
-    """Before anything is written: a release that cannot reload would end with half of a version."""
+    """Must run before any write: a release without reload would end with half of a version."""
     try:
         from vllm.model_executor.model_loader import reload  # noqa: F401
     except ImportError:
@@ -57,7 +57,8 @@ def require_reload(why: str) -> None:
 
 
 def packed_copies(model: Any) -> list[str]:
-    """Layers that compute with a packed copy beside their parameter: the copy would stay stale."""
+    """Layers that compute with a packed copy of their parameter: a write would leave the copy
+    stale."""
     found = []
     for name, layer in model.named_modules():
         gemm = getattr(layer, "cpu_linear", None)
@@ -68,7 +69,7 @@ def packed_copies(model: Any) -> list[str]:
 
 
 def why_not_in_place(model: Any, target: Any) -> str | None:
-    """Why this model's weights cannot be written where they are; None: they can."""
+    """Why this model's weights cannot be written in place; None: they can."""
     packed = packed_copies(model)
     if packed:
         return f"{len(packed)} layers compute with packed copies, the first is {packed[0]}"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dispatch mode that knows which values come from which checkpoint tensor.
+"""A dispatch mode that tracks which values come from which checkpoint tensor.
 
-TorchDispatchMode is called for every operation below autograd, whichever way it was asked for: a
-loader cannot write into memory behind its back, nor in another thread (threads.py).
+torch calls a TorchDispatchMode for every operation below autograd, whatever API requested it, so no
+write of a loader escapes it, in other threads neither (threads.py).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[to
 
 @cache
 def only_views(func: Any) -> bool:
-    """Whether the operation writes nothing, and all that it returns is said to be memory of its
-    first argument: if so, nothing is to be learned from it. Some (reshape) copy nevertheless."""
+    """Whether the operation writes nothing and declares that its result aliases its first argument.
+    Such an operation needs no tracking. Some of them (reshape) copy nevertheless."""
     schema = func._schema
     if not schema.returns or not schema.arguments or _written_arguments(func):
         return False
@@ -70,14 +70,14 @@ def op_name(func: Any) -> str:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the values of a storage come from: a tensor as it is, perhaps converted."""
+    """Where the values of a storage come from: a tensor, unchanged or converted."""
 
     name: str
     dtype: torch.dtype
     converted: bool = False
 
 
-# An operation and its arguments -> its result.
+# (operation, arguments, keyword arguments) -> result
 See = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -88,7 +88,7 @@ class _Mode:
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """torch's own question: it would wrap every call of a mode in another one. No loader is
+        """Called by torch. False would wrap every call of the mode once more; no loader is
         compiled."""
         return False
 
@@ -111,22 +111,22 @@ class FunctionMode(_Mode, TorchFunctionMode):
 
 
 class Watching:
-    """What is known of storages. Subclasses say what happens."""
+    """Tracks the origin of storages. Subclasses decide what an operation does."""
 
     def __init__(self, bound: BoundTensors) -> None:
         self.bound = bound
-        self.turn = threading.RLock()  # a loader's threads are seen one at a time
-        self.thread = threading.get_ident()  # the loader's own
+        self.turn = threading.RLock()  # handles a loader's threads one at a time
+        self.thread = threading.get_ident()  # the loader's main thread
         self.current: str | None = None  # the tensor that the loader took last
         self.origins: dict[int, Origin] = {}
         self.derived: dict[int, tuple[set[str], str]] = {}  # storage -> (names, by what)
         self.filled: dict[int, set[str]] = {}  # storage of the module -> names copied there
-        # As long as somebody has a weak reference, a storage's key is not used again.
+        # Weak references: a storage's key is not reused as long as one exists.
         self.kept: dict[int, StorageWeakRef] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While it is on, see() has every operation of this thread and of those that it starts."""
+        """While it is open, see() gets every operation of this thread and of threads it starts."""
         self.thread = threading.get_ident()
         with self.bound.with_attributes():
             try:
@@ -138,13 +138,13 @@ class Watching:
                     each.restore()
 
     def ended(self) -> None:
-        """The loader is through; attributes that it put others in the places of are as it left
+        """Called when the loader has returned; replaced attributes are still as the loader left
         them."""
 
     @contextmanager
     def modes(self) -> Iterator[None]:
-        """Of one thread. What another one has queued on a GPU is done when it ends: its stream is
-        not the loader's."""
+        """The modes of one thread. At its end another thread waits for its GPU work, because its
+        stream is not the loader's."""
         with torch.no_grad(), DispatchMode(self.in_turn(self.see)):
             yield
         if threading.get_ident() != self.thread and torch.cuda.is_initialized():
@@ -158,11 +158,11 @@ class Watching:
         return seen
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation of the loader; what it returns is the operation's result."""
+        """Handles one operation of the loader, and returns its result."""
         raise NotImplementedError
 
     def offer(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The loader takes it next."""
+        """Marks the tensor that the loader takes next."""
         self.current = name
         self.origins[storage_key(tensor)] = Origin(name, tensor.dtype)
         self.keep(tensor)
@@ -174,7 +174,7 @@ class Watching:
             self.kept[key] = StorageWeakRef(tensor.untyped_storage())
 
     def fresh(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those that are neither the checkpoint's nor the module's."""
+        """The tensors that belong neither to the checkpoint nor to the module."""
         return [
             each
             for each in tensors
@@ -189,7 +189,7 @@ class Watching:
             self.keep(each)
 
     def names_of(self, tensors: Iterable[torch.Tensor]) -> set[str]:
-        """The checkpoint tensors whose values are in these, as they are or not."""
+        """The checkpoint tensors from which these values come, unchanged or computed."""
         names: set[str] = set()
         for each in tensors:
             key = storage_key(each)

@@ -13,14 +13,14 @@ WayName = Literal["direct", "plan", "masked", "whole", "reload", "refused"]
 class Way:
     """`way` is one of
 
-    - direct: a parameter is the tensor;
-    - plan: strided maps from the tensor into parameters, traced from the module's loader;
-    - masked: the module's loader, whose copies then write the changed values only;
+    - direct: the parameter is the tensor;
+    - plan: strided maps, traced from the module's loader, write the tensor into parameters;
+    - masked: the module's loader, with copies that write only the changed values;
     - whole: the module's loader, with the whole tensor;
-    - reload: the engine loads the modules again that it goes to, from whole tensors;
-    - refused: a version that changes the tensor cannot be taken.
+    - reload: the engine loads the tensor's modules again, from whole tensors;
+    - refused: a version that changes the tensor is refused.
 
-    `reason` says why it is no better one; `parameter` names where it goes, several with commas.
+    `reason` says why no better way is possible; `parameter` names the destinations, with commas.
     """
 
     way: WayName

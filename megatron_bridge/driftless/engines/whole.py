@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole tensors through a module's loader, whatever it does with them: computing, quantizing,
-putting other tensors in the parameters' places. What it writes can be taken back."""
+"""Loads whole tensors through a module's loader, even if it computes, quantizes, or replaces
+parameters by other tensors. Its writes can be undone."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .watching import Watching, written
 
 
 class WholeLoad(Watching):
-    """Used once: load(), and then undo() if it must be, or if load() raised. Memory: a copy of
-    every parameter that the loader writes."""
+    """Used once: load(), then undo() if load() raised or the commit is taken back. Memory: a copy
+    of every parameter that the loader writes."""
 
     def __init__(self, bound: BoundTensors) -> None:
         super().__init__(bound)
         self.before: dict[int, SavedStorage] = {}
 
     def load(self, load_weights: LoadWeights, name: str, tensor: torch.Tensor) -> None:
-        """Parameters keep their memory: a tensor that the loader puts in the place of one is copied
-        into that one."""
+        """Parameters keep their memory: if the loader replaces a parameter, the new values are
+        copied into the old memory."""
         self.run(lambda: load_weights(iter([(name, tensor)])))
 
     def run(self, work: Callable[[], Any]) -> None:
@@ -37,12 +37,12 @@ class WholeLoad(Watching):
                 for binding in list(self.bound.rebound()):
                     self.complete(binding)
         except BaseException:
-            with contextlib.suppress(Exception):  # the caller's undo() tells
+            with contextlib.suppress(Exception):  # the caller's undo() reports it
                 self.undo()
             raise
 
     def ended(self) -> None:
-        """Attributes keep their memory, too: a CUDA graph may have noted it."""
+        """Attributes keep their memory, too: a CUDA graph may hold its address."""
         for each in self.bound.rebound_attributes():
             new = each.current()
             storage = self.bound.find(each.tensor)
@@ -82,8 +82,7 @@ class WholeLoad(Watching):
         self.before.clear()
 
     def changed(self, but: Container[int]) -> str | None:
-        """The name of a parameter that has other bits than before, if one has; not of those
-        storages."""
+        """The name of a parameter whose bits changed, or None; ignores the storages in `but`."""
         changed = (s.storage.name for key, s in self.before.items() if key not in but and s.changed())
         return next(changed, None)
 

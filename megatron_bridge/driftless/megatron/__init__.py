@@ -4,8 +4,8 @@
     driftless.megatron.add_arguments(parser)
     driftless.megatron.attach(model, optimizer, args)
 
-or none: `python -m driftless.megatron pretrain_gpt.py ARGS...`. See docs/start/megatron.md.
-Importing this needs neither torch nor Megatron.
+or no line: `python -m driftless.megatron pretrain_gpt.py ARGS...`. See docs/start/megatron.md.
+Importing this package needs neither torch nor Megatron.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is asked for."""
+    """Imports members that need torch on first use."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

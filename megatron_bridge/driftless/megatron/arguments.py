@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags, and what they come to: settings for `driftless.Config`, and a few of the hook's own.
+"""The command-line flags, and the settings for `driftless.Config` and for the hook that they give.
 
-Flags are off by default. `--update-weight-config` is read first; a flag that is given wins over it.
+Flags are off by default. A given flag overrides the file of `--update-weight-config`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from .errors import MapError
 
 MODES = ("full", "delta")
-# The settings that a transport stands for. On mpi_rma rollouts that start without weights find
-# version 0 whole.
+# The settings that a transport implies. On mpi_rma, rollouts that start without weights get version
+# 0 as a full version.
 TRANSPORTS: dict[str, dict[str, str]] = {
     "nccl": {"road.kind": "nccl"},
     "mpi_rma": {"road.kind": "mpi_rma", "anchors.first": "true"},
     "disk": {"road.kind": "shared_fs"},
-    # Rollouts that join later begin with the newest anchor.
+    # Rollouts that join later start from the newest anchor.
     "peer": {"road.kind": "peer", "snapshot": "none", "anchors.first": "true", "anchors.every": "16"},
 }
 ENCODINGS = ("indices", "deltas", "deltas_zstd", "compact")
@@ -33,7 +33,7 @@ CHECKSUMS = ("xxh3-128", "blake3", "adler32")
 QUANTIZATIONS = ("auto", "none", "fp8_block", "int4_group")
 SNAPSHOTS = ("none", "host", "pinned", "device")
 
-# Flags that act on the receiving side: their names in parsed arguments, and the keys for them there.
+# Flags for the receiving side: their names in parsed arguments, and the keys of a rollout's config.
 _RECEIVING = (
     ("update_weight_delta_chunk_bytes", "--update-weight-delta-chunk-bytes", "receiver.chunk_size"),
     (
@@ -53,70 +53,70 @@ Hook = Callable[..., Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Adds the flags to a parser, and returns it: also an `extra_args_provider` of Megatron-LM. What
-    is wrong with them is raised when the parser has parsed them."""
+    """Adds the flags to a parser, and returns it; also works as `extra_args_provider` of
+    Megatron-LM. Wrong flags raise once the parser has parsed them."""
     group = parser.add_argument_group("weight updates (driftless)")
     add = group.add_argument
     add(
         "--update-weight-mode",
         choices=MODES,
-        help="Bring every new version of the weights to the rollout engines: what changed (delta), "
-        "or all of it (full). Off unless this or --update-weight-config is given.",
+        help="Send every new version of the weights to the rollout engines: as changes (delta) or "
+        "whole (full). Off unless this or --update-weight-config is given.",
     )
     add(
         "--update-weight-transport",
         choices=tuple(TRANSPORTS),
-        help="nccl: broadcast; mpi_rma: rollouts of the same mpirun pull from memory; disk: files; "
+        help="nccl: broadcast; mpi_rma: rollouts of the same mpirun read from memory; disk: files; "
         "peer: as --use-p2p-weight-update.",
     )
     add(
         "--use-p2p-weight-update",
         action="store_true",
-        help="Every rank serves what its own optimizer writes from its memory, and each rollout "
-        "reads what it needs from the rank that has it. Nothing is gathered. With "
-        "--update-weight-disk-dir, that directory is used once something cannot go peer to peer.",
+        help="Every rank serves, from its memory, the changes that its own optimizer makes, and each "
+        "rollout reads what it needs from the rank that holds it. Nothing is gathered. With "
+        "--update-weight-disk-dir, versions go through that directory if peer-to-peer reads fail.",
     )
     add(
         "--update-weight-hub-address",
         metavar="HOST:PORT",
-        help="peer: where the leading rank listens. Default: MASTER_ADDR, port 27315.",
+        help="peer: the address on which the leader listens. Default: MASTER_ADDR, port 27315.",
     )
     add(
         "--update-weight-token-file",
         metavar="FILE",
-        help="peer: the run's secret, a file that only its owner can read.",
+        help="peer: file with the run's secret, readable by its owner only.",
     )
     add(
         "--update-weight-encoding",
         choices=ENCODINGS,
-        help="How changes are written: positions and values.",
+        help="Encoding of changes: positions and values.",
     )
     add(
         "--update-weight-delta-encoding",
         choices=DELTA_ENCODINGS,
-        help="How changes are written for engines that read a Hugging Face delta directory (disk).",
+        help="Encoding of changes for engines that read a Hugging Face delta directory (disk).",
     )
     add(
         "--update-weight-delta-checksum",
         choices=CHECKSUMS,
-        help="Checksum of every changed tensor, in the layouts that carry them.",
+        help="Checksum of every changed tensor, in the layouts that have them.",
     )
     add(
         "--update-weight-disk-dir",
         "--update-weight-delta-dir",
         dest="update_weight_disk_dir",
         metavar="DIR",
-        help="disk, and fallback of peer: the directory that trainer and rollouts see.",
+        help="disk, and fallback of peer: a directory that trainer and rollouts share.",
     )
     add(
         "--update-weight-local-checkpoint-dir",
         metavar="DIR",
-        help="The checkpoint on a rollout's host that is patched in place; {rank} is filled in.",
+        help="The checkpoint on a rollout's host that is patched in place; {rank} becomes the rank.",
     )
     add(
         "--update-weight-buffer-size",
         metavar="SIZE",
-        help="Bytes of a bucket: 67108864 or 64MiB.",
+        help="Size of a bucket: 67108864 or 64MiB.",
     )
     add(
         "--update-weight-delta-chunk-bytes",
@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         dest="update_weight_delta_chunk_bytes",
         type=int,
         metavar="BYTES",
-        help="Of full-shape tensors that a rollout engine's own loader is given at a time, where its "
+        help="How many bytes of full-shape tensors an engine's own loader gets at a time, if "
         "parameters cannot be written in place (default 512 MiB).",
     )
     add(
@@ -135,70 +135,71 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         dest="update_weight_delta_read_workers",
         type=int,
         metavar="N",
-        help="Parts of a version that a rollout host's agent reads and decodes at a time.",
+        help="How many parts of a version the agent of a rollout host reads and decodes at a time.",
     )
     add(
         "--update-weight-disk-keep-files",
         "--update-weight-delta-keep-files",
         dest="update_weight_disk_keep_files",
         action="store_true",
-        help="disk: versions stay when all engines that are told have acknowledged them.",
+        help="disk: keep versions after all notified engines have acknowledged them.",
     )
     add(
         "--update-weights-interval",
         type=int,
         default=1,
         metavar="N",
-        help="Publish after every so many optimizer steps.",
+        help="Publish after every N optimizer steps.",
     )
     add(
         "--update-weight-config",
         metavar="FILE.yaml",
-        help="A configuration of driftless; the other flags override it.",
+        help="A configuration file of driftless; the other flags override it.",
     )
     add(
         "--update-weight-hf-checkpoint",
         metavar="DIR",
-        help="The Hugging Face checkpoint that the rollouts start from: its config.json names the "
-        "model, and its weights, where they are there, are version 0. Default: the model as it is.",
+        help="The Hugging Face checkpoint that the rollouts start from. Its config.json names the "
+        "model; its weights, if present, are version 0. Default: the model's current weights.",
     )
     add(
         "--update-weight-snapshot",
         choices=SNAPSHOTS,
-        help="none: every rank publishes what its own optimizer writes, and no copy of the weights "
-        "is kept. host, pinned, device: the source rank of each pipeline stage gathers its tensors "
+        help="none: every rank publishes the changes of its own optimizer, and keeps no copy of the "
+        "weights. host, pinned, device: the source rank of each pipeline stage gathers its tensors "
         "and compares them with a copy there. Default: none if the optimizer is known.",
     )
     add(
         "--update-weight-quantization",
         choices=QUANTIZATIONS,
-        help="How bfloat16 weights become those of --update-weight-hf-checkpoint. auto: as that is "
-        "(FP8 blocks, INT4 groups, or as they come). none: as they come. fp8_block, int4_group: it "
-        "must be of this scheme. The rule is quantize.rule in --update-weight-config. Default: auto.",
+        help="How bfloat16 weights become those of --update-weight-hf-checkpoint. auto: in FP8 "
+        "blocks or INT4 groups if that checkpoint has them, else unchanged. none: unchanged. "
+        "fp8_block, int4_group: it must have this scheme. The rule is quantize.rule in "
+        "--update-weight-config. Default: auto.",
     )
     add(
         "--update-weight-wait",
         action="store_true",
-        help="A version is there when step() returns. Default: with --update-weight-snapshot none "
-        "what is left of it once changes are known goes on behind the next step.",
+        help="step() returns after the version is visible. Default: with --update-weight-snapshot "
+        "none, publishing continues during the next step once the changes are known.",
     )
     add(
         "--update-weight-strict",
         action="store_true",
-        help="A weight update that fails ends the training. Default: it is reported, every time.",
+        help="End training if a weight update fails. Default: report every failure and continue.",
     )
     add(
         "--update-weight-on-record",
         metavar="MODULE.FUNCTION",
-        help="Called on the leading rank as f(record) with the record of each version, a flat dict.",
+        help="Called on the leader as f(record) with the record of each version, a flat dict.",
     )
     add(
         "--custom-delta-pre-push-path",
         "--custom-update-weight-post-write-path",
         dest="custom_delta_pre_push_path",
         metavar="MODULE.FUNCTION",
-        help="disk: called as f(args, version_dir, engines) on every publishing rank once its files "
-        "of a version are written, before any process can see the version.",
+        help="disk: called as f(args, version_dir, engines) on every publishing rank after it wrote "
+        "its files of a version, before the version is visible.",
     )
     add(
         "--custom-delta-pre-read-path",
@@ -211,16 +212,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         add(
             "--colocate",
             action="store_true",
-            help="Trainer and engines share their GPUs. Not together with mode delta.",
+            help="Trainer and engines share their GPUs. Excludes mode delta.",
         )
     except argparse.ArgumentError:
-        pass  # the training script has it
+        pass  # the training script already has the flag
     _check_when_parsed(parser)
     return parser  # fmt: skip
 
 
 def _check_when_parsed(parser: argparse.ArgumentParser) -> None:
-    """Whatever is known to be wrong by then, in a trainer or a rollout."""
+    """Checks all that is known after parsing, in a trainer or a rollout."""
     inner = parser.parse_known_args
 
     @functools.wraps(inner)
@@ -236,7 +237,7 @@ def _check_when_parsed(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Options:
-    """What the hook needs to know."""
+    """The hook's own options."""
 
     config_file: str | None = None
     overrides: tuple[str, ...] = ()
@@ -247,14 +248,14 @@ class Options:
     pre_read: Hook | None = None
     on_record: Hook | None = None
     wait: bool = False
-    snapshot: str | None = None  # None: none, if it can be
-    colocate: bool = False  # judged by load_config(): the mode may be in the file
-    receiving: tuple[tuple[str, str], ...] = ()  # flags that act on a rollout, with the keys there
+    snapshot: str | None = None  # None: "none" if possible
+    colocate: bool = False  # load_config() checks it: the mode may be in the file
+    receiving: tuple[tuple[str, str], ...] = ()  # flags for rollouts, with their configuration keys
     notes: tuple[str, ...] = field(default=())
 
 
 def options_from(args: Any) -> Options | None:
-    """The options of parsed arguments; None where updates are off. Raises what is wrong."""
+    """The options in parsed arguments; None if updates are off. Raises if flags are wrong."""
 
     def flag(name: str) -> Any:
         return getattr(args, name, None)
@@ -282,7 +283,7 @@ def options_from(args: Any) -> Options | None:
 
 
 def load_config(options: Options, more: Sequence[str] = ()) -> Any:
-    """The `driftless.Config` that options stand for: also on a rollout, given the same flags."""
+    """The `driftless.Config` for these options; a rollout with the same flags gets the same."""
     import driftless
 
     overrides = [*options.overrides, *more]
@@ -296,8 +297,8 @@ def load_config(options: Options, more: Sequence[str] = ()) -> Any:
 
 
 def before_read(options: Options, config: Any) -> Callable[[int], Any] | None:
-    """What `driftless.Receiver(..., before_read=)` takes on a rollout with these options: the hook
-    of --custom-delta-pre-read-path, called as f(dir, version). None where there is none."""
+    """The `before_read` argument of driftless.Receiver for these options: the hook of
+    --custom-delta-pre-read-path, called as f(dir, version). None if there is none."""
     hook = options.pre_read
     if hook is None:
         return None
@@ -410,12 +411,12 @@ def _overrides(flag: Callable[[str], Any], mode: str | None, config_file: str | 
         "road.assets_dir": flag("update_weight_hf_checkpoint") if layout else None,
     }
     if config_file is not None:
-        settings.pop("anchors.first", None)  # the file's
+        settings.pop("anchors.first", None)  # those of the file apply
         settings.pop("anchors.every", None)
     return [f"{key}={value}" for key, value in settings.items() if value is not None]
 
 
-@functools.cache  # flags are looked at more than once, and a file is run once
+@functools.cache  # flags are read more than once, but each file runs once
 def _load(path: str | None, flag: str) -> Hook | None:
     """`package.module.function`, or `file.py:function`."""
     if path is None:

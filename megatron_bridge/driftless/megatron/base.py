@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Version 0 as a Hugging Face checkpoint: what rollouts start from, and what a restarted trainer
-proves its run by.
+"""Version 0 as a Hugging Face checkpoint. Rollouts start from it, and a restarted trainer proves
+its run by it.
 
-A trainer on files keeps one beside its versions, unless it was given the checkpoint that the
-rollouts have. Each publishing rank writes what it has of its stage's tensors at its place in the
-stage's file; the directory appears whole or not at all.
+A trainer that publishes files keeps one beside its versions, unless it was given the rollouts'
+checkpoint. Each publishing rank writes its part of its stage's tensors into the stage's file; the
+directory appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ def has_weights(directory: str | Path) -> bool:
 
 
 def quantized(directory: str | None) -> bool:
-    """Whether that is a checkpoint with weights that are quantized."""
+    """Whether the directory is a checkpoint with quantized weights."""
     return directory is not None and has_weights(directory) and is_quantized(directory)
 
 
 def checkpoint_base(
     directory: str | Path, specs: list[driftless.TensorSpec], boxes: Boxes, quantizes: bool = False
 ) -> CheckpointShards | OfferedBoxes:
-    """The boxes of the tensors of `specs` out of a checkpoint: a source of weights. `quantizes`: it
-    is quantized, and the publisher makes its tensors of these, or refuses it."""
+    """The boxes of the tensors of `specs`, read from a checkpoint, as a source. `quantizes`: the
+    checkpoint is quantized, and the publisher either quantizes its tensors likewise or refuses
+    it."""
     source = driftless.CheckpointSource(directory)
     if quantizes:
         return OfferedBoxes(source, specs, boxes)
@@ -83,13 +84,13 @@ class StageFile:
                        if "data_offsets" in entry}  # fmt: skip
 
     def begin(self) -> None:
-        """[one rank, before the others write]"""
+        """[one rank, before the others write] Writes the header."""
         with self.path.open("wb") as stream:
             stream.write(self._head)
             stream.truncate(len(self._head) + self._size)
 
     def write(self, source: Any) -> None:
-        """[each rank that has weights of the stage] What the source has, at its place."""
+        """[each rank that has weights of the stage] Writes the source's tensors at their places."""
         specs = source.tensors()
         boxes = source.boxes() if hasattr(source, "boxes") else [None] * len(specs)
         descriptor = os.open(self.path, os.O_WRONLY)
@@ -105,14 +106,14 @@ class StageFile:
     def _write_box(
         self, descriptor: int, spec: driftless.TensorSpec, tensor: torch.Tensor, box: Any
     ) -> None:
-        """A whole tensor, or rows of one or two dimensions."""
+        """Writes a whole tensor, or rows of one or two dimensions."""
         size = tensor.element_size()
         offset = box[0] if box else [0] * tensor.dim()
         first = sum(at * prod(spec.shape[n + 1 :]) for n, at in enumerate(offset))
         begin = len(self._head) + self._begin[spec.name] + first * size
         local = tensor.detach().cpu().contiguous()
         if tuple(local.shape[1:]) == tuple(spec.shape[1:]):
-            local = local.view(1, -1)  # in one piece there, too
+            local = local.view(1, -1)  # contiguous in the file, too
         for row in local:
             _write_all(descriptor, row.view(torch.uint8).numpy(), begin)
             begin += prod(spec.shape[1:]) * size
@@ -126,7 +127,7 @@ def _write_all(descriptor: int, data: Any, at: int) -> None:
 
 
 def finish(partial: Path, directory: Path, config: dict[str, Any]) -> None:
-    """[leader, when all have written] The index, and the directory's name."""
+    """[leader, after all have written] Writes the index, and renames the directory."""
     files = {file.name: driftless.CheckpointSource(file) for file in partial.glob("*.safetensors")}
     where = {spec.name: name for name, file in files.items() for spec in file.tensors()}
     total = sum(file.layout.total_bytes for file in files.values())
@@ -138,7 +139,7 @@ def finish(partial: Path, directory: Path, config: dict[str, Any]) -> None:
 
 
 def begin(directory: Path) -> Path:
-    """[leader] The hidden sibling to write into, empty."""
+    """[leader] Makes the empty, hidden directory that the ranks write into."""
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joins a plan to a model: finds the parameters of this rank that the plan speaks of, and refuses a
-model that has others."""
+"""Binds a plan to a model: finds the parameters of this rank that the plan names, and refuses a
+model with any others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .topology import Sizes, Stage
 
 
 def unwrap(module: Any) -> Any:
-    """The model inside DistributedDataParallel, Float16Module and their like."""
+    """The model inside DistributedDataParallel, Float16Module and similar wrappers."""
     while hasattr(module, "module"):
         module = module.module
     return module
 
 
 def chunks_of(model: Sequence[Any]) -> list[ChunkLayers]:
-    """What each of this rank's model chunks holds, as the model itself says."""
+    """The layers of each of this rank's model chunks, according to the model itself."""
     found = []
     for wrapped in model:
         module = unwrap(wrapped)
@@ -49,7 +49,8 @@ def tensors_of(module: Any) -> dict[str, torch.Tensor]:
 
 
 def parallel_of(model: Sequence[Any], sizes: Sizes, vpp: int) -> Parallel:
-    """How this model was cut: by the sizes of its groups, and by the names and shapes it has."""
+    """How this model is split, from the sizes of its groups and its parameters' names and
+    shapes."""
     spec, padded = "local", None
     for wrapped in model:
         for name, tensor in tensors_of(unwrap(wrapped)).items():
@@ -68,17 +69,16 @@ def plan_of(family: Family, model: Sequence[Any], sizes: Sizes, stage: int) -> S
 
 
 def keep_types(model: Sequence[Any]) -> None:
-    """Float16Module casts the router's bias with everything else, and the router casts it back in
-    its first forward pass, to other memory: before that it has not the type, nor the place, that
-    it keeps."""
+    """Float16Module casts the router's bias with everything else. The router's first forward pass
+    casts it back, into other memory. This does it now, so that dtype and address stay fixed."""
     for wrapped in model:
         for module in unwrap(wrapped).modules():
             getattr(module, "_maintain_float32_expert_bias", lambda: None)()
 
 
 def bind(plan: StagePlan, model: Sequence[Any], stage: Stage, rank: int) -> list[Bound]:
-    """The plan's items with this rank's shards. Every parameter that this rank has must be one of
-    them (or one that the plan leaves out), every shard that it should hold must be there."""
+    """The plan's items with this rank's shards. Every parameter of this rank must be in the plan
+    (or dropped by it), and every shard that the plan gives this rank must exist."""
     keep_types(model)
     local = [tensors_of(unwrap(wrapped)) for wrapped in model]
     dtype = _parameter_dtype(model)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank owns of a parameter's shard, as blocks of Hugging Face tensors.
+"""The elements that a rank owns of a parameter's shard, as blocks of Hugging Face tensors.
 
-A flat range of a shard (what one data-parallel rank's optimizer updates) is cut into boxes of the
-tensors that the shard is a part of. Each box is one contiguous stretch of the shard, so that it is
-read where it lies. Computed once, from the plan's regions; needs neither torch nor Megatron.
+A flat range of a shard (the part that one data-parallel rank's optimizer updates) is divided into
+boxes of the tensors that the shard belongs to. Each box is contiguous in the shard, so it is read
+in place. Computed once, from the plan's regions; needs neither torch nor Megatron.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Block(NamedTuple):
     tensor: HfTensor
     offset: tuple[int, ...]
     sizes: tuple[int, ...]
-    begin: int  # of its stretch, in elements of the shard
+    begin: int  # of its contiguous range, in elements of the shard
 
     @property
     def end(self) -> int:
@@ -31,8 +31,8 @@ class Block(NamedTuple):
 
 
 def blocks_of(item: Item, piece: int, begin: int, end: int) -> Iterator[Block]:
-    """Of elements [begin, end) of the item's shard number `piece`. Rows that belong to no tensor (a
-    padded vocabulary's) are in none."""
+    """The blocks of elements [begin, end) of the item's shard number `piece`. Rows that belong to
+    no tensor (padding of the vocabulary) are in no block."""
     for tensor in item.tensors:
         for region in tensor.regions:
             if region.piece == piece:
@@ -44,7 +44,7 @@ def _of_region(tensor: HfTensor, region: Region, begin: int, end: int) -> Iterat
         yield from _flat(tensor, region.src_offset, region.dst_offset, region.count, begin, end)
         return
     runs, run = region.shape
-    if region.src_strides[0] == run:  # one stretch of the shard: a box of columns
+    if region.src_strides[0] == run:  # contiguous in the shard: a box of columns
         yield from _columns(tensor, region, begin, end)
         return
     for number in range(runs):
@@ -56,7 +56,7 @@ def _of_region(tensor: HfTensor, region: Region, begin: int, end: int) -> Iterat
 def _flat(
     tensor: HfTensor, src: int, dst: int, count: int, begin: int, end: int
 ) -> Iterator[Block]:
-    """A run that is contiguous in the shard and in the tensor."""
+    """The blocks of a run that is contiguous in the shard and in the tensor."""
     first, last = max(src, begin), min(src + count, end)
     for at, (offset, sizes) in _boxes(tensor.shape, dst + first - src, dst + last - src):
         yield Block(tensor, offset, sizes, at - dst + src)
@@ -74,8 +74,8 @@ def _columns(tensor: HfTensor, region: Region, begin: int, end: int) -> Iterator
 
 
 def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[int, Box]]:
-    """Elements [begin, end) of a tensor as boxes, each with its first element: the rest of a row,
-    whole rows, the start of a row."""
+    """Elements [begin, end) of a tensor as boxes, each with the index of its first element: the
+    rest of a row, whole rows, the start of a row."""
     if begin >= end:
         return
     row = prod(shape[1:])

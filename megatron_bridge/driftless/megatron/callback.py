@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """For Megatron-Bridge (and NeMo on top of it): `pretrain(..., callbacks=[WeightUpdates(args)])`.
 
-A callback there is any object with methods of these names; each is given a context with `state`,
-`model`, `optimizer` and, after a step, `skipped_iter`.
+A callback in Megatron-Bridge is any object with methods of these names. Each gets a context with
+`state`, `model`, `optimizer` and, after a step, `skipped_iter`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .session import Session
 
 
 class WeightUpdates:
-    """Publishes after every training step. `options` are parsed arguments with our flags (a
-    namespace is enough: `argparse.Namespace(update_weight_mode="delta", ...)`), or `Options`.
-    `config`: what pretrain() is given, so that a setting that no map handles is refused here, before
-    a model is built; without it, when training starts. `on_record`: called on the leading rank with
-    the record of each version, as a flat dict."""
+    """Publishes after every training step. `options`: parsed arguments with our flags (a namespace
+    is enough: `argparse.Namespace(update_weight_mode="delta", ...)`), or `Options`. `config`: the
+    argument of pretrain(), so that settings without a map are refused before a model is built;
+    without it they are refused when training starts. `on_record`: called on the leader with the
+    record of each version, as a flat dict."""
 
     def __init__(
         self,

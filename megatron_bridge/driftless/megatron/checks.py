@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with a trainer's flags and its model's settings, found before a model is built.
+"""Checks a trainer's flags and its model's settings before a model is built.
 
-The three ways in call it as early as they can (launch.py, callback.py, a script by itself), and
-every session calls it again.
+The three entry points (launch.py, callback.py, a script of its own) call it as early as they can,
+and every session calls it again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .errors import MapError
 from .map_command import read_config
 from .maps import family_of
 
-# What makes an optimizer write parameters elsewhere, or in another way: attributes of Megatron's
-# arguments and of the configurations that it makes of them.
+# Settings that make an optimizer write parameters elsewhere or in another way: attributes of
+# Megatron's arguments and of the configurations made from them.
 OPTIMIZER_WRITES_ELSEWHERE = (
     "use_precision_aware_optimizer",
     "optimizer_cpu_offload",
@@ -36,9 +36,9 @@ OPTIMIZER_WRITES_ELSEWHERE = (
 
 
 def check_arguments(args: Any, config: Any = None, hf_config: dict[str, Any] | None = None) -> None:
-    """Raises what is wrong with a trainer's parsed arguments; nothing if weight updates are off.
+    """Raises if a trainer's parsed arguments are wrong; does nothing if weight updates are off.
     `config`: the model's TransformerConfig, or Megatron-Bridge's configuration; without it the
-    arguments are Megatron-LM's, validated. `hf_config`: as for attach()."""
+    arguments must be Megatron-LM's, validated. `hf_config`: as for attach()."""
     options = args if isinstance(args, Options) else options_from(args)
     if options is None:
         return
@@ -55,7 +55,7 @@ def check_arguments(args: Any, config: Any = None, hf_config: dict[str, Any] | N
 
 
 def check_options(options: Options) -> None:
-    """Of the flags alone."""
+    """Checks the flags alone."""
     config = load_config(options)
     settings = config.settings()
     _refuse_receiving(options, settings)
@@ -69,8 +69,8 @@ def check_options(options: Options) -> None:
 
 
 def hf_config_of(options: Options, hf_config: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The contents of the config.json that is given, of a model type that there is a map for; None:
-    none is given, and the model itself tells."""
+    """The contents of the given config.json, whose model type must have a map. None: no config.json
+    is given, and the configuration follows from the model."""
     directory = options.hf_checkpoint
     if hf_config is None and directory:
         try:
@@ -83,24 +83,24 @@ def hf_config_of(options: Options, hf_config: dict[str, Any] | None) -> dict[str
 
 
 def whole_tensors(config: driftless.Config) -> str | None:
-    """Why source ranks have to gather, because of the files; None: they have not."""
+    """Why the file layout makes source ranks gather tensors; None: it does not."""
     if config.takes_blocks:
         return None
     layout = config.settings()["road.layout"]
     return f"files of road.layout {layout} have whole tensors; frames and hdf5 need not"
 
 
-def told_engines(settings: dict[str, Any]) -> list[str]:
-    """URLs of the engines that the trainer tells about every version. Those that an agent drives
+def notified_engines(settings: dict[str, Any]) -> list[str]:
+    """URLs of the engines that the trainer notifies of every version. Engines that an agent drives
     have no action."""
     actions = [key for key, value in settings.items() if key.endswith("].action") and value]
     return [settings[key.removesuffix("action") + "url"] for key in actions]
 
 
 def _refuse_receiving(options: Options, settings: dict[str, Any]) -> None:
-    told = told_engines(settings)
+    notified = notified_engines(settings)
     for flag, key in options.receiving:
-        if key == "receiver.checkpoint_dir" and told:  # engines are told of it
+        if key == "receiver.checkpoint_dir" and notified:  # engines are notified of it
             continue
         raise MapError(
             f"{flag} acts on rollouts, and a trainer has no way to give it to them: set {key} in "
@@ -114,7 +114,7 @@ def _check_directories(options: Options, config: driftless.Config) -> None:
         raise MapError(f"--update-weight-hf-checkpoint {given}: there is no such directory")
     launch = driftless.launch()
     if config.directory is None or launch.rank != 0 or launch.world == 0:
-        return  # of the others perhaps not all publish
+        return  # not all other ranks publish
     road = Path(config.directory)
     if not road.exists() and not road.parent.is_dir():
         raise MapError(

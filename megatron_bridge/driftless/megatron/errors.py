@@ -7,10 +7,10 @@ from ..errors import Error, InvalidArgumentError
 
 
 class MapError(InvalidArgumentError):
-    """A model, a parameter or a parallel layout that the maps do not cover, or wrong flags."""
+    """A model, parameter or parallel layout that the maps do not cover, or wrong flags."""
 
 
 class SyncError(Error, RuntimeError):
-    """Weights that could not be brought to the receivers."""
+    """Weights could not be sent to the receivers."""
 
     code = "internal"

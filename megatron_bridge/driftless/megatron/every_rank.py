@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rank publishes what its own optimizer writes: no gather, no copy of the weights.
+"""Every rank publishes the changes of its own optimizer: no gather, no copy of the weights.
 
-What a rank owns of a parameter is a flat range of its shard; `blocks.py` cuts it into boxes of
-Hugging Face tensors, each read where it lies. Just before the optimizer writes them, the publisher
-is shown the new values, and keeps what changes. For the optimizers of `optimizers.py`.
+A rank owns a flat range of each parameter's shard; `blocks.py` divides it into boxes of Hugging
+Face tensors, each read in place. Just before the optimizer writes new values, the publisher gets
+them, and keeps the changes. This works with the optimizers of `optimizers.py`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _CLIPPED = ("linear_qkv.weight", "linear_q_proj.weight", "linear_q_up_proj.weigh
 
 @dataclass
 class _Written:
-    """A block whose new values an optimizer has, in a stretch of its fp32 values."""
+    """A block, and where the optimizer keeps its new values in fp32."""
 
-    number: int  # of the source's tensors
+    number: int  # index in the source's tensors
     main: torch.Tensor
     begin: int
     end: int
     values: driftless.TensorRef | None = None
-    address: int = 0  # of all of main, when `values` were cut from it
+    address: int = 0  # of `main`, when `values` was made as a view of it
 
     def now(self) -> driftless.TensorRef:
-        """An optimizer's state may be moved to the host and back."""
+        """The current values: an optimizer's state may be moved to the host and back."""
         if self.values is None or self.main.data_ptr() != self.address:
             self.address = self.main.data_ptr()
             values = self.main.detach().view(-1)[self.begin : self.end]
@@ -53,8 +53,8 @@ class _Written:
 
 
 class _LiveBlocks(ShardedSource):
-    """Blocks of parameters, which are looked at in every step: all is ready, but that it is asked
-    whether they are still there."""
+    """Blocks of parameters that every step compares in place. They are ready as they are; `check`
+    only makes sure that the parameters were not moved."""
 
     def __init__(self, shards: Sequence[Shard], check: Callable[[], None]) -> None:
         super().__init__(shards)
@@ -68,7 +68,7 @@ class _LiveBlocks(ShardedSource):
 
 
 class EveryRank:
-    """How this rank takes part, as SourceRanks has it."""
+    """This rank's part in publishing, with the same interface as SourceRanks."""
 
     publishes = True
 
@@ -91,10 +91,10 @@ class EveryRank:
         ]
         self._clipped = getattr(binding.unwrap(model[0]).config, "qk_clip", False)
         self._shards: list[Shard] = []
-        self._written: dict[int, list[_Written]] = {}  # by the optimizer's number
+        self._written: dict[int, list[_Written]] = {}  # optimizer number -> blocks
         self._addresses: list[tuple[str, torch.Tensor, int]] = []  # of the parameters
-        self._captured: list[torch.Tensor] = []  # parameters that are not watched
-        self._writes: list[int] | None = None  # torch's counts of in-place writes to them
+        self._captured: list[torch.Tensor] = []  # parameters without `watched`
+        self._writes: list[int] | None = None  # torch's counters of in-place writes to them
         for one in bound:
             self._add(one, owned)
         self.source: ShardedSource | None = None
@@ -104,7 +104,7 @@ class EveryRank:
 
     @property
     def live(self) -> ShardedSource | None:
-        """What is read where it lies, instead of being compared with a snapshot."""
+        """The blocks that are read in place, instead of being compared with a snapshot."""
         return self.source
 
     @property
@@ -113,22 +113,24 @@ class EveryRank:
         return self.source.boxes()
 
     def sync(self) -> None:
-        """What this rank owns is new when the step returns."""
+        """Nothing to do: this rank's own part is up to date when the step returns."""
 
     def run(self, work: Callable[[Any], T]) -> T:
         return work(self.source)
 
     def new_values(self, child: int) -> list[tuple[int, driftless.TensorRef]]:
-        """What an optimizer is about to write: (number in the source, values) of each block."""
+        """The values that an optimizer is about to write: (index in the source, values) per
+        block."""
         return [(each.number, each.now()) for each in self._written.get(child, ())]
 
     def count_writes(self) -> None:
-        """The weights are those of a version."""
+        """Notes the write counters, while the weights are those of a version."""
         self._writes = [parameter._version for parameter in self._captured]
 
     def others_wrote(self) -> bool:
-        """Before the first copy to the parameters since count_writes(): whether one was written in
-        place, by a checkpoint that was loaded, say. What goes through `.data` does not show."""
+        """Whether another writer wrote a parameter in place since count_writes(), for example a
+        checkpoint load. Call it before the first copy to the parameters. Writes through `.data` do
+        not show."""
         before, self._writes = self._writes, None
         return before not in (None, [parameter._version for parameter in self._captured])
 
@@ -165,13 +167,14 @@ class EveryRank:
                 self._shards.append(Shard(block.tensor.name, local, *place, watched=watched))
 
     def _written_elsewhere(self, name: str, tensor: torch.Tensor) -> bool:
-        """Buffers (the router's bias of its experts), and what qk_clip edits after a step."""
+        """Whether code outside of the optimizer writes it: the router's bias, or qk_clip."""
         clipped = self._clipped and any(part in name for part in _CLIPPED)
         return clipped or not isinstance(tensor, torch.nn.Parameter)
 
     def _unwritten(self, bound: Bound, piece: int, shard: torch.Tensor) -> optimizers.Owned:
-        """What this rank's optimizer does not write, other ranks' do, if it is trained. Of what is
-        not (frozen parameters, buffers) every data-parallel rank has a copy: the first owns it."""
+        """Ownership of a shard that this rank's optimizer does not write. If the parameter is
+        trained, other ranks own it. If not (frozen parameters, buffers), every data-parallel rank
+        has a copy, and the first one owns it."""
         kind = bound.item.places[piece][0]
         first = (self._facts.edp if kind == "expert" else self._facts.dp) == 0
         return optimizers.Owned(0, shard.numel(), first and not shard.requires_grad)

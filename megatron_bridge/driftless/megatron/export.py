@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face tensors from a trainer's shards, bucket by bucket.
+"""Gathers Hugging Face tensors from a trainer's shards, bucket by bucket.
 
-The source rank of a pipeline stage walks the stage's plan; for each bucket the other holders send
-their shards, and the source puts the tensors together by strided copies. Never more than two
-buckets of the model are held beside the model itself. The other holders call `serve()`, which ends
-when the source says so. Nothing of a tensor is computed: bits are copied.
+The source rank of a pipeline stage walks the stage's plan. For each bucket the other holders send
+their shards, and the source assembles the tensors by strided copies. At most two buckets are held
+beside the model itself. The other holders call `serve()`, which returns when the source ends it.
+Tensors are copied bit by bit; nothing is computed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .errors import SyncError
 from .plan import Item
 from .topology import Groups, Stage
 
-_ALIGN = 16  # of a shard within a message: a multiple of every element's size
+_ALIGN = 16  # alignment of a shard in a message, for every element size
 
-_PASS, _END = 1, 0  # what the source says to the holders
+_PASS, _END = 1, 0  # commands of the source to the holders
 
-# Where an item's shard lies in this process: None if it is somebody else's.
+# An item's shard in this process; None: another rank holds it.
 Shard: TypeAlias = "torch.Tensor | None"
 
 
@@ -37,9 +37,9 @@ Shard: TypeAlias = "torch.Tensor | None"
 class Times:
     """Seconds since the last `take()`."""
 
-    gather: float = 0.0  # waiting for other ranks' shards
-    convert: float = 0.0  # putting tensors together
-    use: float = 0.0  # whoever was given them
+    gather: float = 0.0  # waiting for shards of other ranks
+    convert: float = 0.0  # assembling tensors
+    use: float = 0.0  # in the consumer of the tensors
     passes: int = 0
 
     def take(self) -> Times:
@@ -50,12 +50,12 @@ class Times:
 
 @dataclass(frozen=True)
 class Bound:
-    """An item with this rank's shard of it."""
+    """An item with this rank's shards of it."""
 
     item: Item
     dtype: torch.dtype
-    holders: tuple[int, ...]  # global rank of each place
-    shards: tuple[Shard, ...]  # of each place
+    holders: tuple[int, ...]  # global rank, per place
+    shards: tuple[Shard, ...]  # per place
 
     @property
     def shard_bytes(self) -> int:
@@ -70,11 +70,11 @@ class Bound:
 class _Bucket:
     bound: list[Bound] = field(default_factory=list)
     first_tensor: int = 0
-    sends: dict[int, int] = field(default_factory=dict)  # bytes from each other holder
+    sends: dict[int, int] = field(default_factory=dict)  # other holder -> bytes that it sends
 
 
 class HostCopies:
-    """A source's tensors in host memory."""
+    """A source whose tensors are copied to host memory."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -88,8 +88,8 @@ class HostCopies:
 
 
 class StageExport:
-    """One stage's tensors. [source: tensors(), visit(), finish(); other holders: serve()] All are
-    called equally often. One thread."""
+    """One stage's tensors. The source calls tensors(), visit() and finish(); the other holders call
+    serve(). All make the same number of calls. Not thread-safe."""
 
     def __init__(
         self,
@@ -115,12 +115,12 @@ class StageExport:
         return self.specs
 
     def visit(self) -> Generator[list[tuple[int, torch.Tensor]], None, None]:
-        """[source] One pass over the stage."""
+        """[source] Makes one pass over the stage."""
         self._pass = self._walk()
         return self._pass
 
     def _walk(self) -> Generator[list[tuple[int, torch.Tensor]], None, None]:
-        self._say(_PASS)
+        self._send_command(_PASS)
         self.times.passes += 1
         later = iter(self._buckets[1:])
         coming = self._receive(self._buckets[0]) if self._buckets else {}
@@ -137,36 +137,37 @@ class StageExport:
         except _LostHolder:
             raise
         except BaseException:
-            # Given up half-way: the holders cannot know, and what they send is still taken.
+            # The consumer stopped early. The holders cannot know that, so their shards are
+            # received.
             self._arrived(coming)
             for bucket in later:
                 self._arrived(self._receive(bucket))
             raise
 
     def finish(self) -> None:
-        """[source] Lets the other holders go."""
+        """[source] Ends serve() on the other holders."""
         if self._pass is not None:
             self._pass.close()
             self._pass = None
-        self._say(_END)
+        self._send_command(_END)
 
     def serve(self) -> None:
-        """[other holders] Sends what the source asks for, until it is done."""
-        while self._hear() == _PASS:
+        """[other holders] Sends shards for each pass of the source, until finish()."""
+        while self._receive_command() == _PASS:
             self.times.passes += 1
             self._send_pass()
 
-    # --- words -----------------------------------------------------------------------------------
+    # --- commands --------------------------------------------------------------------------------
 
-    def _say(self, word: int) -> None:
+    def _send_command(self, word: int) -> None:
         if self._groups.control is not None:
-            told = torch.tensor([word], dtype=torch.int64)
-            dist.broadcast(told, self._stage.source, group=self._groups.control)
+            command = torch.tensor([word], dtype=torch.int64)
+            dist.broadcast(command, self._stage.source, group=self._groups.control)
 
-    def _hear(self) -> int:
-        told = torch.zeros(1, dtype=torch.int64)
-        dist.broadcast(told, self._stage.source, group=self._groups.control)
-        return int(told)
+    def _receive_command(self) -> int:
+        command = torch.zeros(1, dtype=torch.int64)
+        dist.broadcast(command, self._stage.source, group=self._groups.control)
+        return int(command)
 
     # --- shards ----------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ class StageExport:
     def _tensor(self, tensor: Any, dtype: torch.dtype, shards: list[torch.Tensor]) -> torch.Tensor:
         first = tensor.regions[0]
         if len(tensor.regions) == 1 and len(first.shape) == 1 and first.dst_offset == 0:
-            # All of it lies together in one shard: no copy.
+            # The tensor is contiguous in one shard: no copy.
             part = shards[first.piece][first.src_offset : first.src_offset + first.count]
             return part.view(tensor.shape)
         made = torch.empty(tensor.shape, dtype=dtype, device=self._device)
@@ -262,7 +263,7 @@ class StageExport:
 
 
 class _LostHolder(SyncError):
-    """A rank of the stage that does not answer: there is nothing to wait for."""
+    """A rank of the stage did not send: there is no point in waiting for the rest."""
 
 
 def _bytes(shard: torch.Tensor) -> torch.Tensor:
@@ -270,7 +271,7 @@ def _bytes(shard: torch.Tensor) -> torch.Tensor:
 
 
 def _buckets(bound: list[Bound], source: int, bucket_bytes: int) -> list[_Bucket]:
-    """Items in order, each bucket as large as allowed; an item is never divided."""
+    """Groups items in order into buckets of up to `bucket_bytes`; an item is never divided."""
     buckets: list[_Bucket] = []
     size = tensors = 0
     for one in bound:

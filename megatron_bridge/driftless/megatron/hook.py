@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""If a training run calls us: after `optimizer.step()`."""
+"""Where training calls Driftless: after `optimizer.step()`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .session import Session
 def attach(
     model: Any, optimizer: Any, args: Any, hf_config: dict[str, Any] | None = None
 ) -> Session | None:
-    """Starts weight updates for a run that was given the flags; None (and nothing of ours runs)
-    where they are off. Collective over all trainer ranks, before training and after a checkpoint
-    was loaded. Called again, for parameters that were moved or loaded anew, it takes the run over
-    from the session that has its road: rollouts follow on.
+    """Starts weight updates if the flags ask for them; otherwise returns None and does nothing.
+    Collective over all trainer ranks, before training and after a checkpoint was loaded. A second
+    call, for parameters that were moved or loaded again, continues the run of the session with the
+    same road: rollouts keep following.
 
-    `model`: what Megatron's `get_model()` returns, or one model. `hf_config`: the contents of the
-    model's config.json, where neither --update-weight-hf-checkpoint nor the model itself tells.
+    `model`: the result of Megatron's `get_model()`, or one model. `hf_config`: the contents of the
+    model's config.json, needed if neither --update-weight-hf-checkpoint nor the model provides it.
     """
     options = options_from(args)
     if options is None:
@@ -32,8 +32,8 @@ def attach(
 
 
 def wrap_step(optimizer: Any, session: Session) -> Callable[[], None]:
-    """MegatronOptimizer.step() returns (successful, grad norm, zeros); its result is passed on.
-    Returns what ends our part."""
+    """Wraps MegatronOptimizer.step(), which returns (successful, grad norm, zeros); the result is
+    passed on. Returns a function that removes the wrapper."""
     inner = optimizer.step
     sessions = [session]
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m driftless.megatron SCRIPT ARGS...`: an unchanged Megatron-LM script with our flags.
+"""`python -m driftless.megatron SCRIPT ARGS...`: runs an unchanged Megatron-LM script with our
+flags.
 
-Three functions of `megatron.training` are wrapped before the script imports them: the one that
-parses arguments learns the flags, the one that validates them refuses what is wrong with ours, and
-the one that makes model and optimizer attaches the hook.
+It wraps three functions of `megatron.training` before the script imports them: the argument parser
+gets the flags, the argument validation refuses wrong flags, and the setup of model and optimizer
+attaches the hook.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .checks import check_arguments
 from .errors import SyncError
 from .session import Session
 
-_sessions: list[Session] = []  # those of this process' script, to be closed at its end
+_sessions: list[Session] = []  # sessions of this process' script; closed at its end
 
 
 def _with_flags(provider: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -33,7 +34,7 @@ def _with_flags(provider: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _wrap_parser(module: Any, name: str) -> bool:
-    """A function that takes `extra_args_provider` is given ours as well."""
+    """Adds our flags to those of a function's `extra_args_provider`."""
     inner = getattr(module, name, None)
     if inner is None or "extra_args_provider" not in inspect.signature(inner).parameters:
         return False
@@ -51,7 +52,7 @@ def _wrap_parser(module: Any, name: str) -> bool:
 
 
 def _wrap_validation(module: Any, name: str) -> None:
-    """Arguments are complete once they are validated, and no model is built yet."""
+    """Checks arguments after they are validated (and complete), before a model is built."""
     inner = getattr(module, name, None)
     if inner is None:
         return
@@ -66,7 +67,7 @@ def _wrap_validation(module: Any, name: str) -> None:
 
 
 def _replace_taken(module: Any, name: str) -> None:
-    """In modules that have taken the name of a function that is wrapped now."""
+    """Replaces the wrapped function in modules that have already imported it by name."""
     wrapped = getattr(module, name, None)
     for other in list(sys.modules.values()):
         if not getattr(other, "__name__", "").startswith("megatron.") or wrapped is None:
@@ -76,11 +77,11 @@ def _replace_taken(module: Any, name: str) -> None:
 
 
 def install() -> None:
-    """Wraps what has to be wrapped; to be called before the script imports Megatron's training."""
+    """Wraps the functions. Call it before the script imports Megatron's training."""
     import megatron.training.arguments as arguments
     import megatron.training.training as training
 
-    # Older releases parse inside initialize_megatron(), newer ones in parse_and_validate_args().
+    # Older releases parse in initialize_megatron(), newer ones in parse_and_validate_args().
     if not _wrap_parser(arguments, "parse_args"):
         raise SyncError(
             "this Megatron-LM's parse_args() takes no extra_args_provider; call "
@@ -106,7 +107,7 @@ def install() -> None:
 
 
 def _close_before_destroy() -> None:
-    """The end of a run is said while the ranks can still agree on it."""
+    """Ends the run while the ranks can still agree on it, before the process groups go."""
     import torch.distributed as dist
 
     destroy = dist.destroy_process_group

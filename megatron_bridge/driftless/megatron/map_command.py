@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless map MODEL_CONFIG`: prints a model's map and checks it, without a model.
+"""`driftless map MODEL_CONFIG`: prints and checks a model's map, without the model.
 
-Exit codes are those of `driftless`: 0, 2 for what is wrong with the arguments or the model, 3 for a
-file that is not there.
+Exit codes are those of `driftless`: 0; 2 for wrong arguments or an unsupported model; 3 for a
+missing file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .plan import Item, Parallel, StagePlan, plan_model
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """config.json, by its own path or that of its directory."""
+    """Reads config.json, given its path or that of its directory."""
     if os.path.isdir(path):
         path = os.path.join(path, "config.json")
     with open(path, encoding="utf-8") as file:
@@ -33,7 +33,7 @@ def read_config(path: str) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="driftless map",
-        description="How the parameters of a Megatron model become Hugging Face tensors.",
+        description="Shows how the parameters of a Megatron model become Hugging Face tensors.",
     )
     parser.add_argument("model_config", help="config.json of the model, or its directory")
     for flag, what in (
@@ -43,13 +43,13 @@ def _parser() -> argparse.ArgumentParser:
         ("vpp", "model chunks of a pipeline stage"),
     ):
         parser.add_argument(f"--{flag}", type=int, default=1, metavar="N", help=what)
-    parser.add_argument("--etp", type=int, metavar="N", help="tensor parallelism of experts (tp)")
+    parser.add_argument("--etp", type=int, metavar="N", help="ranks of tensor parallelism of experts (default: --tp)")
     parser.add_argument(
-        "--spec", choices=SPECS, default="te", help="the layer specification's names"
+        "--spec", choices=SPECS, default="te", help="names of parameters: TransformerEngine's or local"
     )
     parser.add_argument("--vocab-divisor", type=int, default=128, metavar="N",
                         help="--make-vocab-size-divisible-by")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one object on one line")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on one line")
     return parser
 
 

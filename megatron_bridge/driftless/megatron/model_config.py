@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Megatron model is, in the words of a Hugging Face config.json.
+"""Describes a Megatron model in the keys of a Hugging Face config.json.
 
-Used where no config.json is given. The family follows from what the model has; a model that is not
-what it seems is refused when its parameters are looked up, by the name of the first that does not
-fit.
+Used if no config.json is given. The family follows from the model's features. If that guess is
+wrong, binding refuses the model and names the first parameter that does not fit.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def config_of(model: Any, args: Any) -> dict[str, Any]:
 
 
 def hf_config_of(config: Any, tied: bool, vocab_size: int) -> dict[str, Any]:
-    """The same of a TransformerConfig, and what it does not say."""
+    """The same for a TransformerConfig, with the values that it does not have."""
     found: dict[str, Any] = {
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.hidden_size,
@@ -36,7 +35,7 @@ def hf_config_of(config: Any, tied: bool, vocab_size: int) -> dict[str, Any]:
     bias = bool(getattr(config, "add_qkv_bias", False))
     norm = bool(getattr(config, "qk_layernorm", False))
     if getattr(config, "multi_latent_attention", False):
-        del found["head_dim"]  # several, and Hugging Face's key means another
+        del found["head_dim"]  # there are several, and Hugging Face's key means another one
     if getattr(config, "num_moe_experts", None):
         found |= _experts(config, bias, norm)
     elif getattr(config, "multi_latent_attention", False):
@@ -77,7 +76,7 @@ def _experts(config: Any, bias: bool, norm: bool) -> dict[str, Any]:
 
 
 def moe_pattern(config: Any) -> list[bool]:
-    """Which layers have experts."""
+    """Per layer: whether it has experts."""
     freq = getattr(config, "moe_layer_freq", 1)
     if isinstance(freq, int):
         return [n % freq == 0 for n in range(config.num_layers)]
@@ -85,7 +84,7 @@ def moe_pattern(config: Any) -> list[bool]:
 
 
 def _vocabulary(model: Any, args: Any) -> int:
-    """Without padding, where anybody knows it; else with."""
+    """The size of the vocabulary, without padding if that is known."""
     padded = int(getattr(args, "padded_vocab_size", None) or model.vocab_size)
     variables = sys.modules.get("megatron.training.global_vars")
     if variables is not None:

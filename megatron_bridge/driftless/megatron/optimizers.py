@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron's optimizers as far as we know them: which elements of each parameter a rank's optimizer
-writes, and the fp32 values that it writes them from.
+"""Known optimizers of Megatron: which elements of each parameter a rank's optimizer writes, and
+from which fp32 values.
 
-Known are those that keep fp32 values beside bf16 (or fp16) parameters and copy them there in
-`_copy_main_params_to_model_params()`: just before, old and new values of exactly what the rank owns
-are both there. Of any other optimizer `unknown()` says why it is not one of these.
+Known optimizers keep fp32 values beside bf16 (or fp16) parameters, and copy them in
+`_copy_main_params_to_model_params()`. Just before that copy, the old and new values of exactly the
+elements that the rank owns are both available. For all others `unknown()` returns the reason.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ COPY = "_copy_main_params_to_model_params"
 
 
 class Owned(NamedTuple):
-    """Elements [begin, end) of a flat parameter, which this rank's optimizer writes."""
+    """Elements [begin, end) of a flat parameter that this rank's optimizer writes."""
 
     begin: int
     end: int
     owner: bool  # whether this rank publishes them
-    child: int | None = None  # of children(), which writes them; None: no optimizer does
-    main: torch.Tensor | None = None  # what it writes them from, in fp32
-    main_begin: int = 0  # where they begin in that
+    # index in children() of the optimizer that writes them; None: no optimizer does
+    child: int | None = None
+    main: torch.Tensor | None = None  # their fp32 values
+    main_begin: int = 0  # their first element in `main`
 
 
 def children(optimizer: Any) -> list[Any]:
-    """Those that have parameters on this rank."""
+    """The inner optimizers that have parameters on this rank."""
     found = getattr(optimizer, "chained_optimizers", [optimizer])
     return [child for child in found if not getattr(child, "is_stub_optimizer", False)]
 
 
 def unknown(optimizer: Any) -> str | None:
-    """Why changes cannot be taken where this optimizer makes them; None: they can."""
+    """Why changes cannot be captured at this optimizer's writes; None: they can."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
     from megatron.core.optimizer.optimizer import (
         ChainedOptimizer,
@@ -60,7 +61,8 @@ def unknown(optimizer: Any) -> str | None:
 
 
 def _unusual(child: Any) -> str | None:
-    """What makes an optimizer of a known class write parameters elsewhere, or in another way."""
+    """Why an optimizer of a known class writes parameters elsewhere or in another way; None: it
+    does not."""
     config, ddp = child.config, getattr(child, "ddp_config", None)
     for name in OPTIMIZER_WRITES_ELSEWHERE:
         if getattr(config, name, False) or getattr(ddp, name, False):
@@ -74,7 +76,7 @@ def _unusual(child: Any) -> str | None:
 
 
 def _pairs(child: Any) -> Iterator[tuple[Any, Any]]:
-    """Every parameter of which this rank's optimizer writes something, with its fp32 values."""
+    """Every parameter that this rank's optimizer writes in part or whole, with its fp32 values."""
     ranges = hasattr(child, "shard_fp32_from_float16_groups")
     names = (
         ("model_float16_groups", "shard_fp32_from_float16_groups", "model_fp32_groups")
@@ -89,8 +91,9 @@ def _pairs(child: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def owned(optimizer: Any, facts: RankFacts, sizes: Sizes) -> dict[torch.Tensor, Owned]:
-    """Of every parameter of which this rank's known optimizer writes something. The distributed one
-    says it itself; of replicas that every data-parallel rank updates, each publishes a part."""
+    """Ownership of every parameter that this rank's known optimizer writes. The distributed
+    optimizer defines it; of replicas that every data-parallel rank updates, each rank publishes a
+    part."""
     found = {}
     for number, child in enumerate(children(optimizer)):
         distributed = hasattr(child, "shard_fp32_from_float16_groups")
@@ -108,8 +111,8 @@ def owned(optimizer: Any, facts: RankFacts, sizes: Sizes) -> dict[torch.Tensor, 
 
 
 def before_copies(optimizer: Any, call: Callable[[int], None]) -> Callable[[], None]:
-    """`call` runs before fp32 values are copied to the parameters, with the number of the optimizer
-    of children() that does it. Returns what ends that."""
+    """Calls `call` with the index in children(), before that optimizer copies fp32 values to
+    parameters. Returns a function that removes the hook."""
     calls = [call]
     for number, child in enumerate(children(optimizer)):
         setattr(child, COPY, _preceded(getattr(child, COPY), calls, number))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The static plan: which Megatron parameters a pipeline stage holds, on which of its ranks each
-shard lies, and what becomes of them. Made once, from a model's configuration and the numbers of
+"""The static plan: which Megatron parameters a pipeline stage holds, which of its ranks holds which
+shard, and which tensors they become. Made once, from a model's configuration and the numbers of
 ranks; needs neither torch nor Megatron.
 """
 
@@ -20,7 +20,7 @@ from .regions import Region, Shards
 # ("expert", etp, ep).
 Place = tuple[str, int, int]
 
-# What mcore called the block inside a layer of multi-token prediction, newest first.
+# The attribute names, newest first, of the block inside a layer of multi-token prediction.
 _MTP_BLOCKS = ("mtp_model_layer", "transformer_layer")
 
 
@@ -30,10 +30,10 @@ class Parallel:
     pp: int = 1
     ep: int = 1
     etp: int | None = None  # None: as tp
-    vpp: int = 1  # model chunks of a stage
-    spec: str = "te"  # the layer specification: TransformerEngine's names, or the local ones
+    vpp: int = 1  # model chunks per stage
+    spec: str = "te"  # names of parameters: TransformerEngine's ("te") or local
     vocab_divisor: int = 128  # make_vocab_size_divisible_by
-    padded_vocab: int | None = None  # if the model says it
+    padded_vocab: int | None = None  # None: computed from vocab_divisor
 
     @property
     def expert_tp(self) -> int:
@@ -44,17 +44,17 @@ class Parallel:
 class HfTensor:
     name: str
     shape: tuple[int, ...]
-    regions: tuple[Region, ...]  # `piece` counts the item's places
+    regions: tuple[Region, ...]  # `piece` is an index in the item's places
 
 
 @dataclass(frozen=True)
 class Item:
     """One Megatron parameter, on all ranks of the stage that hold a shard of it."""
 
-    chunk: int  # which of the stage's model chunks
-    names: tuple[str, ...]  # within the chunk; the first is the chosen specification's
+    chunk: int  # index of the stage's model chunk
+    names: tuple[str, ...]  # in the chunk; the first is that of the chosen specification
     split: str
-    dtype: str | None  # None: that of the parameters
+    dtype: str | None  # None: the parameters' dtype
     local_shape: tuple[int, ...]
     places: tuple[Place, ...]
     tensors: tuple[HfTensor, ...]
@@ -73,16 +73,16 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class ChunkLayers:
-    """What a model chunk holds."""
+    """The contents of a model chunk."""
 
     layers: tuple[int, ...]  # global numbers
     embedding: bool
     output: bool  # final norm and output layer
-    mtp: tuple[int, ...] = ()  # numbers of its layers of multi-token prediction
+    mtp: tuple[int, ...] = ()  # numbers of its multi-token prediction layers
 
 
 def even_chunks(family: Family, parallel: Parallel) -> list[list[ChunkLayers]]:
-    """Stages of equal numbers of layers, as Megatron makes them unless told otherwise."""
+    """Stages with equal numbers of layers, which is Megatron's default."""
     layers, pp, vpp = family.sizes["layers"], parallel.pp, parallel.vpp
     if layers % (pp * vpp):
         raise MapError(f"{layers} layers cannot be divided among {pp} stages of {vpp} chunks")
@@ -101,7 +101,7 @@ def even_chunks(family: Family, parallel: Parallel) -> list[list[ChunkLayers]]:
 
 
 def plan_model(config: Mapping[str, Any], parallel: Parallel) -> list[StagePlan]:
-    """Every stage's plan, and proof that together they are the whole model."""
+    """Every stage's plan; raises unless together they are the whole model."""
     family = family_of(config)
     plans = [
         plan_stage(family, parallel, stage, chunks)
@@ -140,7 +140,7 @@ class _Builder:
                 self._add(row, ("",), "")
         for local, layer in enumerate(chunk.layers):
             self._add_block((f"decoder.layers.{local}.",), layer)
-        if chunk.mtp and not chunk.embedding:  # a copy, for the layers that predict further tokens
+        if chunk.mtp and not chunk.embedding:  # a copy of the embedding for multi-token prediction
             self.dropped.add("embedding.word_embeddings.weight")
         for local, number in enumerate(chunk.mtp):
             layer = self.family.sizes["layers"] + number
@@ -216,7 +216,7 @@ class _Builder:
 
 
 def check_complete(plans: Sequence[StagePlan]) -> None:
-    """Every tensor has one owner and exactly as many elements as are put into it."""
+    """Raises unless every tensor has one owner, and the owner fills every element once."""
     owner: dict[str, int] = {}
     for plan in plans:
         for tensor in plan.tensors():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the elements of a rank's shard go: strided regions, computed once from shapes alone.
+"""Strided regions that map a rank's shard to tensors, computed once from shapes alone.
 
 A region copies `shape` elements; offsets and strides count elements of the shard (`src`) and of the
-whole Hugging Face tensor (`dst`). Nothing here knows torch: an index can be translated as well as
-a tensor copied.
+whole Hugging Face tensor (`dst`). Nothing here needs torch: regions can translate indices as well
+as copy tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .errors import MapError
 
 @dataclass(frozen=True)
 class Region:
-    piece: int  # which shard of the parameter
+    piece: int  # index of the parameter's shard
     shape: tuple[int, ...]
     src_offset: int
     src_strides: tuple[int, ...]
@@ -30,8 +30,8 @@ class Region:
 
 @dataclass(frozen=True)
 class Shards:
-    """A parameter cut for several ranks: the shape of one shard, and for each of the HF tensors
-    that it holds its shape and the regions it is put together from."""
+    """A parameter split over several ranks: the shape of one shard, and, for each of its HF
+    tensors, the tensor's shape and the regions that fill it."""
 
     local_shape: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -68,7 +68,7 @@ def columns(shape: tuple[int, ...], shards: int, what: str) -> Shards:
 
 
 def vocab(shape: tuple[int, ...], shards: int, padded: int) -> Shards:
-    """Rows up to `padded`, of which those past the vocabulary belong to nobody."""
+    """Splits `padded` rows; rows beyond the vocabulary belong to no tensor."""
     part, row = padded // shards, prod(shape[1:])
     regions = []
     for t in range(shards):
@@ -79,7 +79,7 @@ def vocab(shape: tuple[int, ...], shards: int, padded: int) -> Shards:
 
 
 def gate_up(shape: tuple[int, ...], shards: int, what: str) -> Shards:
-    """Each shard is its part of the first tensor, then its part of the second."""
+    """Each shard has its part of the first tensor, then its part of the second."""
     part, row = _part(shape[0], shards, what), prod(shape[1:])
     size = part * row
     halves = tuple(
@@ -92,7 +92,7 @@ def qkv(
     heads: int, groups: int, head_dim: int, tail: tuple[int, ...], shards: int, what: str
 ) -> Shards:
     """Rows per query group: its query heads, then k, then v. A shard is a contiguous slice of all
-    rows, also where there are more shards than groups."""
+    rows, also if there are more shards than groups."""
     queries = _part(heads, groups, f"{what}: query heads") * head_dim
     sizes = (queries, head_dim, head_dim)
     starts = (0, queries, queries + head_dim)
@@ -111,7 +111,7 @@ def qkv(
 def _cut(
     runs: dict[int, list[tuple[int, int, int]]], src: int, dst: int, count: int, part: int
 ) -> None:
-    """Splits a run of rows where a shard ends."""
+    """Splits a run of rows at the ends of shards."""
     while count:
         shard, inside = divmod(src, part)
         here = min(count, part - inside)
@@ -120,7 +120,7 @@ def _cut(
 
 
 def _regular(piece: int, runs: list[tuple[int, int, int]], row: int) -> list[Region]:
-    """One region for equal runs at equal distances, else one for each."""
+    """One region for equal runs at equal distances; otherwise one region per run."""
     src, dst, count = runs[0]
     if len(runs) > 1:
         src_step, dst_step = runs[1][0] - src, runs[1][1] - dst

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run hears of its weight updates: a line per version, and every failure."""
+"""Reports of weight updates in a training run's log: one line per version, and every failure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .export import Times
 
 @dataclass(frozen=True)
 class VersionReport:
-    """One version as it was published, and where the milliseconds went that it added to the step of
-    this rank: total_ms. If it went on behind the next step, the rest was no part of that."""
+    """One published version, and the milliseconds that it added to this rank's step (total_ms), by
+    phase. Work that continued during the next step is not counted."""
 
     published: driftless.PublishReport
-    sync_ms: float  # forcing the parameter gather, with overlap
-    gather_ms: float  # waiting for other ranks' shards
-    convert_ms: float  # putting tensors together
-    diff_ms: float  # comparing; encoding and writing run behind it
-    encode_ms: float  # encoding and writing, as far as they took longer than what they run behind
-    send_ms: float  # agreeing, and making the version visible
+    sync_ms: float  # waiting for an overlapped parameter gather
+    gather_ms: float  # waiting for shards of other ranks
+    convert_ms: float  # assembling tensors
+    diff_ms: float  # comparing; encoding and writing overlap with it
+    encode_ms: float  # encoding and writing, beyond that overlap
+    send_ms: float  # agreement among ranks, and making the version visible
     total_ms: float
-    visible_ms: float  # from the end of the optimizer's step until receivers can take it
-    captured: bool = False  # no snapshot: what changed was seen as it was written
+    visible_ms: float  # from the end of the optimizer's step until receivers can read it
+    captured: bool = False  # no snapshot: changes were captured at the optimizer's writes
 
     @staticmethod
     def of_captured(
@@ -65,7 +65,7 @@ class VersionReport:
         )
 
     def split(self) -> str:
-        """Where the time went."""
+        """The times by phase, as text."""
         live = self.published.live
         if self.captured:
             return (
@@ -87,7 +87,7 @@ class Reporter:
         self.engines_failed = False
 
     def _line(self, text: str, warning: bool = False) -> None:
-        """A log line, as the processes of the command write them: the UTC time and a name."""
+        """Prints a log line in the format of the driftless command: UTC time and a name."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = f"{time} driftless trainer.{self._rank}: {text}"
         print(line, file=sys.stderr if warning else sys.stdout, flush=True)
@@ -118,7 +118,7 @@ class Reporter:
         self._line(text, warning=True)
 
     def end(self, version: int, engines: list[Any]) -> bool:
-        """The closing line; whether every engine took every version."""
+        """Logs the closing line; returns whether every engine took every version."""
         failed = [
             f"{e.url} failed to take {e.failures} of {e.versions} versions ({e.error})"
             for e in engines
@@ -126,9 +126,9 @@ class Reporter:
         ]
         self.engines_failed = bool(failed)
         updates = f", {self.failures} weight updates failed" if self.failures else ""
-        told = ""
+        engines_text = ""
         if engines:
-            told = "; NOT all" if failed else "; all"
-            told += f" engines took every version{': ' if failed else ''}{'; '.join(failed)}"
-        self._line(f"the run ended at version {version}{updates}{told}")
+            engines_text = "; NOT all" if failed else "; all"
+            engines_text += f" engines took every version{': ' if failed else ''}{'; '.join(failed)}"
+        self._line(f"the run ended at version {version}{updates}{engines_text}")
         return not failed

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training run's weight updates: made by `attach()`, called after every optimizer step.
+"""The weight updates of one training run: `attach()` makes it, each optimizer step calls it.
 
 Every trainer rank has one. If the optimizer is known, every rank publishes what it owns
-(every_rank.py); else the source rank of each pipeline stage publishes what the others send it
-(source_ranks.py). Used by the thread that trains. A failure is reported every time, and ends
-training only where `strict` is set.
+(every_rank.py); otherwise the source rank of each pipeline stage publishes what the others send it
+(source_ranks.py). Only the training thread uses it. Every failure is reported; it ends training
+only if `strict` is set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..torch import PublisherGroup
 from . import base as base_checkpoint
 from . import binding, optimizers, settings, topology
 from .arguments import Options, load_config
-from .checks import check_options, hf_config_of, told_engines, whole_tensors
+from .checks import check_options, hf_config_of, notified_engines, whole_tensors
 from .errors import MapError, SyncError
 from .every_rank import EveryRank
 from .export import HostCopies
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class Session:
-    """See the module. `version` is the newest that was published; `reports` keeps the last one."""
+    """See the module's text. `version`: the newest published; `reports`: holds the last report."""
 
     def __init__(
         self,
@@ -55,19 +55,20 @@ class Session:
         earlier: Sequence[Session] = (),
         on_record: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        """`earlier`: sessions of this training run. One that has the same road makes way.
-        `on_record`: of driftless.Job; called on the leading rank."""
+        """`earlier`: sessions of this training run; the one with the same road is closed first.
+        `on_record`: as for driftless.Job, called on the leader."""
         self.options, self._args, self._on_record = options, args, on_record
         self._optimizer = optimizer
         self.model: Sequence[Any] = model if isinstance(model, (list, tuple)) else [model]
         self.rank = dist.get_rank()
         self.report = Reporter(self.rank)
         self.last: VersionReport | None = None
-        self._step = 0  # optimizer steps, skipped ones too
-        self._since = 0  # successful steps since the last publication
+        self._step = 0  # optimizer steps, including skipped ones
+        self._since = 0  # successful steps since the last version
         self.closed = False
-        self.hooks: list[Callable[[], None]] = []  # each ends one of ours in the optimizer
-        self._added_s = 0.0  # to steps, since the last version was told of
+        # each removes one of our hooks from the optimizer
+        self.hooks: list[Callable[[], None]] = []
+        self._added_s = 0.0  # seconds added to steps since the last report
         self._publisher: Any = None
         self._job: Any = None
         self.config = self._all_ranks("reading the configuration", self._read_config)
@@ -80,10 +81,10 @@ class Session:
         self._open()
         atexit.register(self._at_exit)
 
-    # --- making ----------------------------------------------------------------------------------
+    # --- construction ----------------------------------------------------------------------------
 
     def _read_config(self) -> Any:
-        """Weights on a GPU are compared there, by this rank's; where the snapshot lies may be set."""
+        """Sets this rank's GPU for comparing weights, and the default place of the snapshot."""
         check_options(self.options)
         config = load_config(self.options)
         self._asked = config.settings()["snapshot"]
@@ -92,7 +93,7 @@ class Session:
         device = next(binding.unwrap(self.model[0]).parameters()).device
         if device.type != "cuda":
             return config
-        if self._quantizes:  # in host memory
+        if self._quantizes:  # quantization runs in host memory
             return config
         number = device.index or 0
         more = [f"gpu.device={number}"]
@@ -120,11 +121,11 @@ class Session:
         self.publishes = self.way.publishes
         timeout_s = 2 * max(self.config.publish_s, self.config.connect_s)
         self.groups = topology.Groups(stages, timeout_s, every_rank)
-        # As much of the weights is read at a time as fills one of the publisher's buckets.
+        # Each read takes as many weights as fit into one of the publisher's buckets.
         self.way.start(self.groups, self.config.buffer_bytes)
 
     def _every_rank_publishes(self) -> bool:
-        """Whether all ranks can, and it was not asked for otherwise."""
+        """Whether every rank can publish, and the options allow it."""
         reasons = topology.gather_objects(self._why_gather())
         reason = next((text for text in reasons if text), None)
         if reason is None:
@@ -174,7 +175,7 @@ class Session:
         self._job = driftless.Job(self.config, role, launched=place, on_record=on_record)
 
     def _open(self) -> None:
-        """Version 0: the checkpoint that the rollouts have, or the model as it is."""
+        """Opens the run. Version 0 is the rollouts' checkpoint, or the model's current weights."""
         speaks = self.rank == self.stage.source
         seen = topology.gather_objects(self.layers if speaks else [])
         self._all_ranks("checking the stages", lambda: self._check_layers(seen))
@@ -202,16 +203,16 @@ class Session:
         if self.publishes:
             for note in self._publisher.notes if self.leads else ():
                 self.report.note(note)
-        # An engine is told of a version when it is there, and a failure that ends training must be
-        # known in the step.
-        waits = self.options.wait or self.options.strict or bool(told_engines(self.settings))
+        # Notified engines need the version to be visible, and a failure that ends training must be
+        # raised within the step.
+        waits = self.options.wait or self.options.strict or bool(notified_engines(self.settings))
         way = self.way
-        self.behind = isinstance(way, EveryRank) and not waits
+        self.in_background = isinstance(way, EveryRank) and not waits
         if isinstance(way, EveryRank):
             capture = functools.partial(self._capture, way)
             self.hooks.append(optimizers.before_copies(self._optimizer, capture))
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
-            # The receivers may be ahead of what was restored, or behind.
+            # Receivers may hold an older or a newer version than the restored one.
             self._guarded(self.publish)
             self._quietly(self.finish)
 
@@ -224,7 +225,7 @@ class Session:
             )
 
     def _base_directory(self) -> Path | None:
-        """Where version 0 lies as a checkpoint; None: it is the model as it is."""
+        """The directory of version 0's checkpoint; None: version 0 is the model's weights."""
         given = self.options.hf_checkpoint
         if given:
             return Path(given) if base_checkpoint.has_weights(given) else None
@@ -232,7 +233,7 @@ class Session:
         return None if directory is None else Path(directory) / "base"
 
     def _keep_base(self, directory: Path) -> None:
-        """If there is none yet: written by all publishers together."""
+        """Writes version 0's checkpoint, by all publishers together, unless it exists."""
         there = self._agree_any(self.leads and directory.exists())
         if there:
             return
@@ -260,8 +261,8 @@ class Session:
     # --- after a step ----------------------------------------------------------------------------
 
     def after_step(self, successful: bool) -> None:
-        """What the hook calls. A step that was skipped changed nothing."""
-        self._step += 1  # also where publish() failed before it met the other ranks
+        """The hook calls it. A skipped step changed nothing."""
+        self._step += 1  # also if publish() failed before it met the other ranks
         if not successful:
             return
         self._since += 1
@@ -271,8 +272,8 @@ class Session:
         self._guarded(self.publish)
 
     def _capture(self, way: EveryRank, child: int) -> None:
-        """Before an optimizer of ours writes its parameters, which a version under way still reads.
-        If it fails, the next version finds by itself what was not seen."""
+        """Runs before an optimizer writes parameters: a version in progress may still read the old
+        values. If it fails, the next version compares all weights to find the changes."""
         self._quietly(self.finish)
         begin = time.perf_counter()
         if way.others_wrote():
@@ -281,7 +282,7 @@ class Session:
         self._added_s += time.perf_counter() - begin
 
     def publish(self) -> None:
-        """Collective: the weights as they are now, as the next version."""
+        """Publishes the current weights as the next version. Collective."""
         if isinstance(self.way, EveryRank):
             self._publish_captured()
             return
@@ -293,7 +294,7 @@ class Session:
         if report is None:
             return
         times = self.way.times()
-        self._tell(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
+        self._report_version(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
 
     def _publish_step(self, source: Any) -> driftless.PublishReport:
         if self._quantizes:
@@ -301,21 +302,22 @@ class Session:
         return self._publisher.publish(source, step=self._step)
 
     def _publish_captured(self) -> None:
-        """What was captured; the rest of it goes on behind the next step, unless it is waited for."""
+        """Publishes the captured changes. The rest of the work overlaps with the next step, unless
+        the options say to wait."""
         self._quietly(self.finish)
         begin = time.perf_counter()
         try:
-            report = self._publisher.publish(self.way.live, wait=not self.behind, step=self._step)
+            report = self._publisher.publish(self.way.live, wait=not self.in_background, step=self._step)
             self.way.count_writes()
         finally:
             took = time.perf_counter() - begin
             self._added_s += took
         if report is not None:
-            self._tell_captured(report, took)
+            self._report_captured(report, took)
 
     def finish(self) -> None:
-        """Waits for the version that goes on behind the step; what failed there is raised."""
-        if not self.behind:
+        """Waits for the version that is published during this step, and raises its failure."""
+        if not self.in_background:
             return
         begin = time.perf_counter()
         try:
@@ -323,13 +325,13 @@ class Session:
         finally:
             self._added_s += time.perf_counter() - begin
         if report is not None:
-            self._tell_captured(report, report.total_ms / 1e3)
+            self._report_captured(report, report.total_ms / 1e3)
 
-    def _tell_captured(self, report: driftless.PublishReport, visible_s: float) -> None:
+    def _report_captured(self, report: driftless.PublishReport, visible_s: float) -> None:
         added_s, self._added_s = self._added_s, 0.0
-        self._tell(VersionReport.of_captured(report, added_s, visible_s))
+        self._report_version(VersionReport.of_captured(report, added_s, visible_s))
 
-    def _tell(self, made: VersionReport) -> None:
+    def _report_version(self, made: VersionReport) -> None:
         self.last = made
         if not self.leads:
             return
@@ -338,14 +340,14 @@ class Session:
             self.report.engine_failure(text)
 
     def _before_visible(self) -> Callable[[str], None] | None:
-        """The hook of --custom-delta-pre-push-path: on every publishing rank, before any process can
-        see the version. What it returns may be a future, which is waited for."""
+        """The hook of --custom-delta-pre-push-path. It runs on every publishing rank, before the
+        version is visible. It may return a future, which is waited for."""
         hook = self.options.pre_push
         if hook is None:
             return None
 
         def call(directory: str) -> None:
-            pending = hook(self._args, directory, told_engines(self.settings))
+            pending = hook(self._args, directory, notified_engines(self.settings))
             if hasattr(pending, "result"):
                 pending.result()
 
@@ -361,7 +363,7 @@ class Session:
         return self.config.road, self.config.directory
 
     def make_way(self) -> None:
-        """Ends this session, and not the run: another one goes on with it."""
+        """Closes this session but leaves the run open: another session continues it."""
         if self._job.launched and not self.closed:
             raise SyncError(
                 "weight updates are attached, and an MPI launcher started this job: it cannot be "
@@ -371,7 +373,7 @@ class Session:
             self._quietly(self._job.leave)
 
     def _begin_end(self) -> bool:
-        """False: it has ended. Training goes on without us."""
+        """Returns False if the session was closed before; training continues without updates."""
         if self.closed:
             return False
         self.closed = True
@@ -382,13 +384,13 @@ class Session:
         return True
 
     def close(self) -> None:
-        """Collective over the job: the rollouts learn that the run is over; else they wait."""
+        """Ends the run; rollouts that do not see that end keep waiting. Collective over the job."""
         if not self._begin_end():
             return
         try:
             if self.leads and self._job.together:
                 self._wait_for_rollouts()
-            # What is in this rank's memory may still be fetched: nobody lets go before the leader.
+            # Receivers may still read this rank's memory: no rank leaves before the leader.
             if dist.is_initialized():
                 dist.barrier(group=self.groups.everyone)
             if self.leads:
@@ -405,7 +407,8 @@ class Session:
         atexit.register(exit_with_failure)
 
     def _wait_for_rollouts(self) -> None:
-        """[leader] Until as many as this job has hold the last version, or none gets on any more."""
+        """[leader] Waits until all rollouts of this job hold the last version, or none makes
+        progress."""
         patience = self.config.connect_s
         best: list[int] = []
         now: list[driftless.ReceiverReport] = []
@@ -415,16 +418,16 @@ class Session:
             now = self._publisher.receivers()
             if sum(map(self._holds_last, now)) >= self._job.rollouts:
                 return
-            # Only what never was before counts: not a rollout that comes and goes, or starts over.
+            # Only a new maximum is progress, not a rollout that leaves, returns or starts over.
             versions = sorted((r.version for r in now), reverse=True)[: self._job.rollouts]
             if versions > best:
                 best, until = versions, time.monotonic() + patience
                 waiting.restart()
-            waiting.look(functools.partial(self._behind, now))
+            waiting.look(functools.partial(self._describe_missing, now))
             time.sleep(0.01)
-        self.report.note(self._behind(now))
+        self.report.note(self._describe_missing(now))
 
-    def _behind(self, now: list[driftless.ReceiverReport]) -> str:
+    def _describe_missing(self, now: list[driftless.ReceiverReport]) -> str:
         said = ", ".join(
             f"{r.id}: version {r.version}, digest {r.digest or '-'}"
             for r in sorted(now, key=lambda r: r.id)
@@ -435,25 +438,25 @@ class Session:
         )
 
     def _holds_last(self, said: driftless.ReceiverReport) -> bool:
-        """A number says nothing: a receiver of an earlier run may have it, too. One that holds some
-        of the tensors has a digest of its own."""
+        """Compares digests: a receiver of an earlier run may have the same version number. A
+        receiver of only some tensors has another digest."""
         if said.version != self.version:
             return False
         return said.digest == self._publisher.digest or (said.partial and bool(said.digest))
 
-    # --- all together ----------------------------------------------------------------------------
+    # --- collective helpers ----------------------------------------------------------------------
 
     def _all_ranks(self, what: str, work: Callable[[], T]) -> T:
-        """Runs `work` on every rank; if it fails on one, all of them raise."""
+        """Runs `work` on every rank; if it fails on one rank, all ranks raise."""
         failure, result = None, None
         try:
             result = work()
         except Exception as caught:
             failure = caught
-        told = topology.gather_objects(str(failure) or repr(failure) if failure else None)
+        failures = topology.gather_objects(str(failure) or repr(failure) if failure else None)
         if failure is not None:
             raise failure
-        for rank, text in enumerate(told):
+        for rank, text in enumerate(failures):
             if text is not None:
                 raise SyncError(f"{what}: rank {rank}: {text}")
         return result  # type: ignore[return-value]
@@ -462,14 +465,14 @@ class Session:
         return any(topology.gather_objects(mine))
 
     def _quietly(self, work: Callable[[], Any]) -> None:
-        """A failure is told, and no more."""
+        """Runs `work`, and only reports its failure."""
         try:
             work()
         except Exception as caught:
             self.report.failure(caught)
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """A failure of ours is told, and is no failure of training unless it is asked to be."""
+        """Reports a failure of weight updates; raises it only with --update-weight-strict."""
         failure = None
         try:
             work()
@@ -488,7 +491,7 @@ class Session:
             )
 
     def _at_exit(self) -> None:
-        # After a crash the others may be gone: nothing is waited for.
+        # After a crash the other ranks may be gone: do not wait for anything.
         if getattr(sys, "last_value", None) is not None:
             with contextlib.suppress(Exception):
                 self._job.leave()
@@ -506,12 +509,13 @@ def _on_gpu(model: Sequence[Any]) -> bool:
 
 
 def _nothing(_: Any) -> None:
-    """What a rank publishes that has no publisher."""
+    """Publishes nothing, on ranks without a publisher."""
 
 
 def exit_with_failure() -> None:
-    """Training ended well, and an engine does not hold its weights: the exit code says so. To be
-    called at exit, where Python has no other way to change it; what else is registered runs first."""
+    """Sets the exit code if training ended well but an engine does not hold its weights. Call it in
+    an atexit handler, where Python offers no other way; handlers that are still registered run
+    first."""
     atexit.unregister(exit_with_failure)
     atexit._run_exitfuncs()
     sys.stdout.flush()

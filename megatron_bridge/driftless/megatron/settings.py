@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model's settings against the map of its family: settings.toml lists those of megatron-core that
-change a weight's name, shape or meaning.
+"""Checks a model's settings against the map of its family. settings.toml lists the settings of
+megatron-core that change a weight's name, shape or meaning.
 
 A value that the map does not handle is refused, before the model is built if its configuration is
 known by then. Needs neither torch nor Megatron.
@@ -36,9 +36,10 @@ class Settings:
 
 
 def of_config(config: Any, more: Mapping[str, Any] | None = None) -> Settings:
-    """Of a TransformerConfig, or of a model provider of Megatron-Bridge, which is one."""
+    """The settings of a TransformerConfig, or of a model provider of Megatron-Bridge (a
+    subclass)."""
     defaults: dict[str, Any] = {}
-    for each in reversed(type(config).__mro__):  # megatron-core's own defaults, not a provider's
+    for each in reversed(type(config).__mro__):  # defaults of megatron-core, not of a provider
         for name, field in getattr(each, "__dataclass_fields__", {}).items():
             made = field.default_factory
             value = field.default if made is dataclasses.MISSING else made()
@@ -48,12 +49,12 @@ def of_config(config: Any, more: Mapping[str, Any] | None = None) -> Settings:
 
 
 def of_model(model: Any) -> Settings:
-    """Of a GPTModel (one model chunk, unwrapped)."""
+    """The settings of a GPTModel (one model chunk, unwrapped)."""
     return of_config(model.config, {n: getattr(model, n) for n in _OF_MODEL if hasattr(model, n)})
 
 
 def of_arguments(args: Any) -> Settings:
-    """Of validated arguments of Megatron-LM, by its own translation."""
+    """The settings in validated arguments of Megatron-LM, translated by Megatron-LM itself."""
     from megatron.training.arguments import core_transformer_config_from_args
 
     more = {name: getattr(args, name) for name in _OF_ARGUMENTS if hasattr(args, name)}
@@ -64,8 +65,8 @@ def of_arguments(args: Any) -> Settings:
 
 
 def check(settings: Settings, hf_config: Mapping[str, Any] | None = None) -> list[str]:
-    """Raises what the map of the model's family does not handle. Returns what is worth a note.
-    Without the contents of a config.json, the family is what the settings make it."""
+    """Raises if the map of the model's family does not handle a setting; returns notes. Without the
+    contents of a config.json, the family follows from the settings."""
     values = settings.values
     if hf_config is None:
         tied = bool(values.get("share_embeddings_and_output_weights"))
@@ -84,7 +85,7 @@ def check(settings: Settings, hf_config: Mapping[str, Any] | None = None) -> lis
 
 
 def listed() -> set[str]:
-    """All names that settings.toml knows."""
+    """All names in settings.toml."""
     table = _table()
     found = {name for key in ("only", "rows", "sizes", "computed_as") for name in table[key]}
     return found.union(*(table[key]["names"] for key in ("compared", "computed", "harmless")))
@@ -96,7 +97,7 @@ def _table() -> dict[str, Any]:
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:
-    """With what megatron-core makes of sizes that are left out."""
+    """The values, with megatron-core's defaults for sizes that are left out."""
     heads = values.get("num_attention_heads") or 1
     for name, value in (
         ("num_query_groups", heads),
@@ -168,7 +169,7 @@ def _mtp_layers(values: Mapping[str, Any]) -> int:
 def _check_compared(
     values: Mapping[str, Any], family: Family, hf_config: Mapping[str, Any]
 ) -> None:
-    """What is more than a value: see [compared]."""
+    """Checks that need more than one value: see [compared]."""
     layers, mtp = family.sizes["layers"], family.sizes.get("mtp_layers", 0)
     if family.sizes.get("experts") and "moe_layer_freq" in values:
         found = [n for n, moe in enumerate(moe_pattern(SimpleNamespace(**values))) if moe]
@@ -179,12 +180,12 @@ def _check_compared(
         _refuse("mtp_num_layers", values["mtp_num_layers"], family, f"{mtp} at most")
     tied = values.get("share_embeddings_and_output_weights")
     if tied is not None and not tied and hf_config.get("tie_word_embeddings"):
-        # The output layer would be taken for a copy of the embedding, and left out.
+        # The output layer would be mistaken for a copy of the embedding, and left out.
         _refuse("share_embeddings_and_output_weights", tied, family, "tie_word_embeddings")
 
 
-def _told(hf_config: Mapping[str, Any], key: str) -> Any:
-    """What config.json says, at its top or among the parameters of its rotary embedding."""
+def _hf_value(hf_config: Mapping[str, Any], key: str) -> Any:
+    """The value in config.json, at its top level or among its rotary embedding's parameters."""
     places = (hf_config, hf_config.get("rope_parameters"), hf_config.get("rope_scaling"))
     for place in places:
         if isinstance(place, Mapping) and place.get(key) is not None:
@@ -197,33 +198,33 @@ def _computed_otherwise(values: Mapping[str, Any], hf_config: Mapping[str, Any])
     scores = values.get("moe_router_score_function") == "softmax"
     yarn = values.get("rope_type") == "yarn"
     for name, key in _table()["computed_as"].items():
-        told = _told(hf_config, key)
+        hf_value = _hf_value(hf_config, key)
         if name.startswith("moe_") and not values.get("num_moe_experts"):
             continue
         if key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
                    "original_max_position_embeddings") and not yarn:  # fmt: skip
             continue
-        if told is None or name not in values or (name == "moe_router_pre_softmax" and not scores):
+        if hf_value is None or name not in values or (name == "moe_router_pre_softmax" and not scores):
             continue
         value = values[name]
         if name == "activation_func":
             value = getattr(value, "__name__", str(value))
         elif name == "moe_router_pre_softmax":
-            told = not told
+            hf_value = not hf_value
         elif name == "rope_type":
-            told = "rope" if told == "default" else told
+            hf_value = "rope" if hf_value == "default" else hf_value
         elif value is None:
             value = 1  # no groups, no factor
-        if value != told:
+        if value != hf_value:
             notes.append(
-                f"{name} is {value!r}, and config.json says {told!r} ({key}): rollouts compute "
+                f"{name} is {value!r}, and config.json says {hf_value!r} ({key}): rollouts compute "
                 "something else from the same weights"
             )
     return notes
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Without asking an object of a kind that we do not know, which may not answer yes or no."""
+    """Equality that tolerates objects of unknown types, whose == may not return a bool."""
     plain = isinstance(value, (int, float, str))
     return bool(value == default) if plain else repr(value) == repr(default)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of each pipeline stage publishes: the others send it their shards, it puts tensors
-together and compares them with a snapshot. For every optimizer."""
+"""One rank of each pipeline stage publishes: it receives the other ranks' shards, assembles tensors
+and compares them with a snapshot. Works with every optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SourceRanks:
-    """How this rank takes part. [collective over all trainer ranks: all of it]"""
+    """This rank's part in publishing. All methods are collective over all trainer ranks."""
 
     def __init__(
         self, plan: StagePlan, model: Sequence[Any], stage: Stage, facts: RankFacts
@@ -31,19 +31,19 @@ class SourceRanks:
         self.source: StageExport | None = None
 
     def start(self, groups: Groups, bucket_bytes: int) -> None:
-        """Before anything below."""
+        """Must be called before any other method."""
         if self._holds:
             device = next(binding.unwrap(self._model[0]).parameters()).device
             self.source = StageExport(self._bound, self._stage, groups, bucket_bytes, device)
 
-    live = None  # tensors are put together anew for every version
+    live = None  # no tensor is read in place: each version assembles them again
 
     def count_writes(self) -> None:
-        """Nothing: every tensor is compared with a snapshot."""
+        """Nothing to do: every tensor is compared with a snapshot."""
 
     @property
     def specs(self) -> list[driftless.TensorSpec]:
-        """Of the stage, as its file of version 0 has them. [ranks that hold shards]"""
+        """The stage's tensors, as in its file of version 0. [ranks that hold shards]"""
         assert self.source is not None
         return self.source.specs
 
@@ -52,16 +52,16 @@ class SourceRanks:
         return [None] * len(self.specs)
 
     def sync(self) -> None:
-        """With overlap_param_gather a rank has only its own part of the step's result: the rest is
-        fetched now, as it would be by the next forward pass."""
+        """With overlap_param_gather a rank holds only its own part of the step's result: gathers
+        the rest now, which otherwise the next forward pass would do."""
         for chunk in self._model:
             ddp = getattr(chunk, "ddp_config", None)
             if ddp is not None and getattr(ddp, "overlap_param_gather", False):
                 chunk.start_param_sync(force_sync=True)
 
     def run(self, work: Callable[[Any], T]) -> T | None:
-        """Runs `work` with the weights on the publishing ranks, while the other holders send what
-        it asks for."""
+        """Runs `work` with the weights on the publishing ranks, while the other holders send their
+        shards on request."""
         if self.source is None:
             return None
         if not self.publishes:
@@ -73,5 +73,5 @@ class SourceRanks:
             self.source.finish()
 
     def times(self) -> Times:
-        """Of this rank, since they were last asked for."""
+        """This rank's times since the last call."""
         return Times() if self.source is None else self.source.times.take()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who holds what among the trainer's ranks, and the process groups that are ours.
+"""Which trainer rank holds which shard, and the process groups of this package.
 
-The collectives of this package run on groups made here, so that they never mix with training's.
-Every call is collective over all trainer ranks unless it says otherwise.
+Collectives of this package use groups made here, so that they never mix with those of training.
+Every call is collective over all trainer ranks unless its text says otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RankFacts:
     rank: int
     pp: int
     tp: int
-    dp: int  # with context parallelism
+    dp: int  # including context parallelism
     ep: int
     etp: int
     edp: int  # data parallelism of experts
@@ -34,13 +34,13 @@ class Sizes:
     pp: int
     ep: int
     etp: int
-    dp: int  # with context parallelism
+    dp: int  # including context parallelism
     edp: int
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One pipeline stage: its source rank, and whose shard is whose."""
+    """One pipeline stage: its source rank, and the holder of each shard."""
 
     number: int
     source: int
@@ -48,7 +48,7 @@ class Stage:
     members: tuple[int, ...]  # all holders, ascending
 
     def of(self, facts: RankFacts) -> Stage:
-        """As one of its ranks sees it that counts on no other's shards: its own are its own."""
+        """The stage for a rank that uses its own shards only: it is the only holder."""
         own = {("dense", facts.tp, 0): facts.rank, ("expert", facts.etp, facts.ep): facts.rank}
         return replace(self, holder={**dict.fromkeys(self.holder, -1), **own})
 
@@ -83,8 +83,8 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def stages_of(facts: list[RankFacts], sizes: Sizes) -> list[Stage]:
-    """Each stage's source is the rank with TP rank 0 and DP rank 0; dense shards come from the
-    ranks of its tensor-parallel group, experts from those that share its expert data-parallel
+    """Each stage's source is the rank with TP rank 0 and DP rank 0. Dense shards come from the
+    ranks of its tensor-parallel group, experts from the ranks with its expert data-parallel
     rank."""
     stages = []
     for number in range(sizes.pp):
@@ -111,8 +111,8 @@ def stages_of(facts: list[RankFacts], sizes: Sizes) -> list[Stage]:
 
 class Groups:
     """Our process groups. If the stages' sources publish, `data` moves shards within this rank's
-    stage, and `control` words beside them; if every rank publishes, there are neither.
-    `publishers` joins those that publish. None where this rank is not in it, or alone."""
+    stage, and `control` moves commands; if every rank publishes, both are None. `publishers` joins
+    the publishing ranks. A group is None if this rank is not in it, or is its only member."""
 
     def __init__(self, stages: list[Stage], timeout_s: float, every_rank: bool) -> None:
         timeout = timedelta(seconds=timeout_s)

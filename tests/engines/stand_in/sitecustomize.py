@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang needs on a CPU before it is imported.
+"""Prepares Python for SGLang on a CPU, before SGLang is imported.
 
-torchvision's build for some machines has operators that its torch has not, and dies of them when it
-is imported. SGLang imports it without using it.
+Some builds of torchvision crash on import, because their operators are missing in torch. SGLang
+imports torchvision without using it, so an empty module replaces the part that fails.
 
 SGLang's experts in plain torch fail with expert parallelism ("index -1 is out of bounds"): experts
-of other ranks have the number -1 there. Here they count nothing.
+of other ranks have the number -1. This gives them the weight 0.
 
-With DRIFTLESS_TEST_FP8, linears in FP8 blocks go as on a Hopper GPU, with a kernel of plain torch:
-those for CPUs need AMX.
+With DRIFTLESS_TEST_FP8, linears in FP8 blocks run as on a Hopper GPU, with a kernel in plain torch:
+the kernels for CPUs need AMX.
 """
 
 import importlib.abc

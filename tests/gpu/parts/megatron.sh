@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Real Megatron on the GPU, its weights over the nccl road.
+# Megatron on the GPU, with its weights over the nccl road.
 #   tests/gpu/parts/megatron.sh BUILD_DIRECTORY
 # Needs torch, megatron-core, numpy and pytest in python3, and the Python module in the build.
 set -u

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The NCCL road on a machine with a GPU. Builds nothing.
+# The nccl road on a machine with a GPU. Builds nothing.
 #   tests/gpu/parts/nccl.sh BUILD_DIRECTORY
-# Several NCCL ranks share one GPU: each process calls itself another host (NCCL_HOSTID, set by the programs), and
-# they talk over the loopback interface. Prints one line for each part; the exit status is not 0 where any failed.
+# Several NCCL ranks share one GPU: each process claims to be another host (NCCL_HOSTID, set by the
+# programs), and they communicate over the loopback interface. Prints one line per part; the exit status
+# is not 0 if any part failed.
 set -u
 build=$(realpath "${1:?usage: tests/gpu/parts/nccl.sh BUILD_DIRECTORY}")
 cd "$(dirname "$0")/../../.." || exit 1
@@ -53,7 +54,7 @@ else
   echo "nccl.contract: skipped: this build has no MPI"
 fi
 
-# The main job: weights that rollouts save are the trainer's, bit for bit. A process of its own NCCL_HOSTID for each.
+# The main job: rollouts save the trainer's weights, bit for bit. Each process has its own NCCL_HOSTID.
 job() {
   local work=$logs/job config=configs/nccl_cluster.yaml rank=0 line=(mpirun) steps=4 role count
   "$bin/driftless" synth --out "$work/run" --params 20000000 --steps $steps || return 1

@@ -23,6 +23,7 @@ from megatron.core.transformer.module import Float16Module
 from tiny_config import ROPE_THETA, VOCAB, hf_config
 
 SEQUENCE, BATCH = 16, 2
+RATE, DENSE_RATE = 3e-6, 3e-3  # a few percent of bf16 weights change with a step; most of them
 GPU = os.environ.get("DRIFTLESS_TEST_GPU") == "1"
 DEVICE = "cuda" if GPU else "cpu"
 
@@ -112,7 +113,8 @@ def _experts_config(hf):
 
 
 class LatentAttention(DotProductAttention):
-    """Without TransformerEngine mcore has no attention whose values are narrower than its keys."""
+    """megatron-core has no attention with values narrower than keys, except by
+    TransformerEngine."""
 
     def __init__(self, *args, k_channels=None, v_channels=0, **kwargs):
         super().__init__(*args, **kwargs)
@@ -132,7 +134,8 @@ def make_chunk(job, config, vp_stage=None):
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
-        vocab_size=-(-hf["vocab_size"] // 256) * 256,  # padded: the rows past it belong to nobody
+        # padded: the rows past it belong to no tensor
+        vocab_size=-(-hf["vocab_size"] // 256) * 256,
         max_sequence_length=hf["max_position_embeddings"],
         pre_process=ps.is_pipeline_first_stage(**where),
         post_process=ps.is_pipeline_last_stage(**where),
@@ -199,7 +202,7 @@ class Trainer:
     def optimizer_config(self, dtype, overlap):
         return OptimizerConfig(
             optimizer="adam",
-            lr=self.job.get("lr", 3e-6),  # a few percent of bf16 weights change with a step
+            lr=self.job.get("lr", RATE),
             bf16=dtype == torch.bfloat16,
             fp16=dtype == torch.float16,
             params_dtype=dtype,
@@ -208,6 +211,12 @@ class Trainer:
             overlap_param_gather=overlap,
             clip_grad=1.0,
         )
+
+    def set_rate(self, dense):
+        """`dense`: a rate at which a step changes most weights."""
+        rate = DENSE_RATE if dense else self.job.get("lr", RATE)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
 
     def step(self, poison=False):
         """One optimizer step over two microbatches; `poison` makes its gradients infinite."""
@@ -245,14 +254,14 @@ class Trainer:
         return self.optimizer.step()
 
     def sync_parameters(self):
-        """With overlap: the whole of this step's weights on every rank."""
+        """With overlapped gathers: completes this step's weights on every rank."""
         for chunk in self.model:
             if chunk.ddp_config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
 
 
 def place():
-    """This rank's place, for whoever puts the shards together."""
+    """This rank's place, for the reference export."""
     return {
         "tp": ps.get_tensor_model_parallel_rank(),
         "pp": ps.get_pipeline_model_parallel_rank(),

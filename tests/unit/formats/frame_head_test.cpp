@@ -2,6 +2,7 @@
 // Heads of frames, frames put together elsewhere, and frames of which only some blocks are there.
 #include <gtest/gtest.h>
 
+#include "core/parallel.h"
 #include "support/frame_bytes.h"
 #include "support/frame_head.h"
 #include "support/golden_case.h"
@@ -124,6 +125,43 @@ TEST_P(FrameHeadTest, AFrameOpenedByItsHeadIsTheFrame) {
   EXPECT_EQ(Frame::decode_head(head(), shorter, layout_, kMaxBody).status().code(),
             StatusCode::kCorrupt);
   EXPECT_EQ(Frame::decode_head(head(), frame, layout_, 8).status().code(), StatusCode::kCorrupt);
+}
+
+// The streams in any order, on any thread.
+Result<Frame> read_by_streams(std::span<const std::byte> frame, const WeightLayout& layout,
+                              KeptMemory* memory) {
+  DRIFTLESS_ASSIGN_OR_RETURN(FrameReader reader,
+                             FrameReader::open(frame, layout, kMaxBody, memory));
+  std::vector<ZstdUnpacker> zstd(3);
+  DRIFTLESS_RETURN_IF_ERROR(
+      parallel_for(reader.streams(), 3, [&](std::size_t i, unsigned worker) -> Status {
+        return reader.read(reader.streams() - 1 - i, zstd[worker]);
+      }));
+  return reader.finish(layout);
+}
+
+TEST_P(FrameHeadTest, AFrameReadByItsStreamsIsTheFrame) {
+  const Bytes frame = whole();
+  KeptMemory memory(1 << 20);
+  const Result<Frame> known = Frame::decode(frame, layout_, kMaxBody);
+  const Result<Frame> read = read_by_streams(frame, layout_, &memory);
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read->info().context, context_);
+  Bytes again;
+  const Status status =
+      full() ? encode_full_frame(context_, layout_, DType::kBF16, read->runs(), again)
+             : encode_frame(context_, read->bucket(), again);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(again, frame);
+  EXPECT_TRUE(std::ranges::equal(read->bucket().positions, known->bucket().positions));
+  EXPECT_TRUE(std::ranges::equal(read->bucket().values, known->bucket().values));
+  EXPECT_EQ(FrameReader::open(frame, layout_, 8, nullptr).status().code(), StatusCode::kCorrupt);
+}
+
+TEST_P(FrameHeadTest, AFrameReadByItsStreamsIsCheckedAsItIsDecoded) {
+  testing::expect_damage_is_corrupt(whole(), [&](const Bytes& bytes) {
+    return read_by_streams(bytes, layout_, nullptr).status().code();
+  });
 }
 
 TEST_P(FrameHeadTest, EveryTruncationExtensionAndFlipIsCorrupt) {

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include "collectives/forwarding_receive_road.h"
 #include "formats/receiver_needs.h"
 #include "plugin/publish/block_splitter.h"
+#include "plugin/receive/anchor_offer.h"
 #include "support/loopback_job.h"
 #include "support/published_run.h"
 
@@ -44,6 +46,38 @@ class PublishedBlocks : public ::testing::TestWithParam<BlockWay> {
   const Weights base_ = random_weights(1);
 };
 
+// Whether what is offered of each part is the part.
+class OfferedRoad final : public ForwardingReceiveRoad {
+ public:
+  using ForwardingReceiveRoad::ForwardingReceiveRoad;
+  [[nodiscard]] bool serves_others() const override { return true; }
+  Result<std::uint64_t> offer_part(const PublicationId& id, const PartReceipt& part,
+                                   std::span<const std::byte> bytes,
+                                   const Deadline& deadline) override {
+    DRIFTLESS_ASSIGN_OR_RETURN(const MappedFile sealed, road_->fetch_part(id, part, deadline));
+    same[part.name] = std::ranges::equal(sealed.bytes(), bytes);
+    return bytes.size();
+  }
+  std::map<std::string, bool> same;
+};
+
+// Of a rollout that holds `weights`, whatever its version is said to be.
+std::map<std::string, bool> offered(LoopbackHub& hub, Weights weights, const VersionId& version) {
+  std::vector<std::byte*> data;
+  for (auto& [name, tensor] : weights) data.push_back(tensor.bytes.data());
+  auto made = make_memory_target(layout_of(weights), data, version, 1);
+  EXPECT_TRUE(made.ok()) << made.status().to_string();
+  const std::unique_ptr<MappedTarget> target = std::move(*made);
+  OfferedRoad road(std::shared_ptr<ReceiveRoad>(hub.receiver()));
+  AnchorOffer offer;
+  const Deadline deadline = Deadline::after(10s);
+  for (;;) {
+    const auto more = offer.offer_next(road, *target, version, deadline);
+    EXPECT_TRUE(more.ok()) << more.status().to_string();
+    if (!more.ok() || !*more) return road.same;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Ways, PublishedBlocks,
     ::testing::Values(BlockWay{1, Encoding::kDeltas, 4}, BlockWay{1, Encoding::kIndices, 3},
@@ -57,6 +91,28 @@ INSTANTIATE_TEST_SUITE_P(
                       BlockWay{2, Encoding::kDeltasZstd, 4, 1, false},
                       BlockWay{3, Encoding::kCompact, 6, 1, false},
                       BlockWay{2, Encoding::kCompact, 0, 2, false}));
+
+// By a rollout that came by deltas: every part, byte for byte, of whatever blocks. Of other weights
+// not every part, and of a version without an anchor none.
+TEST_P(PublishedBlocks, ARolloutPutsAnAnchorTogetherFromItsWeights) {
+  options_.anchor_every = 2;
+  Trainer trainer(hub_, GetParam().ranks, options_, base_);
+  const Weights first = changed_weights(base_, 1, 0.02, "none");
+  const Weights second = changed_weights(first, 2, 0.02, "none");
+  expect_ok(trainer.publish(first));
+  expect_ok(trainer.publish(second));
+  ASSERT_TRUE(trainer.report().anchor);
+  const Hash128 run = trainer.rank(0).version().run;
+  const auto parts = offered(hub_, second, {run, 2});
+  EXPECT_GE(parts.size(), GetParam().ranks);
+  for (const auto& [name, same] : parts) EXPECT_TRUE(same) << name;
+
+  const auto others = offered(hub_, first, {run, 2});
+  EXPECT_EQ(others.size(), parts.size());
+  EXPECT_GT(std::ranges::count(others, false, &std::pair<const std::string, bool>::second), 0);
+  EXPECT_TRUE(offered(hub_, first, {run, 1}).empty());
+  EXPECT_TRUE(offered(hub_, second, {Hash128{1, 2}, 2}).empty());
+}
 
 // Steps, one that is aborted, a dense one, anchors, a restart: receivers of whole tensors, with a
 // base and without, end with the trainer's bits, and with the digests of every tensor.

@@ -91,7 +91,8 @@ class Int4Cuts : public Int4Publisher,
                  public ::testing::WithParamInterface<std::pair<unsigned, unsigned>> {};
 
 INSTANTIATE_TEST_SUITE_P(Cuts, Int4Cuts,
-                         ::testing::Values(std::pair(0U, 1U), std::pair(0U, 2U), std::pair(1U, 2U)));
+                         ::testing::Values(std::pair(0U, 1U), std::pair(0U, 2U),
+                                           std::pair(1U, 2U)));
 
 TEST_P(Int4Cuts, PublishesWhatOneRankWould) {
   const auto [dimension, ranks] = GetParam();

@@ -3,6 +3,8 @@
 // ranks cut the matrices, receivers end with what the reference makes of the whole ones.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "support/fp8_base.h"
 #include "support/loopback_job.h"
 #include "support/temp_dir.h"
@@ -158,7 +160,7 @@ TEST_P(QuantizedPublisher, PublishesWhatOneRankWould) {
 // Version 1 is a difference to the base's own bytes.
 TEST_P(QuantizedPublisher, GoesOnFromABaseOfAnotherRule) {
   const bool div = GetParam().rule == QuantizeRule::kLinear;
-  // By a tool that rounds some of them otherwise.
+  // A tool that rounds some of them otherwise.
   make_base(div ? QuantizeRule::kLinearDiv : QuantizeRule::kLinear, 20);
   open();
   expect_published(weights_);

@@ -128,6 +128,20 @@ TEST_P(PublisherRanks, FullModeSendsWholeTensors) {
   EXPECT_TRUE(rollout.holds(next));
 }
 
+// Else one that fits at the start would fail in the middle.
+TEST_P(PublisherRanks, AFullVersionTakesNoMoreThanTheRoadWasAskedFor) {
+  const Weights base = testing::random_weights(1);
+  PublisherOptions options = quick_options();
+  options.mode = UpdateMode::kFull;
+  LoopbackHub hub({}, GetParam());
+  Trainer trainer(hub, GetParam(), options, base);
+  expect_ok(trainer.publish(testing::changed_weights(base, 7, 0.01, "none")));
+  std::uint64_t asked = 0;
+  for (unsigned rank = 0; rank < GetParam(); ++rank) asked += trainer.road(rank).asked_bytes();
+  EXPECT_GE(asked, trainer.report().wire_bytes);
+  EXPECT_GE(trainer.report().wire_bytes, trainer.report().full_bytes);
+}
+
 // Whatever fails on whichever rank: nobody sees the version, and the next one brings everybody to
 // the weights it is given.
 TEST_P(PublisherRanks, FailureOnOneRankAbortsTheVersionOnAll) {

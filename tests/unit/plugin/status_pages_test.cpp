@@ -175,6 +175,24 @@ TEST(RunView, AnAgentIsReadyWhenItsEnginesFollow) {
   EXPECT_TRUE(view.readiness(0).ready);
 }
 
+TEST(RunView, AnAgentFarBehindItsRoadIsNotReadyThoughItsEnginesHoldWhatItHas) {
+  RunView view("agent", 0);
+  view.open(some_run(), 0, "");
+  view.add(version(5));
+  view.replace({engine("a", 5)});
+  view.listed(6);
+  EXPECT_TRUE(view.readiness(1).ready);
+  EXPECT_EQ(view.readiness(1).lag, 1U);
+  view.listed(9);
+  EXPECT_EQ(view.readiness(1).reason, "the road has version 9, this agent holds 5");
+  EXPECT_EQ(view.readiness(1).lag, 4U);
+  EXPECT_TRUE(view.readiness(4).ready);
+  view.add(version(9));
+  EXPECT_EQ(view.readiness(1).reason, "engine a is 4 versions behind");
+  view.replace({engine("a", 9)});
+  EXPECT_TRUE(view.readiness(1).ready);
+}
+
 TEST(RunView, AnEngineThatCannotBeReachedOrIsToBeLoadedAgainIsNotReady) {
   RunView view("agent", 0);
   view.open(some_run(), 0, "");

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of models as tables: how Megatron's parameters become Hugging Face's tensors.
+"""Maps of model families, as tables: how Megatron's parameters become Hugging Face's tensors.
 
-A family is a file `<family>.toml`: the model types it is for, and the parts it is made of
-(`parts/*.toml`), which hold the rows and the sizes that they count in (from the keys of config.json). See
+A family is a file `<family>.toml`. It names its model types and its parts (`parts/*.toml`); the
+parts have the rows, and the sizes that the rows use (from the keys of config.json). See
 docs/develop/adding_a_model.md. Needs neither torch nor Megatron.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 
 from ..errors import MapError
 
-# How a parameter lies on the ranks of its tensor-parallel group.
+# How a parameter is split over its tensor-parallel group.
 SPLITS = ("whole", "rows", "columns", "vocab", "qkv", "gate_up")
-# Where a row holds: once in the model, in each block, in blocks of one kind, for each expert of a
-# block, in each layer of multi-token prediction.
+# How often a row applies: once per model, per block, per block of one kind, per expert of a block,
+# per layer of multi-token prediction.
 SCOPES = ("model", "layer", "dense_layer", "moe_layer", "expert", "mtp")
 SPECS = ("te", "local")
 
@@ -30,20 +30,20 @@ _PART_KEYS = {"sizes", "row"}
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. Names are relative to the block for every scope but `model`."""
+    """One row of a table. Names are relative to the block, except in scope `model`."""
 
     megatron: Mapping[str, str]  # by spec
     hf: tuple[str, ...]
     split: Mapping[str, str]  # by spec
-    shape: tuple[str, ...]  # of a whole HF tensor; for `qkv`, what follows the rows
+    shape: tuple[str, ...]  # of a whole HF tensor; for `qkv`, without the rows
     scope: str
-    dtype: str | None  # if it is not that of the parameters
-    drop: bool  # known, and not sent
+    dtype: str | None  # None: that of the parameters
+    drop: bool  # known, but not published
 
 
 @dataclass(frozen=True)
 class Family:
-    """A table with one model's numbers filled in."""
+    """A table filled with one model's sizes."""
 
     name: str
     rows: tuple[Row, ...]
@@ -55,7 +55,7 @@ class Family:
 
 
 def families() -> dict[str, str]:
-    """The family of every model type that is known."""
+    """model type -> family."""
     found = {}
     for entry in resources.files(__name__).iterdir():
         if entry.name.endswith(".toml"):
@@ -137,7 +137,7 @@ def _by_spec(value: str | Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _first(key: str, expressions: str | list[str], numbers: Mapping[str, int], family: str) -> int:
-    """The first of several expressions whose names are all there."""
+    """The value of the first expression whose names are all known."""
     several = [expressions] if isinstance(expressions, str) else expressions
     for expression in several:
         if all(name in numbers or name.isdigit() for name in _names(expression)):
@@ -152,7 +152,7 @@ def _names(expression: str) -> list[str]:
 
 
 def _evaluate(expression: str, numbers: Mapping[str, int], what: str) -> int:
-    """Sums of products and quotients, written with spaces: `a * b + c / d`."""
+    """Evaluates sums of products and quotients, written with spaces: `a * b + c / d`."""
     total = 0
     for term in expression.split(" + "):
         value, operation = 1, "*"
@@ -173,7 +173,7 @@ def _evaluate(expression: str, numbers: Mapping[str, int], what: str) -> int:
 def _moe_layers(
     moe: Mapping[str, str] | None, sizes: Mapping[str, int], config: Mapping[str, Any]
 ) -> frozenset[int]:
-    """The blocks with experts, layers of multi-token prediction included."""
+    """The blocks with experts, including layers of multi-token prediction."""
     if moe is None or not sizes.get("experts"):
         return frozenset()
     first = config.get(moe.get("first", ""), 0) or 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for `sgl_kernel`, which exists for GPUs and some CPUs only.
+"""Replaces `sgl_kernel`, which exists for GPUs and some CPUs only.
 
-SGLang imports it wherever it runs. Every name is there, as a class that cannot be called; the few
-functions that the plain torch way on a CPU really needs are written out.
+SGLang always imports it. Every name exists, as a class that cannot be called; the few functions
+that SGLang's torch path on a CPU needs are implemented.
 """
 
 import importlib.machinery
@@ -17,8 +17,8 @@ __path__: list[str] = []
 
 
 class Absent(type):
-    """A name that nobody has: passes for a type or a constant, is equal to itself only, and says
-    who it is when called."""
+    """A missing name: usable as a type or a constant, equal to itself only, and raising its name
+    when called."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):
@@ -64,7 +64,7 @@ sys.modules[__name__].__class__ = Module
 
 
 def assign_req_to_token_pool_cpu(requests, table, starts, ends, places, _width):
-    """Row r of the table gets, from its start to its end, the next places."""
+    """Writes the next places into row r of the table, from its start to its end."""
     taken = 0
     for row, start, end in zip(requests.tolist(), starts.tolist(), ends.tolist(), strict=True):
         count = end - start
@@ -73,7 +73,7 @@ def assign_req_to_token_pool_cpu(requests, table, starts, ends, places, _width):
 
 
 def _no_shared_memory(_size, _rank):
-    os.environ["LOCAL_SIZE"] = "0"  # SGLang then lets gloo do what its own kernels would
+    os.environ["LOCAL_SIZE"] = "0"  # SGLang then uses gloo instead of its own kernels
 
 
 _ops = torch.library.Library("sgl_kernel", "FRAGMENT")

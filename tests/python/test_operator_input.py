@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compare, report, plan, doctor, status and config under hostile input: no false figure with exit code
-0, no secret in what is printed, nothing that is replaced, no process that is left."""
+"""compare, report, plan, doctor, status and config with malicious input: no false figure with exit
+code 0, no secret in the output, no file replaced, no process left."""
 
 import json
 import os
@@ -38,7 +38,7 @@ RUN = "040ff08fb413f40b739c63cc36a83459"
     (*PLAN, "--density", "nan"), (*PLAN, "--engines-per-host", "nan"), (*PLAN, "--fs-read", "NaN"),
     ("status", "/", "--interval", "nan"), (*PLAN, "--figure", "compare.none=1e-300"),
 ))  # fmt: skip
-def test_what_is_no_number_is_refused(line):
+def test_an_invalid_number_is_refused(line):
     assert_refusal(run(*line), 2)
 
 
@@ -62,17 +62,17 @@ def planned(work, **config):
     ({"model_type": "qwen3", "hidden_size": -64}, "hidden_size"),
     ({"model_type": "qwen3", "hidden_size": 1e300}, "hidden_size"),
 ))  # fmt: skip
-def test_shapes_that_are_none(work, config, word):
+def test_impossible_shapes_are_refused(work, config, word):
     assert_refusal(run_quietly(planned(work, **{**SHAPE, **config})), 4, word)
 
 
 def run_quietly(result):
-    """Without the object on stdout that --json adds."""
+    """Without the JSON object on stdout."""
     return subprocess.CompletedProcess(result.args, result.returncode, "", result.stderr)
 
 
 def test_layers_that_are_dense_anyway_are_not_left_out_twice(work):
-    """With a step of 2 layers 1 and 3 have experts: layer 0 of the list changes nothing."""
+    """With a step of 2, layers 1 and 3 have experts: layer 0 in the list changes nothing."""
     moe = {**SHAPE, **EXPERTS, "model_type": "qwen3_moe", "decoder_sparse_step": 2}
     weights = [
         json.loads(planned(work, **moe, mlp_only_layers=layers).stdout)["expert_weights"]
@@ -82,20 +82,20 @@ def test_layers_that_are_dense_anyway_are_not_left_out_twice(work):
     assert weights == [2 * one, 2 * one, one, 0]
 
 
-def test_metrics_that_cannot_be(work):
-    """Figures of 10^308 ms and the like are no records: nothing on the page is infinite."""
+def test_impossible_metrics_are_ignored(work):
+    """Records with figures like 10^308 ms do not count: no figure on the page is infinite."""
     record = {"role": "trainer", "run": RUN, "version": 1, "changed_units": 5, "wire_bytes": 50}
-    hostile = (
+    impossible = (
         {"density": 5e300}, {"process_ms": 1e308}, {"version": 2**64 - 1},
         {"role": "rollout", "fetch_ms": 1, "versions": 2**64 - 1},
         {"role": "agent", "engine": "<img src=x>", "goal": 2**64 - 1, "status": "<b>"},
     )  # fmt: skip
-    lines = [{**record, "density": 0.5, "process_ms": 3}, *({**record, **each} for each in hostile),
+    lines = [{**record, "density": 0.5, "process_ms": 3}, *({**record, **each} for each in impossible),
              {**record, "role": "rollout", "fetch_ms": 1e-320}]  # fmt: skip
     (work / "m.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     page = work / "page.html"
     told = run("report", "--metrics", work / "m.jsonl", "--out", page)
-    assert told.returncode == 0 and f"{len(hostile)} of {len(lines)} lines without a record" in told.stderr
+    assert told.returncode == 0 and f"{len(impossible)} of {len(lines)} lines without a record" in told.stderr
     text = page.read_text()
     for word in (">inf", '"inf', "inf ", '"-inf', ">-inf", ">nan", '"nan', "<img"):
         assert word not in text, word
@@ -116,7 +116,7 @@ def test_companions_that_were_not_compared_are_named(work, rng):
 
 
 def test_a_file_that_shrinks_while_it_is_read(work, rng):
-    """One line and the exit code of something to be tried again, not a core dump."""
+    """One line and the exit code for a retry, not a core dump."""
     size = 64 << 20
     old, new = (
         write_checkpoint(work / name, {"w": Tensor("U8", (size,), rng.bytes(size))})
@@ -131,7 +131,7 @@ def test_a_file_that_shrinks_while_it_is_read(work, rng):
                     break
         os.truncate(new / "model.safetensors", 4096)
         _, said = process.communicate(timeout=60)
-    # It may have read the header after that, or all of it before.
+    # It may have read only the header afterwards, or everything before.
     assert process.returncode in (0, 4, 6), said
     if process.returncode == 6:
         assert said == "driftless: busy: a file was truncated while it was read; try again\n"
@@ -147,7 +147,7 @@ def test_a_version_that_is_missing_in_the_middle(work, rng):
         old = new
     missing = "version 3 is missing, and version 4 is a change to it"
     assert "is missing" not in run("status", work / "run").stdout
-    shutil.rmtree(work / "run/weight_v000001")  # the oldest: as a publisher removes it
+    shutil.rmtree(work / "run/weight_v000001")  # the oldest, which a publisher may have removed
     assert "is missing" not in run("status", work / "run").stdout
     shutil.rmtree(work / "run/weight_v000003")
     told = run("status", work / "run")
@@ -216,7 +216,7 @@ def test_no_password_of_a_url_is_printed(work):
 
 # --- doctor --------------------------------------------------------------------------------------
 
-LONG = str(10**6 + os.getpid())  # seconds, and how these processes are known
+LONG = str(10**6 + os.getpid())  # seconds; the unusual number identifies these processes
 HANGS = f'[ "$1" = --version ] && exit; setsid sleep {LONG} & trap "" TERM INT; sleep {LONG}'
 
 
@@ -260,7 +260,7 @@ def test_doctor_leaves_no_process_in_any_session(work):
 
 
 @pytest.mark.parametrize("mode", ("silent", "endless", "drip", "header"))
-def test_an_engine_that_does_not_come_to_an_end(mode):
+def test_an_engine_whose_answer_never_ends(mode):
     with socket.create_server(("127.0.0.1", 0)) as server:
         ended = threading.Event()
 
@@ -299,4 +299,4 @@ def test_an_engine_that_does_not_come_to_an_end(mode):
         ended.set()
     assert time.monotonic() - begin < 15
     text = " ".join(row["finding"] for row in rows.values())
-    assert "status 200" not in text, "it names what is wrong, not the status"
+    assert "status 200" not in text, "it names the fault, not the status"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object stores under attack: publishers that sleep at any request and wake up late, tags that lie,
-clocks that are wrong, and objects of others below the prefix."""
+"""Object stores with adverse clients and servers: publishers that stall at any request and wake up
+late, wrong ETags, wrong clocks, and foreign objects below the prefix."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ KEEP = {"keep_versions": 1, "anchors.every": 2, "road.patience": "1ms"}
 def read_object(job, prefix, key):
     if job.name == "rclone":
         path = job.endpoint.directory / servers.BUCKET / prefix / key
-        for _ in range(100):  # it takes a file away before it puts the next one there
+        for _ in range(100):  # rclone removes a file before it writes the new one
             if path.exists():
                 with contextlib.suppress(FileNotFoundError):
                     return path.read_text()
@@ -34,7 +34,7 @@ def read_object(job, prefix, key):
 
 
 def request_of(job, prefix, key, **more):
-    """moto wants to see a signature, whatever it is."""
+    """A request with a made-up signature: moto requires one, but does not check it."""
     scope = f"{servers.ACCESS_KEY}/20260101/us-east-1/s3/aws4_request"
     signed = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0"
     url = f"{job.endpoint}/{servers.BUCKET}/{prefix}/{key}"
@@ -52,7 +52,7 @@ def put_object(job, prefix, key, text):
 
 
 def assert_index_is_true(job, prefix):
-    """It lists what is there, and nothing else."""
+    """Asserts that the index lists exactly the existing versions."""
     there = set()
     for key in objects(job, prefix):
         if key.startswith("versions/"):
@@ -63,16 +63,16 @@ def assert_index_is_true(job, prefix):
 
 
 @pytest.mark.parametrize("stride", [19, pytest.param(1, marks=pytest.mark.long)])
-def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
-    """One trainer for each request: it is stopped when that one arrives, another takes over and
-    publishes to the end, and then the first one goes on."""
+def test_a_publisher_that_stalls_at_any_request_does_no_harm(job, rng, stride):
+    """One trainer per request: it is stopped when that request arrives, another trainer takes over
+    and publishes to the end, and then the first one continues."""
     work, history = job.work, make_run(job.work / "run", rng, 5)
 
     def line(prefix, **settings):
         settings = KEEP | {"road.object_store.url": f"{job.url}/{prefix}"} | settings
         return job.line("trainer", "--replay", work / "run", "--json", **settings)
 
-    # "First" goes through the proxy, "second" past it.
+    # The first trainer uses the proxy, the second one the server itself.
     assert versions_of(job.ok(*line("undisturbed"), "--steps", "3")) == [1, 2, 3]
     requests = len(job.proxy.log)
     for number in range(0, requests, stride):
@@ -91,8 +91,8 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
         job.proxy.fault = lambda request: None
         for result in (first, *woken):
             job.said += [result.stdout, result.stderr]
-            # Done; fenced; a version appeared while it was starting; two runs began at once; the answer
-            # to a request that has a deadline of its own came too late.
+            # Allowed: success; fenced; a version appeared during its start; two runs began at once;
+            # a request with its own deadline was answered too late.
             late = result.returncode == 5 and "gave up after" in result.stderr
             assert late or result.returncode in (0, 4, 6, 7), (number, result.stderr)
         job.ok(*direct)
@@ -107,16 +107,16 @@ def test_a_publisher_that_sleeps_at_any_request_does_no_harm(job, rng, stride):
         assert read_checkpoint(save / "rollout_00") == history[5], number
 
 
-def test_a_step_whose_parts_are_gone_is_passed_over_by_an_anchor(job, rng):
+def test_an_anchor_replaces_a_step_whose_parts_are_missing(job, rng):
     if job.name == "rclone":
-        pytest.skip("rclone does not see what others remove from its directory")
+        pytest.skip("rclone does not notice files that are removed from its directory")
     work, history = job.work, make_run(job.work / "run", rng, 5)
     job.ok(*job.line("trainer", "--replay", work / "run", "--steps", 4, **{"anchors.every": 2}))
     for key in objects(job, work.name):
         if key.startswith("parts/0000000000000000001.version."):
             request = request_of(job, work.name, key, method="DELETE")
             urllib.request.urlopen(request, timeout=30).close()
-    job.ok(*job.line("trainer", "--replay", work / "run"))  # which follows the steps as well
+    job.ok(*job.line("trainer", "--replay", work / "run"))  # the trainer reads the steps as well
     line = ["--base", work / "run/step_000000", "--save", work / "a", "--timeout", "15s"]
     job.ok(*job.line("rollout", *line))
     assert read_checkpoint(work / "a/rollout_00") == history[5]
@@ -142,8 +142,9 @@ def test_objects_of_others_below_the_prefix_are_left_alone(job, rng):
     assert {key for key in FOREIGN if key not in left} == set()
 
 
-def test_tags_that_lie_are_found_out(job, rng):
-    """A store whose ETag is not what If-Match takes: nothing is reserved, and nothing hangs."""
+def test_wrong_etags_are_detected(job, rng):
+    """A store whose ETags are not those that If-Match accepts: no version is reserved, no call
+    hangs."""
     job.proxy.lies = True
     history = make_run(job.work / "run", rng, 3)
     line = job.line("trainer", "--replay", job.work / "run", "--json", **{"deadlines.publish": "20s"})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What somebody who reaches an engine's HTTP can make its workers do: follow what the operator
-allowed at start, and nothing else; and what a server that is no engine can make a driver believe."""
+"""Limits of an engine's HTTP calls: a client can make workers follow only what the operator allowed
+at start; and a server that is no engine cannot deceive a driver."""
 
 import http.server
 import json
@@ -25,11 +25,11 @@ def no_operator(monkeypatch):
 
 
 def no_target(chunk_bytes):
-    raise AssertionError("a stranger's configuration was taken")
+    raise AssertionError("a configuration of the caller was used")
 
 
 class Worker(vllm.WorkerExtension):
-    """vLLM's worker, as far as the extension asks it."""
+    """vLLM's worker, with all that the extension uses."""
 
     rank = 0
 
@@ -40,8 +40,8 @@ class Worker(vllm.WorkerExtension):
         self.__dict__["_driftless_made"] = receiver
 
 
-def hostile(tmp_path):
-    """What a POST to /collective_rpc may carry, and what must not come of it."""
+def forbidden_sources(tmp_path):
+    """Sources in a POST to /collective_rpc that must be refused."""
     secret = tmp_path / "secret"
     secret.write_text("the-secret-of-this-machine: 1\n")
     hook = f"road: {{kind: shared_fs, shared_fs: {{ dir: {tmp_path} }}}}\nhooks: {{before_read: 'touch {tmp_path}/ran'}}\n"
@@ -63,9 +63,9 @@ def hostile(tmp_path):
     ]
 
 
-def test_a_call_names_and_never_carries(tmp_path):
+def test_a_call_with_a_configuration_is_refused(tmp_path):
     (tmp_path / "job.yaml").write_text(f"road: {{kind: shared_fs, shared_fs: {{ dir: {tmp_path} }}}}\n")
-    for source in hostile(tmp_path):
+    for source in forbidden_sources(tmp_path):
         reply = Worker(config_dir=str(tmp_path / "none")).driftless_open(source, "n")
         assert not reply["ok"] and reply["nonce"] == "n" and reply["state"] == "closed", source
         assert "invalid_argument" in reply["error"], reply
@@ -73,8 +73,8 @@ def test_a_call_names_and_never_carries(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_no_settings_come_with_a_call():
-    """Settings run hooks and write files, too."""
+def test_a_call_with_settings_is_refused():
+    """Settings, too, can run hooks and write files."""
     with pytest.raises(TypeError):
         Worker().driftless_open("host_shm:a", sets=["metrics.file=/tmp/x"])
 
@@ -119,11 +119,11 @@ def test_sglang_answers_only_a_driver_of_its_user(tmp_path):
 
 
 class Model:
-    """Something that a loader can hang its receiver on."""
+    """An object that holds a receiver, as a model does for a loader."""
 
 
 def test_sglang_writes_nowhere_else(tmp_path, capfd, monkeypatch):
-    """A command that names a directory of the sender's choice is not obeyed, and ends nothing."""
+    """A command that names a directory of the sender is refused, and ends no process."""
     monkeypatch.setattr(sglang, "global_rank", lambda: 0)
 
     class Tensor:
@@ -177,7 +177,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def drip(self):
-        """A byte now and then: every single read is quick."""
+        """Sends a byte now and then: every single read is quick."""
         self.send_response(200)
         self.send_header("Content-Length", "1000")
         self.end_headers()
@@ -207,8 +207,8 @@ def test_http_answers(server):
 
 
 @pytest.mark.parametrize("path", ("/redirect", "/login", "/long"))
-def test_http_takes_no_page_for_a_success(server, path):
-    """A login page passed for a successful pause."""
+def test_http_accepts_no_web_page_as_an_answer(server, path):
+    """A login page once counted as a successful pause."""
     with pytest.raises(errors.Error, match="redirect|expected a JSON object|longer than"):
         _native.sglang_call(server, path, "{}", 5)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of others that are written slowly, replaced, rolled back, mixed or hostile: what a
-rollout holds is a version that one of them wrote, or it says why not."""
+"""Foreign directories that are written slowly, replaced, rolled back, mixed or malicious: a rollout
+either holds a version that one of the writers published, or reports why not."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def write_slowly(path, data, seconds, pieces=8):
 
 @pytest.mark.parametrize("layout", ["full", "trl anchor"])
 def test_a_file_that_grows_for_long_is_waited_for(work, rng, layout):
-    """Longer than a damaged one is: large models are not written within seconds."""
+    """Longer than for a damaged file: large models are not written within seconds."""
     trainer = Trainer(work, rng)
     job = following(work, trainer)
     rollout = follow(job, trainer, 1, work / "a")
@@ -46,7 +46,7 @@ def test_a_file_that_grows_for_long_is_waited_for(work, rng, layout):
 
 
 def test_a_rollback_that_keeps_the_directory_is_noticed(work, rng):
-    """The trainer went back to version 2 and writes 3 again, over what is there."""
+    """The trainer went back to version 2, and writes version 3 again, over the old one."""
     trainer = Trainer(work, rng)
     job = following(work, trainer)
     rollout = follow(job, trainer, 9, work / "a", "--verbose")
@@ -64,7 +64,7 @@ def test_a_rollback_that_keeps_the_directory_is_noticed(work, rng):
 
 
 def test_a_delta_of_another_run_is_refused(work, rng):
-    """Two trainers of one base write into one directory."""
+    """Two trainers with one base write into one directory."""
     trainer = Trainer(work, rng)
     job, local = patching(work, trainer)
     version, old, new = trainer.step()
@@ -101,8 +101,8 @@ def entry(dtype, shape, begin, end):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def hostile_files(tensors):
-    """Checkpoints of one file, each with what a reader must not believe."""
+def malformed_files(tensors):
+    """Checkpoints of one file, each with a claim that a reader must not trust."""
     header, body = {}, b""
     for name, tensor in tensors.items():
         header[name] = entry(tensor.dtype, list(tensor.shape), len(body), len(body) + len(tensor.data))
@@ -131,19 +131,19 @@ def hostile_files(tensors):
     yield "a hole", raw_safetensors(header, body + b"1234")
 
 
-NAMES = [name for name, _ in hostile_files(dict.fromkeys("ab", foreign.Tensor("BF16", (2,), b"1234")))]
+NAMES = [name for name, _ in malformed_files(dict.fromkeys("ab", foreign.Tensor("BF16", (2,), b"1234")))]
 
 
 @pytest.mark.parametrize("layout", ["full", "trl anchor"])
 @pytest.mark.parametrize("kind", NAMES)
-def test_hostile_checkpoints_change_nothing(work, rng, kind, layout):
+def test_malformed_checkpoints_change_nothing(work, rng, kind, layout):
     trainer = Trainer(work, rng)
     job, local = patching(work, trainer)
     _, old, new = trainer.step()
     name = {"full": "weight_v000001/model.safetensors", "trl anchor": "anchors/step_000001.safetensors"}
     path = trainer.dir / name[layout]
     path.parent.mkdir(parents=True)
-    path.write_bytes(dict(hostile_files(new))[kind])
+    path.write_bytes(dict(malformed_files(new))[kind])
     result = finish(job.start_rollout("--target-version", 1, "--timeout", "2s"), 60)
     assert result.returncode in (4, 6, 8) and result.stderr.count("\n") <= 3, result.stderr
     assert read_checkpoint(local) == old
@@ -181,7 +181,7 @@ def test_links_and_pipes_are_not_followed(work, rng, damage):
     result = finish(job.start_rollout("--target-version", 1, "--timeout", "2s"), 60)
     assert time.monotonic() - began < 20
     if damage is link_directory and result.returncode == 0:
-        assert read_checkpoint(local) == new  # where a directory lies is its owner's affair
+        assert read_checkpoint(local) == new  # the place of a directory is its owner's choice
     else:
         assert result.returncode != 0 and read_checkpoint(local) == old, result.stderr
 
@@ -209,6 +209,6 @@ def test_a_delta_of_trl_that_has_a_tensor_whole_and_by_positions_is_refused(work
     path.write_bytes(safetensors_bytes({"norm.weight": norm, "norm.weight.idx": at}, {}))
     result = finish(follow(job, trainer, version, work / "a"), 60)
     assert result.returncode == 4, result.stderr
-    assert "waiting for an anchor" in result.stderr  # it looks for a way past it first
+    assert "waiting for an anchor" in result.stderr  # it first waits for an anchor that replaces it
     assert "'norm.weight.idx' is there twice" in result.stderr.splitlines()[-1]
     assert not (work / "a").exists()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that mean harm: lists without an end, documents made to fill memory, lengths that are not
-so, answers that lead to other hosts, echoes of what was sent. A rollout and a trainer end, in time and
-with little memory, and say nothing of their credentials."""
+"""Malicious servers: endless lists, documents that would fill memory, wrong lengths, redirects to
+other hosts, echoes of requests. A rollout and a trainer end in time, use little memory, and print
+no credentials."""
 
 import contextlib
 import http.server
@@ -25,8 +25,8 @@ PAGE = '<?xml version="1.0"?><ListBucketResult><IsTruncated>{}</IsTruncated>{}{}
 
 
 @contextlib.contextmanager
-def hostile(answer):
-    """A server that answers by `answer(handler)`; it has heard the requests that are in `heard`."""
+def answering(answer):
+    """A server that answers by `answer(handler)`; `heard` has the requests that it received."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -69,7 +69,7 @@ def lists(handler):
 
 
 def or_nothing(listed):
-    """Lists are answered by `listed`; there are no objects, and what is written is taken, once."""
+    """Answers lists by `listed`; no object exists, and each can be written once."""
     written = set()
 
     def answer(handler):
@@ -128,7 +128,7 @@ def endless_headers(handler):
 
 
 def echo(handler):
-    """What it was sent, as the code of an error."""
+    """Returns the request as the code of an error."""
     sent = handler.headers.get("Authorization", "") + handler.headers.get("x-amz-date", "")
     reply(handler, f"<Error><Code>{sent}\x1b[2J</Code><Message>{sent}</Message></Error>", 400)
 
@@ -156,7 +156,7 @@ ANSWERS = {
 
 
 def ends(role, server, work, *more, url="s3://road/p"):
-    """Exit status, output, peak memory in MiB and seconds of a role against a server."""
+    """Exit status, output, peak memory in MiB and seconds of a role with this server."""
     jobs.need("object_store")
     line = [COMMAND, role, "--config", REPOSITORY / "configs/object_store.yaml", "--threads", "1", *more]
     settings = {"url": url, "endpoint": server.url}
@@ -172,7 +172,7 @@ def ends(role, server, work, *more, url="s3://road/p"):
         killer = threading.Timer(60, process.kill)
         killer.start()
         _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = status  # it has been waited for
+        process.returncode = status  # os.wait4() has already reaped it
         killer.cancel()
         out.seek(0)
         text = out.read()
@@ -189,28 +189,28 @@ def ends(role, server, work, *more, url="s3://road/p"):
 
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("role", ["rollout", "trainer"])
-def test_a_hostile_server_ends_nothing_but_the_call(work, rng, role, name):
+def test_a_malicious_server_only_fails_the_call(work, rng, role, name):
     make_run(work / "run", rng, 1)
     more = {
         "rollout": ["--base", work / "run/step_000000", "--timeout", "8s"],
         "trainer": ["--replay", work / "run"],
     }[role]
-    with hostile(ANSWERS[name]) as server:
+    with answering(ANSWERS[name]) as server:
         status, text, peak, seconds = ends(role, server, work, *more)
     assert os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0, text
     assert text.strip() and "\x1b" not in text and len(text) < 4000
-    if role == "trainer" and "list" in name:  # under load the deadline may be earlier than the limit
+    if role == "trainer" and "list" in name:  # under load the deadline may come before the limit
         assert "a list " in text or ("endless" in name and "gave up" in text), text
     assert seconds < 45 and peak < 450, (seconds, peak, text)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_no_redirection_is_followed(work, rng, status):
+def test_no_redirect_is_followed(work, rng, status):
     """Neither with credentials nor without."""
     make_run(work / "run", rng, 1)
-    with hostile(lambda handler: reply(handler, "")) as elsewhere:
+    with answering(lambda handler: reply(handler, "")) as elsewhere:
         lead = lambda handler: reply(handler, "", status, Location=elsewhere.url + handler.path)  # noqa: E731
-        with hostile(lead) as server:
+        with answering(lead) as server:
             for role, more in (("rollout", ["--timeout", "5s"]), ("trainer", ["--replay", work / "run"])):
                 code, text, _, _ = ends(role, server, work, *more)
                 assert os.WEXITSTATUS(code) != 0 and f"status {status}" in text, text
@@ -221,7 +221,7 @@ def test_no_redirection_is_followed(work, rng, status):
         assert elsewhere.heard == []
 
 
-# --- names that lead elsewhere, and nobody there -------------------------------------------------
+# --- names that lead elsewhere, dead endpoints ---------------------------------------------------
 
 LEADS_ELSEWHERE = (
     "s3://road/../other/z", "s3://road/a/../../other", "s3://road/%2e%2e/other", "s3://road/%2E./z",
@@ -233,7 +233,7 @@ LEADS_ELSEWHERE = (
 def test_a_url_that_leads_out_of_its_bucket_is_refused_before_a_request(work, rng, role):
     make_run(work / "run", rng, 1)
     more = {"rollout": ["--timeout", "5s"], "trainer": ["--replay", work / "run"]}[role]
-    with hostile(lambda handler: reply(handler, "")) as server:
+    with answering(lambda handler: reply(handler, "")) as server:
         urls = [*LEADS_ELSEWHERE]
         if role == "rollout":
             urls += [f"{server.url}/road/{path}" for path in ("../other", "%2e%2e/other", "a//b")]
@@ -244,7 +244,7 @@ def test_a_url_that_leads_out_of_its_bucket_is_refused_before_a_request(work, rn
 
 
 def test_links_that_lead_out_of_their_folder_are_refused(work):
-    """Those of a hostile index.json, too."""
+    """Including links in an index.json that leads elsewhere."""
 
     def index(handler):
         base = f"{handler.server.url}/road/%2e%2e/other/"
@@ -252,7 +252,7 @@ def test_links_that_lead_out_of_their_folder_are_refused(work):
         links["signatures"] = {"run.json": "0"}
         reply(handler, json.dumps({"format": 1, "versions": [], "links": links}))
 
-    with hostile(index) as server:
+    with answering(index) as server:
         url = f"{server.url}/road/p/index.json?X-Amz-Signature=1"
         code, text, _, _ = ends("rollout", server, work, "--timeout", "5s", url=url)
         assert os.WEXITSTATUS(code) == 2 and "'..'" in text, text
@@ -261,10 +261,10 @@ def test_links_that_lead_out_of_their_folder_are_refused(work):
 
 @pytest.mark.parametrize("role", ["rollout", "trainer", "web rollout"])
 def test_a_dead_endpoint_is_named_with_its_cause(work, rng, role):
-    """Not a deadline alone."""
+    """The error does not only name a deadline."""
     make_run(work / "run", rng, 1)
-    with hostile(lambda handler: reply(handler, "")) as server:
-        pass  # nobody listens any more
+    with answering(lambda handler: reply(handler, "")) as server:
+        pass  # the port has no listener any more
     more = ["--replay", work / "run"] if role == "trainer" else ["--timeout", "5s"]
     url = f"{server.url}/p" if role == "web rollout" else "s3://road/p"
     code, text, _, _ = ends(role.split()[-1], server, work, *more, url=url)

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real Megatron with TP 2 and PP 2 under torchrun; two ranks of real vLLM or SGLang follow it over the
+peer road. Each worker reads from the four trainer ranks itself what its parameters are made of, and the
+agent only says when. Ten versions, two of them dense."""
+
+import json
+import shutil
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import engines
+import pytest
+from agents import Agent
+from environments import REPOSITORY, install_entry_points, own_config, python_of
+from follows import assert_weights
+from test_end_to_end import write_model
+
+sys.path[:0] = [str(REPOSITORY / "tests/python/megatron"), str(REPOSITORY / "tests/python")]
+
+import jobs  # noqa: E402
+import megatron_jobs  # noqa: E402
+import tiny_config  # noqa: E402
+
+STEPS, DENSE = 10, [4, 8]
+# Large enough that what frames add to a dense version is well below 5 %.
+SIZES = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768, "head_dim": 32,
+         "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 2,
+         "max_position_embeddings": 256}  # fmt: skip
+MOST_BESIDE = 0.05
+SPECS = {
+    "vllm": (engines.Spec("vllm_server", "megatron", 2), "tcp"),
+    "sglang": (engines.Spec("sglang", "megatron", 2), "auto"),
+}
+
+
+def new_job(work, **job):
+    work.mkdir()
+    return megatron_jobs.Job(work, tp=2, pp=2, sizes=SIZES, **job)
+
+
+@pytest.fixture(scope="module")
+def base(place):
+    """(the model that every job of these sizes starts from, its weights)"""
+    job = new_job(place / "peer_base", steps=0)
+    job.job["sessions"] = [{"flags": []}]
+    job.run_torchrun(4)
+    weights = job.expected("start", tiny_config.hf_config(job.job))
+    return write_model(place / "peer_v0", weights, job), weights
+
+
+def start_engine(place, path, name, spec):
+    python_of(name)
+    pool = SimpleNamespace(
+        place=place,
+        models={"megatron": SimpleNamespace(checkpoint=lambda version: path)},
+        entry_points=install_entry_points(place / f"entry_points-{time.monotonic_ns()}"),
+        log=lambda spec: place / f"peer-{name}.log",
+    )
+    return engines.STARTS[spec.engine](pool, spec)
+
+
+def held_bytes(weights):
+    """What one of two ranks holds of the model: half of each matrix, and every vector."""
+    return sum(bits.nbytes if bits.ndim == 1 else bits.nbytes // 2 for bits in weights.values())
+
+
+class Follower:
+    """A run over the peer road, and the agent of an engine that follows it."""
+
+    def __init__(self, place, name, engine, carrier):
+        self.place, self.engine = place / f"peer_{name}", engine
+        self.job = new_job(self.place, steps=STEPS, patience_s=120, dense_at=DENSE)
+        self.job.over_peer(
+            "--update-weight-wait", "--update-weight-buffer-size", "1048576",
+            settings=f", peer: {{ carrier: {carrier}, farewell: 2s }}", rollouts=(name,),
+        )  # fmt: skip
+        flags = self.job.job["sessions"][0]["flags"]
+        address = flags[flags.index("--update-weight-hub-address") + 1]
+        token = flags[flags.index("--update-weight-token-file") + 1]
+        self.config = (
+            f"hub:\n  address: '{address}'\n  token_file: {token}\n"
+            f"deadlines: {{ connect: 120s }}\nroad:\n  kind: peer\n  poll_longest: 20ms\n"
+            f"  peer: {{ carrier: {carrier} }}\n"
+        )
+        self.workers = self.place / "workers.jsonl"
+        own = f"metrics: {{ file: {self.workers} }}\n"
+        self.name = name
+        self.agent = Agent(self, [(name, engine.url)], self.place, workers=own)
+
+    def version(self, number):
+        """The checkpoint that a fresh load of a version reads."""
+        path = self.place / f"v{number:02d}"
+        wanted = self.job.expected(f"step{number}", tiny_config.hf_config(self.job.job))
+        return write_model(path, wanted, self.job)
+
+    def take(self, number):
+        """The engine is at the version, bit for bit; the trainer goes on."""
+        self.agent.wait_for(self.engine, number)
+        path = self.version(number)
+        model = SimpleNamespace(checkpoint=lambda version: path)
+        assert_weights(self.engine, model, number, tokens=False)
+        shutil.rmtree(path)
+        (self.job.work / "acks" / f"{self.name}_{number:06d}").touch()
+
+    def records(self):
+        lines = self.workers.read_text().splitlines(keepends=True)
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [record for record in found if "needed_bytes" in record]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_workers_read_from_trainer_ranks_what_their_maps_meet(place, base, name):
+    path, weights = base
+    spec, carrier = SPECS[name]
+    engine = start_engine(place, path, name, spec)
+    follower = None
+    try:
+        engine.wait_ready()
+        follower = Follower(place, name, engine, carrier)
+        running = start_torchrun(follower.job)
+        for number in range(1, STEPS + 1):
+            follower.take(number)
+        result = jobs.finish(running, 120)
+        assert result.returncode == 0, megatron_jobs.shown(result)
+        check_bytes(follower, weights, "shm" if carrier == "auto" else carrier)
+    finally:
+        if follower is not None:
+            follower.agent.stop()
+        own_config().unlink(missing_ok=True)
+        engine.stop()
+
+
+def start_torchrun(job):
+    path, env = job.write("job.json", job.job), megatron_jobs.environment()
+    line = [job.python, "-m", "torch.distributed.run", "--nproc-per-node", "4"]
+    line += ["--master-port", env["MASTER_PORT"], str(megatron_jobs.HERE / "train.py"), str(path)]
+    return jobs.start(line, env=env)
+
+
+def check_bytes(follower, weights, carrier):
+    """Of each worker and version: the payload is what the maps need, and 5 % at most beside it."""
+    made = {v["version"]: v for v in follower.job.versions()}
+    assert sorted(made) == list(range(1, STEPS + 1))
+    assert all(v["publishers"] == 4 for v in made.values())
+    dense = [number for number, v in made.items() if v["encoding"] == "full"]
+    assert set(DENSE) <= set(dense) and len(dense) <= len(DENSE) + 1, made  # the first, at times
+    taken = follower.records()
+    assert Counter(record["version"] for record in taken) == dict.fromkeys(made, 2), taken
+    held = held_bytes(weights)
+    for record in taken:
+        read, needed = record["wire_bytes"], record["needed_bytes"]
+        version = made[record["version"]]
+        assert record["carrier"] == carrier, record
+        assert needed <= read <= needed * (1 + MOST_BESIDE), record
+        if version["encoding"] == "full":
+            assert abs(read - held) <= held * MOST_BESIDE, (held, record)
+        else:  # of the rows and columns that it holds, and no other rank's
+            assert 0 < read < version["wire_bytes"] * 0.75, (version, record)
+    print(f"{len(taken)} reads by two workers over {carrier}: {held} bytes held, read of dense versions "
+          f"{[r['wire_bytes'] for r in taken if r['version'] in dense]}, of deltas "
+          f"{[(r['wire_bytes'], r['needed_bytes']) for r in taken if r['version'] not in dense]}")  # fmt: skip
