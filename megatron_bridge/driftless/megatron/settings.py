@@ -231,7 +231,7 @@ def _same(value: Any, default: Any) -> bool:
 
 def _not_default(settings: Settings) -> list[str]:
     known = listed()
-    notes, strange = [], []
+    notes, unlisted = [], []
     for name, default in settings.defaults.items():
         value = settings.values.get(name, default)
         if _same(value, default) or name.startswith("_"):
@@ -242,10 +242,10 @@ def _not_default(settings: Settings) -> list[str]:
                 "the rollouts do the same"
             )
         elif name not in known:
-            strange.append(f"{name}={value!r:.60}")
-    if strange:
+            unlisted.append(f"{name}={value!r:.60}")
+    if unlisted:
         notes.append(
-            f"{', '.join(strange)}: settings that are not in the list of those that change weights "
+            f"{', '.join(unlisted)}: settings that are not in the list of those that change weights "
             "(settings.toml); see that the Hugging Face model means the same"
         )
     return notes
