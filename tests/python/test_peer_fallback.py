@@ -51,7 +51,7 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def output(result):
+def said(result):
     return [line for line in result.stderr.splitlines() if P2P in line]
 
 
@@ -61,9 +61,9 @@ def settle(job, history, trainer, rollouts, reason, steps=STEPS):
     results = [finish(process, 90) for process in [trainer, *rollouts.values()]]
     for result in results:
         assert result.returncode == 0, result.stderr + result.stdout
-        (line,) = output(result)
+        (line,) = said(result)
         assert line.endswith("; using shared_fs instead."), line
-    assert reason in output(results[0])[0], results[0].stderr
+    assert reason in said(results[0])[0], results[0].stderr
     for name in rollouts:
         assert read_checkpoint(job.work / name / "rollout_00") == history[steps]
     return results
@@ -126,16 +126,16 @@ def test_a_rollout_that_cannot_reach_the_hub_uses_files_only_if_the_trainer_does
     other = work / "other"
     job.set(**{"hub.token_file": other, "deadlines.connect": "2s"})
     result = finish(job.roll_out("strange"), 60)
-    assert result.returncode != 0 and not output(result), result.stderr
+    assert result.returncode != 0 and not said(result), result.stderr
     assert "does not publish on shared_fs" in result.stderr and str(other) in result.stderr, result.stderr
-    assert not output(finish(trainer, 60)) and not output(finish(good, 60))
+    assert not said(finish(trainer, 60)) and not said(finish(good, 60))
 
 
 def test_without_a_fallback_the_reason_is_an_error(job, work, rng):
     make_run(work / "run", rng, STEPS)
     job.token.unlink()
     result = finish(job.train("--set", "road.peer.fallback="), 60)
-    assert result.returncode != 0 and str(job.token) in result.stderr and not output(result)
+    assert result.returncode != 0 and str(job.token) in result.stderr and not said(result)
 
 
 def test_a_fallback_that_forgets_or_lacks_its_directory_is_refused(job, work):
