@@ -43,8 +43,7 @@ def write_report(job, name, version, proof, needs=""):
     (job.dir / ".receivers/new").rename(job.dir / f".receivers/{name}.json")
 
 
-# --- the rollouts that a trainer waits for
-# ---------------------------------------------------------
+# --- the rollouts that a trainer waits for --------------------------------------------------------
 
 
 def test_a_trainer_without_any_rollout_reports_that_none_followed(work, rng):
@@ -210,8 +209,7 @@ def test_a_rollout_whose_wrong_weights_were_replaced_counts(work, rng):
     assert "different" not in result.stdout and "All rollouts ended" in result.stdout
 
 
-# --- runs in the same directory
-# ---------------------------------------------------------------------
+# --- runs in the same directory -------------------------------------------------------------------
 
 
 def test_a_replay_is_not_taken_for_the_run_that_is_there(work, rng):
@@ -232,8 +230,7 @@ def test_a_replay_is_not_taken_for_the_run_that_is_there(work, rng):
     assert ended.returncode == 0, f"the refused trainer reopened the run: {ended.stderr}"
 
 
-# --- a missing directory
-# ----------------------------------------------------------------------------
+# --- a missing directory --------------------------------------------------------------------------
 
 
 def test_a_directory_that_was_mistyped_is_not_made(work, rng):
@@ -294,8 +291,7 @@ def test_other_places_that_were_mistyped_are_not_made(work, rng):
     assert not (work / "unmounted").exists()
 
 
-# --- readers of metrics
-# -----------------------------------------------------------------------------
+# --- readers of metrics ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollout"])
