@@ -321,8 +321,8 @@ def _kind_of(url: str, wait_s: float) -> str:
     until, waiting = time.monotonic() + wait_s, Waiting()
     while True:
         try:
-            said = _native.sglang_call(url, "/server_info", None, 5.0)
-            return "sglang" if '"tp_size"' in said else "vllm"
+            answer = _native.sglang_call(url, "/server_info", None, 5.0)
+            return "sglang" if '"tp_size"' in answer else "vllm"
         except IoError as problem:
             if time.monotonic() >= until:
                 raise DeadlineExceededError(

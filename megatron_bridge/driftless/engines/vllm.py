@@ -108,13 +108,13 @@ class WorkerExtension:
     def _driftless_answer(self, nonce: str, call: Any) -> Reply:
         check_replies_are_returned(getattr(self, "vllm_config", None))
         try:
-            said = call(self._driftless_follower())
+            answer = call(self._driftless_follower())
         except Exception as problem:  # noqa: BLE001  vLLM must not see it
-            said = reply(nonce, getattr(self, "rank", -1), text_of(problem))
+            answer = reply(nonce, getattr(self, "rank", -1), text_of(problem))
         backend = getattr(self, "weight_transfer_engine", None)
         updating = getattr(self, "_weight_update_active", False)
         session = getattr(backend, "prepares_updates", False)
-        return {**said, "session": session, "updating": updating}
+        return {**answer, "session": session, "updating": updating}
 
     def _driftless_follower(self) -> RankReceiver:
         """The backend's follower if vLLM runs our backend; otherwise one of the extension's own."""

@@ -214,7 +214,7 @@ class Session:
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
             # Receivers may hold an older or a newer version than the restored one.
             self._guarded(self.publish)
-            self._quietly(self.finish)
+            self._report_failure_of(self.finish)
 
     def _check_layers(self, seen: list[list[int]]) -> None:
         found = sorted(layer for layers in seen for layer in layers)
@@ -274,11 +274,11 @@ class Session:
     def _capture(self, way: EveryRank, child: int) -> None:
         """Runs before an optimizer writes parameters: a version in progress may still read the old
         values. If it fails, the next version compares all weights to find the changes."""
-        self._quietly(self.finish)
+        self._report_failure_of(self.finish)
         begin = time.perf_counter()
         if way.others_wrote():
-            self._quietly(self._publisher.doubt)
-        self._quietly(lambda: self._publisher.capture(way.new_values(child)))
+            self._report_failure_of(self._publisher.doubt)
+        self._report_failure_of(lambda: self._publisher.capture(way.new_values(child)))
         self._added_s += time.perf_counter() - begin
 
     def publish(self) -> None:
@@ -304,7 +304,7 @@ class Session:
     def _publish_captured(self) -> None:
         """Publishes the captured changes. The rest of the work overlaps with the next step, unless
         the options say to wait."""
-        self._quietly(self.finish)
+        self._report_failure_of(self.finish)
         begin = time.perf_counter()
         try:
             report = self._publisher.publish(self.way.live, wait=not self.in_background, step=self._step)
@@ -370,7 +370,7 @@ class Session:
                 "joined twice. Start it again, or by torchrun with --update-weight-transport disk"
             )
         if self._begin_end():
-            self._quietly(self._job.leave)
+            self._report_failure_of(self._job.leave)
 
     def _begin_end(self) -> bool:
         """Returns False if the session was closed before; training continues without updates."""
@@ -378,7 +378,7 @@ class Session:
             return False
         self.closed = True
         atexit.unregister(self._at_exit)
-        self._quietly(self.finish)
+        self._report_failure_of(self.finish)
         for unhook in self.hooks:
             unhook()
         return True
@@ -428,21 +428,21 @@ class Session:
         self.report.note(self._describe_missing(now))
 
     def _describe_missing(self, now: list[driftless.ReceiverReport]) -> str:
-        said = ", ".join(
+        reports = ", ".join(
             f"{r.id}: version {r.version}, digest {r.digest or '-'}"
             for r in sorted(now, key=lambda r: r.id)
         )
         return (
             f"not every rollout holds version {self.version} of this run, digest "
-            f"{self._publisher.digest}: {said or 'none has reported'}"
+            f"{self._publisher.digest}: {reports or 'none has reported'}"
         )
 
-    def _holds_last(self, said: driftless.ReceiverReport) -> bool:
+    def _holds_last(self, report: driftless.ReceiverReport) -> bool:
         """Compares digests: a receiver of an earlier run may have the same version number. A
         receiver of only some tensors has another digest."""
-        if said.version != self.version:
+        if report.version != self.version:
             return False
-        return said.digest == self._publisher.digest or (said.partial and bool(said.digest))
+        return report.digest == self._publisher.digest or (report.partial and bool(report.digest))
 
     # --- collective helpers ----------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ class Session:
     def _agree_any(self, mine: bool) -> bool:
         return any(topology.gather_objects(mine))
 
-    def _quietly(self, work: Callable[[], Any]) -> None:
+    def _report_failure_of(self, work: Callable[[], Any]) -> None:
         """Runs `work`, and only reports its failure."""
         try:
             work()

@@ -83,8 +83,8 @@ def rearranged_experts_are_followed():
             for receiver in it.receivers:
                 with raises(driftless.errors.BusyError, "experts were rearranged", "stage again"):
                     receiver.stage(10)
-            for said in it.follow():
-                assert "experts were rearranged" in said[0], said
+            for reply in it.follow():
+                assert "experts were rearranged" in reply[0], reply
             for target in it.targets:
                 assert (target.state.version, target.state.valid) == (version, True)
             it.take()

@@ -360,13 +360,13 @@ def in_worker(*overrides):
 
 
 def take(rank):
-    said = rank.stage(timeout_s=5)
-    assert said["ok"], said
-    said = rank.wait(30)
-    assert said["state"] == "staged", said
+    reply = rank.stage(timeout_s=5)
+    assert reply["ok"], reply
+    reply = rank.wait(30)
+    assert reply["state"] == "staged", reply
     done = rank.commit()
     assert done["ok"], done
-    return said["moved"], done["version"]
+    return reply["moved"], done["version"]
 
 
 def a_rank_follows_what_its_engine_does():
@@ -394,8 +394,8 @@ def a_rank_whose_engine_sleeps_says_so():
         for level in (1, 2):
             worker.sleep(level)
             worker.wake_up(tags=["kv_cache"])
-            said = rank.stage(timeout_s=5)
-            assert not said["ok"] and f"sleeps at level {level}" in said["error"], said
+            reply = rank.stage(timeout_s=5)
+            assert not reply["ok"] and f"sleeps at level {level}" in reply["error"], reply
             worker.wake_up(tags=["weights"])
             moved, version = take(rank)
             assert version == level + 1 and it.holds(it.weights), level
@@ -444,8 +444,8 @@ def a_rank_whose_engine_releases_its_memory_says_so():
             memory.pause("weights")
             memory.resume("kv_cache")
             it.publish()
-            for said in (rank.stage(timeout_s=5), rank.shares(sweep=True)):
-                assert not said["ok"] and f"sleeps at level {1 if kept else 2}" in said["error"]
+            for reply in (rank.stage(timeout_s=5), rank.shares(sweep=True)):
+                assert not reply["ok"] and f"sleeps at level {1 if kept else 2}" in reply["error"]
             memory.resume("weights")
             moved, version = take(rank)
             assert version == 3 and it.holds(it.weights) and bool(moved) != kept, moved

@@ -46,8 +46,8 @@ class Following:
             for rank in range(TP)
         ]
         for rank in self.ranks:
-            said = rank.open(f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {self.run.work}/road\n")
-            assert said["ok"], said
+            reply = rank.open(f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {self.run.work}/road\n")
+            assert reply["ok"], reply
         native = drive._native.EngineDriver.in_process(engine_vllm.Offline(Llm(self.ranks)), None)
         self.driver = drive.Driver(native)
 

@@ -122,12 +122,12 @@ def a_sweep_reads_the_memory_that_the_engine_uses():
         it.engine.norm.data = it.engine.norm.data.clone()
         assert rank.shares(sweep=True)["ok"]
         it.engine.norm.data = it.engine.norm.data + 1
-        said = rank.shares(sweep=True)
-        assert not said["ok"] and said["version"] == -1 and "shares" not in said, said
+        reply = rank.shares(sweep=True)
+        assert not reply["ok"] and reply["version"] == -1 and "shares" not in reply, reply
         it.publish()
         assert take(rank)[1] == 2 and it.holds(it.weights)
-        said = rank.shares(sweep=True)
-        assert said["ok"] and said["moved"] == [], said
+        reply = rank.shares(sweep=True)
+        assert reply["ok"] and reply["moved"] == [], reply
         rank.close()
 
 
@@ -149,9 +149,9 @@ def empty_tensors_are_ignored():
         )
         rank = RankReceiver(0, lambda chunk_bytes: ModuleTarget(module, run.base))
         assert rank.open(f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {run.work}/road\n")["ok"]
-        said = rank.shares(sweep=True)
-        assert said["ok"] and [row[0] for row in said["shares"]] == ["a"], said
-        assert said["absent"] == [] and said["unproven"] == [], said
+        reply = rank.shares(sweep=True)
+        assert reply["ok"] and [row[0] for row in reply["shares"]] == ["a"], reply
+        assert reply["absent"] == [] and reply["unproven"] == [], reply
         rank.close()
 
 
@@ -226,10 +226,10 @@ def the_tensors_that_an_engine_reloads_from_are_not_its_weights():
         rank = RankReceiver(0, lambda chunk_bytes: reloaded)
         road = f"road:\n  kind: shared_fs\n  shared_fs:\n    dir: {it.run.work}/road\n"
         assert rank.open(road)["ok"], rank.status()
-        said = rank.shares(sweep=True)
+        reply = rank.shares(sweep=True)
         rank.close()
-        assert said["shares"] == [] and said["absent"] == [], said
-        assert ["norm.weight", "packed"] in said["unproven"]
+        assert reply["shares"] == [] and reply["absent"] == [], reply
+        assert ["norm.weight", "packed"] in reply["unproven"]
 
 
 def unproven_tensors_are_counted_in_the_receivers_report():

@@ -92,8 +92,7 @@ class BlockEngine(torch.nn.Module):
                 self.fails = False
                 raise RuntimeError("injected in a reload")
 
-    # --- LoadLayout's functions for ModuleTarget
-    # ---------------------------------------------------
+    # --- LoadLayout's functions for ModuleTarget --------------------------------------------------
 
     @contextmanager
     def loading(self, stand_ins):

@@ -129,5 +129,5 @@ def test_an_unchanged_script_gains_weight_updates_by_flags(work, layout, index_b
             from megatron_jobs import assert_same
 
             assert_same(job.rollout("disk0", number)["tensors"], wanted, f"version {number}")
-    told = json.loads((job.road / "base/config.json").read_text())
-    assert told["model_type"] == config["model_type"] and told["vocab_size"] == 128
+    written = json.loads((job.road / "base/config.json").read_text())
+    assert written["model_type"] == config["model_type"] and written["vocab_size"] == 128

@@ -74,8 +74,8 @@ def engine():
         def do_GET(self):
             self.answer({"weight_version": self.server.label})
 
-        def answer(self, said):
-            answer = json.dumps(said).encode()
+        def answer(self, output):
+            answer = json.dumps(output).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()

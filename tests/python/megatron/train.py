@@ -291,7 +291,7 @@ class Run:
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
             took = time.perf_counter() - begin
             for session in filter(None, () if job.get("background") else self.sessions):
-                session._quietly(session.finish)  # completes the background version
+                session._report_failure_of(session.finish)  # completes the background version
             self.trainer.sync_parameters()
             if step == job["steps"] or not job.get("last_shards_only"):
                 self.leave_shards(f"step{step}")

@@ -44,10 +44,10 @@ def main():
             time.sleep(config.publish_s + 2)
         begin = time.monotonic()
         try:
-            said = f"version {publisher.publish(source).version}"
+            output = f"version {publisher.publish(source).version}"
         except driftless.Error as failure:
-            said = str(failure)
-        found.append({"said": said, "s": time.monotonic() - begin})
+            output = str(failure)
+        found.append({"said": output, "s": time.monotonic() - begin})
         dist.barrier()  # as the gradients of a step do
     publisher.declare_end()
     job.close()

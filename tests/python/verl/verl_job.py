@@ -81,7 +81,7 @@ class Actor(ActorRolloutRefWorker):
         trainer, rank = self.checkpoint_engine._trainer, torch.distributed.get_rank()
         plain = ("model.norm.weight", (32,))
         other = ("model.layers.0.input_layernorm.weight", (32,))
-        stranger = ("nobody.weight", (32,))
+        foreign = ("nobody.weight", (32,))
 
         def planned(*given):
             engine = Shards(given)
@@ -92,7 +92,7 @@ class Actor(ActorRolloutRefWorker):
 
         found = [
             planned(plain)[0] is not None,
-            planned(plain, *([stranger] if rank == 1 else []))[0],  # fits on rank 0 only
+            planned(plain, *([foreign] if rank == 1 else []))[0],  # fits on rank 0 only
             planned(plain, *([None] if rank == 1 else []))[0],  # fails on rank 1 only
         ]
         mine = planned(plain, *([other] if rank == 1 else []))[0]  # whole, on rank 1 only
@@ -170,7 +170,7 @@ class Engine:
     cache is released, as vLLM's deep sleep does."""
 
     def __init__(self):
-        self.weights, self.told, self.fail = {}, [], 0
+        self.weights, self.received, self.fail = {}, [], 0
 
     async def update_weights(self, weights, global_steps=None, **_):
         loaded = {name: tensor.clone() async for name, tensor in weights}
@@ -178,7 +178,7 @@ class Engine:
             self.fail -= 1
             raise RuntimeError("injected: the engine does not load")
         self.weights = loaded
-        self.told.append(f"load {global_steps}")
+        self.received.append(f"load {global_steps}")
 
 
 class Rollout(CheckpointEngineWorker):
@@ -186,15 +186,15 @@ class Rollout(CheckpointEngineWorker):
         super().__init__(rollout_config, model_config, server_adapter=Engine())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def tell(self, word):
-        self.server_adapter.told.append(word)
+    def record_call(self, word):
+        self.server_adapter.received.append(word)
         if word == "release":
             self.server_adapter.weights = {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def seen(self):
-        told, self.server_adapter.told = self.server_adapter.told, []
-        return told, self.server_adapter.weights
+        received, self.server_adapter.received = self.server_adapter.received, []
+        return received, self.server_adapter.weights
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def fail_loads(self, times):
@@ -216,21 +216,21 @@ class Replica:
         self.replica_rank, self.workers = number, [worker]
         self.at_cache = lambda: None
 
-    async def _tell(self, word):
-        await self.workers[0].tell.remote(word)
+    async def _record_call(self, word):
+        await self.workers[0].record_call.remote(word)
 
     async def abort_all_requests(self, reject_request=False):
-        await self._tell("abort")
+        await self._record_call("abort")
 
     async def release_kv_cache(self):
-        await self._tell("release")
+        await self._record_call("release")
 
     async def resume_kv_cache(self):
         self.at_cache()
-        await self._tell("resume cache")
+        await self._record_call("resume cache")
 
     async def resume_generation(self):
-        await self._tell("resume")
+        await self._record_call("resume")
 
 
 def checkpoint(path):
@@ -304,10 +304,10 @@ class Job:
             return error
         raise SystemExit(f"nothing failed with: {words}")
 
-    def check(self, expected, *told):
+    def check(self, expected, *received):
         """Asserts that all replicas hold these weights and got these calls."""
         for words, held in self.rollouts.seen():
-            assert words == list(told), (words, told)
+            assert words == list(received), (words, received)
             assert set(held) == set(expected) - {"lm_head.weight"}, set(held) ^ set(expected)
             for name, tensor in held.items():
                 assert torch.equal(tensor, expected[name]), name
@@ -357,8 +357,8 @@ def another_run(job, road):
     job.train()
     job.actors.start_again(road)
     job.refused("start the rollouts again")
-    for (told, weights), (_, before) in zip(job.rollouts.seen(), held, strict=True):
-        assert told == [], told
+    for (received, weights), (_, before) in zip(job.rollouts.seen(), held, strict=True):
+        assert received == [], received
         assert all(torch.equal(weights[name], before[name]) for name in before)
     assert job.actors.group() == groups, "a second group of the publishers was made"
 
