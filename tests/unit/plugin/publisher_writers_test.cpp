@@ -24,11 +24,10 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
 // What the parts of a road saw.
 struct Seen {
-  std::atomic<int> writing = 0, most_writing = 0, open = 0, most_open = 0;
+  std::atomic<int> writing = 0, most_writing = 0, open = 0, most_open = 0, creating = 0;
   std::atomic<std::uint64_t> largest = 0;
   std::vector<std::string> created;
   std::set<std::string> failing;  // of these sync() fails
-  std::thread::id creator;
 };
 
 void raise_to(auto& most, auto value) {
@@ -68,12 +67,12 @@ class SeenRoad final : public ForwardingSendRoad {
   Seen seen;
 
   Result<std::unique_ptr<File>> create_part(const std::string& name) override {
-    if (seen.created.empty()) seen.creator = std::this_thread::get_id();
-    const bool same_thread = std::this_thread::get_id() == seen.creator;
-    EXPECT_TRUE(same_thread || !at_once_) << "one thread creates parts";
+    EXPECT_EQ(++seen.creating, 1) << "one thread at a time creates parts";
     seen.created.push_back(name);
-    DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, road_->create_part(name));
-    return std::unique_ptr<File>(std::make_unique<SeenPart>(std::move(file), name, seen));
+    Result<std::unique_ptr<File>> file = road_->create_part(name);
+    --seen.creating;
+    if (!file.ok()) return file.status();
+    return std::unique_ptr<File>(std::make_unique<SeenPart>(std::move(*file), name, seen));
   }
   [[nodiscard]] bool writes_at_once() const override { return at_once_; }
 
