@@ -230,7 +230,8 @@ TEST_P(QuantizedPublisher, NamesTensorsOfWhichManyScalesChange) {
   EXPECT_EQ(notes(), 1);
   expect_published(bf16_matrices(7));  // dense
   EXPECT_EQ(trainer_->report().encoding, Encoding::kFull);
-  EXPECT_EQ(notes(), 1);
+  // Without a snapshot a tensor of which all weights changed is whole before its scales are known.
+  EXPECT_EQ(notes(), GetParam().snapshot ? 1 : 0);
   expect_published(stepped(bf16_matrices(7), 2));
   EXPECT_EQ(notes(), 0);
 }
