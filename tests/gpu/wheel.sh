@@ -13,10 +13,14 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 
-"${PYTHON:-python3}" -m venv --system-site-packages --without-pip venv
-"${PYTHON:-python3}" -m pip --python venv install -q --no-index --no-deps --disable-pip-version-check "$wheel"
+python=${PYTHON:-python3}
+"$python" -m venv --without-pip venv
+"$python" -m pip --python venv install -q --no-index --no-deps --disable-pip-version-check "$wheel"
+# torch, after what is installed here.
+"$python" -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' \
+  > "$(echo venv/lib/python3.*/site-packages)/torch.pth"
 export PATH=$work/venv/bin:/usr/bin:/bin
-unset LD_LIBRARY_PATH PYTHONPATH
+unset PYTHONPATH
 driftless --version
 
 cat > common.py << 'END'
