@@ -22,9 +22,12 @@ sys.path[:0] = [str(REPOSITORY / "tests/python/megatron"), str(REPOSITORY / "tes
 import jobs  # noqa: E402
 import megatron_jobs  # noqa: E402
 import tiny_config  # noqa: E402
+from jobs import wait_for  # noqa: E402
 
 STEPS, DENSE = 10, [4, 8]
-# Large enough that what frames add to a dense version is well below 5 %.
+# Large enough, and steps too, that what a receiver reads beside the blocks (tables, small gaps: 17 KB
+# of a delta here) is below 5 %.
+RATE = 1e-5
 SIZES = {"vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768, "head_dim": 32,
          "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 2,
          "max_position_embeddings": 256}  # fmt: skip
@@ -71,11 +74,13 @@ class Follower:
 
     def __init__(self, place, name, engine, carrier):
         self.place, self.engine = place / f"peer_{name}", engine
-        self.job = new_job(self.place, steps=STEPS, patience_s=120, dense_at=DENSE)
+        self.job = new_job(self.place, steps=STEPS, patience_s=120, dense_at=DENSE, lr=RATE)
         self.job.over_peer(
             "--update-weight-wait", "--update-weight-buffer-size", "1048576",
             settings=f", peer: {{ carrier: {carrier}, farewell: 2s }}", rollouts=(name,),
         )  # fmt: skip
+        settings = self.place / "peer.yaml"
+        settings.write_text(settings.read_text() + "encoding: deltas\n")
         flags = self.job.job["sessions"][0]["flags"]
         address = flags[flags.index("--update-weight-hub-address") + 1]
         token = flags[flags.index("--update-weight-token-file") + 1]
@@ -88,6 +93,7 @@ class Follower:
         own = f"metrics: {{ file: {self.workers} }}\n"
         self.name = name
         self.agent = Agent(self, [(name, engine.url)], self.place, workers=own)
+        self.trainer = start_torchrun(self.job)
 
     def version(self, number):
         """The checkpoint that a fresh load of a version reads."""
@@ -97,12 +103,17 @@ class Follower:
 
     def take(self, number):
         """The engine is at the version, bit for bit; the trainer goes on."""
+        wait_for(lambda: self.taken(number) or self.trainer.poll() is not None, "a version", 120)
+        assert self.taken(number), megatron_jobs.shown(jobs.finish(self.trainer, 10))
         self.agent.wait_for(self.engine, number)
         path = self.version(number)
         model = SimpleNamespace(checkpoint=lambda version: path)
         assert_weights(self.engine, model, number, tokens=False)
         shutil.rmtree(path)
         (self.job.work / "acks" / f"{self.name}_{number:06d}").touch()
+
+    def taken(self, number):
+        return number in self.agent.taken(self.engine.url)
 
     def records(self):
         lines = self.workers.read_text().splitlines(keepends=True)
@@ -119,15 +130,15 @@ def test_workers_read_from_trainer_ranks_what_their_maps_meet(place, base, name)
     try:
         engine.wait_ready()
         follower = Follower(place, name, engine, carrier)
-        running = start_torchrun(follower.job)
         for number in range(1, STEPS + 1):
             follower.take(number)
-        result = jobs.finish(running, 120)
+        result = jobs.finish(follower.trainer, 120)
         assert result.returncode == 0, megatron_jobs.shown(result)
         check_bytes(follower, weights, "shm" if carrier == "auto" else carrier)
     finally:
         if follower is not None:
             follower.agent.stop()
+            jobs.stop_started()
         own_config().unlink(missing_ok=True)
         engine.stop()
 

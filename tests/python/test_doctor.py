@@ -3,6 +3,7 @@
 hung part costs only its own row and its deadline."""
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -347,7 +348,8 @@ def test_the_hub_of_a_road_without_mpi(work):
     assert_row(rows_of("127.0.0.1:0", 1), "host", "hub.token_file", "fail", "chmod 600")
 
 
-def peer(work, text="", address="127.0.0.1:0"):
+def peer(work, text="", address=""):
+    address = address or closed_port().removeprefix("http://")
     token = work / "token"
     token.write_text("0123456789abcdef" * 2)
     token.chmod(0o600)
@@ -415,9 +417,11 @@ def test_nixl_that_is_there(work):
     there = peer(work, f"peer: {{ carrier: nixl, library: {library} }}")
     rows = doctor(*there, "--only", "road", code=0)
     assert_row(rows, "road", "nixl", "ok", str(library), "has started UCX")
-    # A NIXL whose plugins are gone.
+    # A NIXL whose plugins are gone. It writes to standard error itself.
     without = {**os.environ, "NIXL_PLUGIN_DIR": str(work)}
-    rows = doctor(*there, "--only", "road", env=without, code=1)
+    result = run("doctor", "--json", *there, "--only", "road", env=without)
+    rows = {(row["group"], row["check"]): row for row in json.loads(result.stdout)["checks"]}
+    assert result.returncode == 1
     assert_row(rows, "road", "nixl", "fail", "UCX", "pip install nixl")
 
 
