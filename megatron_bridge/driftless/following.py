@@ -133,7 +133,7 @@ class Follower:
             if self._timeout_s is not None and waited >= self._timeout_s and not self._ended:
                 raise DeadlineExceededError(
                     f"nothing newer than version {self.version} of run {self._held.run} for "
-                    f"{waited:.0f} s, and the run has no end: look at the trainer (driftless "
+                    f"{waited:.0f} s, and the run has not ended: check the trainer (driftless "
                     "status WHERE), or give a longer timeout_s="
                 )
         self.close()

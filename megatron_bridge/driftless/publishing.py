@@ -178,8 +178,8 @@ class Publishing:
             left = [*group.broadcast(bytes(rank % 256 for rank in left[:8]), self._wait_s)]
         if left:
             raise IncompleteError(
-                f"publisher ranks {left[:8]} left after a failure: the run has no end, receivers "
-                "wait; start the trainer again to go on"
+                f"publisher ranks {left[:8]} left after a failure: the run stays open, and receivers "
+                "wait; start the trainer again to continue it"
             )
 
     def _gather_departures(self, word: bytes) -> tuple[Group | PublisherGroup, list[bytes]]:
@@ -287,8 +287,8 @@ def _check(shard: Shard, spec: Any, path: str) -> None:
         )
     if spec.dtype != has and not {spec.dtype, has} <= set(_CASTS):
         raise WrongLayoutError(
-            f"{what}{there}, which no cast makes: give base= the checkpoint in the types that the "
-            "model trains, or export= what it shall be"
+            f"{what}{there}, which no cast gives: give base= the checkpoint in the types that the "
+            "model trains, or use export= to convert it"
         )
 
 

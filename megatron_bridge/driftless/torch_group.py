@@ -124,8 +124,8 @@ class PublisherGroup:
         if any(rank in ahead and not self._store.check([key]) for key, rank in ranks.items()):
             raise IncompleteError(
                 f"publisher rank {self.rank} is at {_place(self._epoch)}, rank {ahead[0]} at "
-                f"{_place(at[ahead[0]])} already: it left out a publish(), or gave it up; no version "
-                "is made of different steps"
+                f"{_place(at[ahead[0]])} already: it left out a publish(), or gave it up; a "
+                "version cannot mix steps"
             )
         if waited_s is None or not silent:
             return
@@ -134,8 +134,9 @@ class PublisherGroup:
             f"publisher rank {self.rank} waited {waited_s:.1f} s for ranks {silent[:8]} "
             f"({len(silent)} of {self.size})"
             + (
-                f"; it is at {_place(self._epoch)}, rank {out_of_step[0]} at {_place(at[out_of_step[0]])}: if "
-                "a rank left out a publish(), they meet again with publish(step=)"
+                f"; it is at {_place(self._epoch)}, rank {out_of_step[0]} at "
+                f"{_place(at[out_of_step[0]])}: if a rank left out a publish(), pass step= to "
+                "publish(), so that the ranks agree again at the next step"
                 if out_of_step
                 else ""
             )

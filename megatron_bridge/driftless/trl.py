@@ -110,8 +110,7 @@ class WeightTransfer:
                 raise DeadlineExceededError(
                     f"version {sent.version} (digest {sent.digest}) is published, but {len(there)} "
                     f"of {self._wait_for} receivers have it after {self._timeout_s:g} s "
-                    f"({known}): look at the agent's log, or wait for fewer "
-                    "(wait_for=)"
+                    f"({known}): check the agent's log, or lower wait_for="
                 )
             time.sleep(0.02)
 

@@ -201,7 +201,7 @@ class _Rollout:
             elif time.monotonic() > deadline:
                 raise DeadlineExceededError(
                     f"version {version} is published, but after {self._timeout_s:g} s the rollout "
-                    f"{receiver.id} sees none after {receiver.version}: look whether both "
+                    f"{receiver.id} sees none after {receiver.version}: check that both "
                     "sides have the same road"
                 )
 

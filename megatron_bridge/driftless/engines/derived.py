@@ -208,8 +208,8 @@ def derive(
     explained = set(derived.names).union(*trace.derived.values())
     for copy_name, source in unexplained_copies(bound, goes_to, explained, trace):
         for name in source.tensors:
-            why = f"'{copy_name}' is a copy of '{source.name}', and nothing is known"
-            refused.setdefault(name, f"{why} that makes it again")
+            why = f"'{copy_name}' is a copy of '{source.name}', and no known function"
+            refused.setdefault(name, f"{why} computes it again")
     return derived, refused
 
 

@@ -97,8 +97,8 @@ class Moves:
         found = self.found(paused)
         if found.what:
             raise BusyError(
-                f"{found.what[0]}. Nothing was changed; the target follows it when the engine does "
-                "not work (ModuleTarget.follow), then stage again"
+                f"{found.what[0]}. Nothing was changed: call ModuleTarget.follow() while the engine "
+                "is idle, then stage again"
             )
 
     def check_places(self) -> None:

@@ -51,7 +51,7 @@ def require_reload(why: str) -> None:
         from vllm.model_executor.model_loader import reload  # noqa: F401
     except ImportError:
         raise driftless.errors.UnsupportedError(
-            f"{why}, and this vLLM cannot reload a model that runs (0.16 and later can); keep the "
+            f"{why}, and this vLLM cannot reload a running model (0.16 and later can); keep the "
             "load layout, or take a newer release"
         ) from None
 

@@ -328,9 +328,9 @@ def _refuse_colocated(mode: str | None) -> None:
     if mode == "full":
         return
     raise MapError(
-        "--colocate cannot be together with --update-weight-mode delta: engines on the "
-        "trainer's own GPUs take the weights by a handle to them, nothing travels, and a "
-        "snapshot and a comparison would only cost memory and time"
+        "--colocate excludes --update-weight-mode delta: engines on the trainer's own GPUs get "
+        "its weights by a handle and nothing is sent, so a snapshot and a comparison would only cost "
+        "memory and time"
     )
 
 

@@ -120,7 +120,7 @@ def _refuse(name: str, value: Any, family: Family, handled: str) -> None:
     raise MapError(
         f"{name}{f' ({flag})' if flag else ''} is {value!r}, and the map of {family.name} is for "
         f"{handled}: weights would go out under names, in shapes or with meanings that are not "
-        "those of the Hugging Face model. docs/start/megatron.md has what is handled"
+        "those of the Hugging Face model. docs/start/megatron.md lists what is handled"
     )
 
 
@@ -238,15 +238,15 @@ def _not_default(settings: Settings) -> list[str]:
             continue
         if name in _table()["computed"]["names"]:
             notes.append(
-                f"{name} is {value!r}: it changes what the model computes and no weight; see that "
-                "the rollouts do the same"
+                f"{name} is {value!r}: it changes what the model computes but no weight; make sure "
+                "that the rollouts do the same"
             )
         elif name not in known:
             others.append(f"{name}={value!r:.60}")
     if others:
         notes.append(
             f"{', '.join(others)}: settings that are not in the list of those that change weights "
-            "(settings.toml); see that the Hugging Face model means the same"
+            "(settings.toml); make sure that the Hugging Face model has the same meaning"
         )
     return notes
 
