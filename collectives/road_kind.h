@@ -84,15 +84,15 @@ struct RoadPlace {
   unsigned rank = 0;  // among those of its role
   unsigned trainers = 1;
   unsigned rollouts = 0;
-  std::uint64_t anchor_bytes = 0;  // of the rank with the most, by default
-  const MpiComms* mpi = nullptr;   // null: the process was not started with MPI
-  std::string_view layout = {};    // road.layout
+  // Default size of an anchor: the bytes of the rank with the most.
+  std::uint64_t anchor_bytes = 0;
+  const MpiComms* mpi = nullptr;  // null: the process was not started with MPI
+  std::string_view layout = {};   // road.layout
   ReadParts read_parts = {};
   std::string leader_host = {};  // of trainer rank 0, from the launcher; empty: unknown
   std::uint64_t start = 0;       // of this start of the trainers, equal on all ranks; 0: unknown
   DeviceHash hash = {};          // empty: bytes are copied to the host to be hashed
-  std::shared_ptr<hub::Port> port =
-      {};  // of the run's hub; null: a road that needs a hub makes a port
+  std::shared_ptr<hub::Port> port = {};  // of the run's hub; null: the road makes its own if needed
 };
 
 // A road that one process has opened. It outlives the objects that its functions create.
@@ -115,11 +115,10 @@ struct RoadSigns {
   struct Receiver {
     ReceiverReport report;
     bool readable = true;  // false: its report is damaged, and only the id is known
-    std::optional<std::chrono::system_clock::time_point>
-        seen;  // time of its last report, by the road's clock
+    // The time of its last report, by the road's clock.
+    std::optional<std::chrono::system_clock::time_point> seen;
   };
-  std::string
-      publisher;  // "process 4711 on trainer-0": the last that took the road over; may be empty
+  std::string publisher;      // the last that took the road: "process 4711 on trainer-0", or empty
   std::optional<bool> alive;  // whether that process is running; empty: it cannot be seen from here
   std::vector<Receiver> receivers;  // also receivers that are gone, and those of earlier runs
 };
