@@ -9,7 +9,8 @@
 // streams, their compression, and their hash. So a block can be fetched, proven and used without
 // the others. The table comes last, because the hashes are known only then: a frame is written
 // front to back. Readers check every field of header and rows before they allocate, and refuse
-// every form but the canonical one: equal frames have equal bytes (except compressed streams).
+// every form but the canonical one: frames with equal content have equal bytes (except compressed
+// streams).
 #pragma once
 
 #include <array>
@@ -34,8 +35,7 @@ namespace driftless {
 
 inline constexpr std::size_t kFrameHeaderBytes = 128;
 inline constexpr std::size_t kFrameTrailerBytes = 16;
-inline constexpr std::size_t kFrameRowBytes =
-    64;  // for each row of the table, plus 16 for each dimension
+inline constexpr std::size_t kFrameRowBytes = 64;  // of the table; plus 16 for each dimension
 inline constexpr std::uint16_t kFrameFormat = 2;
 
 // The version that a frame belongs to, and its place in it.
@@ -118,7 +118,7 @@ struct FrameInfo {
 };
 [[nodiscard]] Result<FrameInfo> read_frame_header(std::span<const std::byte> frame);
 
-// A range of bytes, counted from the frame's beginning.
+// Where the sections of a frame begin, in bytes from the frame's beginning.
 struct FramePlaces {
   std::uint64_t positions = 0;
   std::uint64_t values = 0;

@@ -36,7 +36,7 @@ constexpr bool is_compressed(Encoding encoding) { return encoding == Encoding::k
 constexpr Encoding coding_of(Encoding encoding) {
   return encoding == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
 }
-// The encoding number in a row.
+// The encoding that a row names for its streams.
 constexpr Encoding row_encoding(Encoding encoding) {
   return is_full(encoding) || is_compact(encoding) ? encoding : coding_of(encoding);
 }
