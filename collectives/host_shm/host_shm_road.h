@@ -5,8 +5,8 @@
 //   <dir>/driftless-<uid>-<name>/    private to the user: mode 0700, every file in it 0600
 //     lock                           the sender holds it while it lives; contains its process id
 //     run                            the announcement
-//     s000007, a000007               records of a version and of an anchor: manifest, sizes of
-//     parts s000007.<token>.0              a part: one segment each; every attempt has a new token
+//     s000007, a000007               records of a version and of an anchor: manifest, part sizes
+//     s000007.<token>.0              a part: one segment each; every attempt has a new token
 //     receivers/<id>                 a receiver's last report; the receiver locks it while it lives
 //     end                            the end of the run, once it was reported
 //

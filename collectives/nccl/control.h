@@ -78,7 +78,7 @@ class LeaderControl final : public Control {
  public:
   // Throws std::system_error if no thread can be created.
   LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub);
-  ~LeaderControl() override;  // ends the thread, then sends the goodbye
+  ~LeaderControl() override;  // the thread sends the goodbye and ends
 
   // Calls of the leader's own rank.
   Status announce(std::string_view run_info) override;
