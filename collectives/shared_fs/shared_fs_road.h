@@ -2,10 +2,11 @@
 // shared_fs: a road of files on a file system that both sides see. Needs no MPI.
 //
 //   <dir>/run.json                     the announcement
-//   <dir>/weight_v000007/              a version: its parts, manifest.json, DONE (the manifest's
-//   hash) <dir>/anchor_v000007/              an anchor, likewise <dir>/.weight_v000007.*.tmp/ a
-//   publication being written; the name is new each time <dir>/.dropped_*.tmp/              a
-//   publication being removed <dir>/.receivers/<id>.json         a receiver's last report
+//   <dir>/weight_v000007/              a version: its parts, manifest.json, DONE (manifest's hash)
+//   <dir>/anchor_v000007/              an anchor, likewise
+//   <dir>/.weight_v000007.*.tmp/       a publication being written; the name is new each time
+//   <dir>/.dropped_*.tmp/              a publication being removed
+//   <dir>/.receivers/<id>.json         a receiver's last report
 //   <dir>/.driftless-publisher.lock    the leader holds it; contains its session and process
 //
 // All ranks write a publication into the hidden directory, which is then synced and renamed. A
