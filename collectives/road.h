@@ -60,7 +60,7 @@ struct PublicationId {
 
 inline constexpr std::uint64_t kRangeAlignment = 16;
 
-// What a receiver needs to fetch a part. The manifest contains it.
+// A part as a receiver needs to know it to fetch it. The manifest contains the receipt.
 struct PartReceipt {
   std::string name;  // a plain file name
   std::uint32_t rank = 0;

@@ -61,7 +61,7 @@ struct RoadKind {
   std::string (*directory)(const RoadOptions& options) = nullptr;
   // Whether frames arrive in the memory of a rollout's GPU.
   bool (*on_device)(const RoadOptions& options) = nullptr;
-  // The road that takes over from this one, as the setting `fallback_key` says; empty: none.
+  // The road that takes over from this one, as the setting `fallback_key` selects; empty: none.
   std::string (*fallback)(const RoadOptions& options) = nullptr;
   std::string_view fallback_key = {};    // "road.peer.fallback"
   std::string_view fallback_label = {};  // prefix of the line about it: "[P2P]"
@@ -110,7 +110,7 @@ struct OpenRoad {
   bool threads = true;            // threads other than the opening one may use it
 };
 
-// What a road holds besides versions, for a process that neither publishes nor receives.
+// The state of a road besides versions, for a process that neither publishes nor receives.
 struct RoadSigns {
   struct Receiver {
     ReceiverReport report;
@@ -127,7 +127,7 @@ struct RoadOpener {
   // Opens the road in one process. Collective if the processes connect through MPI.
   Result<OpenRoad> (*open)(const RoadOptions& options, const RoadPlace& place) = nullptr;
   // The members below may be null. usable() checks whether a library that the road loads itself is
-  // installed; kUnsupported says what to install.
+  // installed; kUnsupported names what to install.
   Status (*usable)() = nullptr;
   // Reads what the road held before this process started; null if the road keeps nothing.
   Result<std::unique_ptr<ReceiveRoad>> (*history)(const RoadOptions& options) = nullptr;

@@ -409,7 +409,7 @@ std::size_t EntryCursor::decode_gaps(std::size_t wanted, std::uint64_t& origin) 
     if (sizeof(T) > 2 && offset >= limit) break;
     offsets_[k] = static_cast<std::uint32_t>(offset);
   }
-  // A position too far for this piece starts the next one, where it is checked against the end.
+  // A position too far for this piece starts the next one, which checks it against the end.
   return offsets_[k - 1] < limit ? k : 0;
 }
 

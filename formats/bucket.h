@@ -122,7 +122,7 @@ class EntryCursor {
  public:
   EntryCursor(const WeightLayout& layout, const BucketView& bucket, const BucketEntry& entry);
 
-  // The next piece, of up to 16384 positions; empty at the end. Valid until the next call. After a
+  // The next piece of up to 16384 positions; empty at the end. Valid until the next call. After a
   // failure every further call fails.
   [[nodiscard]] Result<DeltaView> next();
 

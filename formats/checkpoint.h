@@ -111,7 +111,7 @@ class Checkpoint {
   [[nodiscard]] TensorView view(const OtherTensor& other) const {
     return {&other.spec, data(other.at)};
   }
-  // MappedFile::forget() for a range of a tensor.
+  // Calls MappedFile::forget() for a range of a tensor.
   void forget(std::size_t tensor, std::uint64_t byte_offset, std::uint64_t size_bytes) const;
 
  private:

@@ -140,8 +140,8 @@ Result<std::map<std::string, std::string>> make_metadata(
   return metadata;
 }
 
-// Everything before the streams, for a bucket that was checked. Values come first in the data,
-// where they are aligned for any size of the positions.
+// Everything before the streams, for a bucket that was checked. Values come first in the data, so
+// that they are aligned for any size of the positions.
 Result<std::string> make_front(const std::string& path, const WeightLayout& layout,
                                const BucketView& bucket, Encoding encoding, std::uint64_t version,
                                const std::map<std::string, std::string>& extra) {

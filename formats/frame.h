@@ -86,7 +86,7 @@ struct CompactBlock {
   std::uint32_t table = 0;             // number of its table in the frame
   std::uint64_t changes = 0;           // at least 1
   std::span<const std::byte> index;    // from append_compact_index()
-  std::span<const std::byte> tiles;    // one after the other
+  std::span<const std::byte> tiles;    // the tiles, one after the other
 
   [[nodiscard]] std::uint64_t units(const WeightLayout& layout) const {
     return block != nullptr ? block->place.units : layout[tensor].units();

@@ -93,10 +93,10 @@ struct VersionRecord {
 struct EngineRecord {
   RecordOrigin origin{};
   Hash128 run{};
-  std::string engine;           // its URL
-  std::string_view kind{};      // "vllm" or "sglang"
-  std::uint64_t version = 0;    // that it holds; if the update failed, the one before; 0: none yet,
-                                // or nobody can say
+  std::string engine;       // its URL
+  std::string_view kind{};  // "vllm" or "sglang"
+  // The version that it holds; after a failed update the one before; 0: none yet, or unknown.
+  std::uint64_t version = 0;
   std::uint64_t confirmed = 0;  // the last confirmed version, even if the current one is unknown
   std::uint64_t goal = 0;       // the version that the update should reach
   std::string digest{};         // of the version, hex; empty: unknown
@@ -119,7 +119,7 @@ struct RolloutRecord {
   std::uint64_t version = 0;   // the version that it holds
   std::string digest;          // the digest that it reports, hex; empty: it holds no version
   bool proven = false;         // it computed the digest from all tensors, and it is the version's
-  std::uint64_t unproven = 0;  // tensors that the digest was not computed from
+  std::uint64_t unproven = 0;  // tensors that the digest does not include
   bool left = false;           // it has signed off
   bool idle = false;           // an agent on whose host no engine or worker takes versions
   double stage_ms = 0, commit_ms = 0;  // of its last commit; 0: not known
@@ -140,9 +140,9 @@ struct EndRecord {
 struct ReportProof {
   std::string digest;          // 32 digits; empty if it holds nothing
   std::string run;             // 32 digits; empty: not in it
-  std::uint64_t unproven = 0;  // tensors that the digest was not computed from
-  bool timed = false;          // the times of the last commit are in it
-  double stage_ms = 0;         // fetching included
+  std::uint64_t unproven = 0;  // tensors that the digest does not include
+  bool timed = false;          // it contains the times of the last commit
+  double stage_ms = 0;         // including the fetch
   double commit_ms = 0;
 };
 // The proof that a receiver reports if it cannot follow the versions and finds no anchor. The

@@ -27,8 +27,7 @@ inline constexpr std::uint32_t kMaxDiffUnits = 0x7fffffffU;
 // The digest of units that are read through a map.
 struct StridedSum {
   Digest digest;
-  std::uint64_t foreign =
-      0;  // units that the map's conversion makes of no value; not in the digest
+  std::uint64_t foreign = 0;  // units to which no value converts; not in the digest
 
   friend bool operator==(const StridedSum&, const StridedSum&) = default;
 };

@@ -73,7 +73,7 @@ struct StridedMap {
   }
   // Whether the view contains every unit of [source_offset, source_end).
   [[nodiscard]] constexpr bool solid() const { return units() == source_end - source_offset; }
-  // Whether the whole view is one run whose target steps by one: a copy.
+  // Whether the whole view is one run with target step 1: a copy.
   [[nodiscard]] constexpr bool plain() const {
     return dims == 0 || (dims == 1 && dim[0].source_stride == 1 && dim[0].target_stride == 1);
   }

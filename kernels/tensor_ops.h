@@ -53,8 +53,8 @@ struct DiffOptions {
                                   const std::function<Status(const DiffPiece&)>& in_parallel,
                                   const std::function<Status(const DiffPiece&)>& in_order);
 
-// HostKernels::digest_change() of a block's changes, whose tensor it lies in at `place`. Positions
-// of `delta` are the block's; `old_values` as its values.
+// HostKernels::digest_change() for the changes of a block, which lies at `place` in its tensor.
+// Positions of `delta` count in the block; `old_values` are in the order of its values.
 [[nodiscard]] Digest digest_block_change(const HostKernels& kernels, const DigestTensorKey& key,
                                          const BlockPlace& place, const DeltaView& delta,
                                          const std::byte* old_values);

@@ -77,7 +77,7 @@ enum class ValueCast : std::uint8_t {
   if (size > 0x7f800000U) return sign | 0x7e00U;
   if (size >= 0x477ff000U) return sign | 0x7c00U;  // rounds to 65536 or more
   std::uint32_t kept = 0, rest = 0, half = 0;
-  if (size >= 0x38800000U) {  // normal there
+  if (size >= 0x38800000U) {  // a normal float16
     kept = (size - 0x38000000U) >> 13;
     rest = size & 0x1fffU;
     half = 0x1000U;

@@ -6,7 +6,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSlice{1'000};  // of a call to the first road, between two looks
+constexpr milliseconds kSlice{1'000};  // limit for one call to the first road
 constexpr milliseconds kBetween{20};
 
 const Status& status_of(const Status& status) { return status; }

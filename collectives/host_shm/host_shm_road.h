@@ -28,7 +28,7 @@ namespace driftless {
 
 struct HostShmOptions {
   std::string name = "driftless";  // letters, digits, '.', '_', '-'; at most 64, no leading dot
-  std::string dir = "/dev/shm";    // where memory is a file system
+  std::string dir = "/dev/shm";    // a file system in memory
   std::uint64_t size_bytes = std::uint64_t{4} << 30;  // limit for all parts held, with the anchor
   unsigned versions = 32;                             // limit for versions held
   std::chrono::milliseconds poll_first{1};

@@ -192,7 +192,7 @@ class FileLink final : public Link {
     mark_gone(peer_.dir);
     const Result<std::string> now = read_text(fs, join_path(root_, kLeader), kSessionBytes);
     const bool over = now.ok() ? *now != session_ : now.status().code() == StatusCode::kNotFound;
-    if (!over) return;  // the hub sees the mark
+    if (!over) return;  // the hub finds the mark
     const Status mine = remove_tree(fs, peer_.dir);
     // Succeeds only if it is empty.
     const Status session = fs.remove_directory(join_path(root_, session_));

@@ -204,8 +204,8 @@ class LeaderMail final : public GroupMail {
   const std::unique_ptr<Hub> hub_;
   const GroupPlace place_;
   const std::uint64_t session_;
-  std::map<unsigned, Member> members_;       // by rank
-  std::map<std::uint64_t, unsigned> ranks_;  // by peer
+  std::map<unsigned, Member> members_;       // keyed by rank
+  std::map<std::uint64_t, unsigned> ranks_;  // keyed by peer
   std::deque<Letter> letters_;
   std::string last_;     // the last message sent
   std::string refused_;  // the last refused process

@@ -64,7 +64,7 @@ class MpiRmaWorld {
 
   std::unique_ptr<mpi_rma::Medium> medium_;
   std::unique_ptr<mpi_rma::ProgressThread>
-      progress_;  // ends first; the medium's farewell lets MPI work
+      progress_;  // destroyed first; MPI still progresses in the medium's last barrier
   bool sender_made_ = false;
 };
 

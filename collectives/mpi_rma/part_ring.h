@@ -75,7 +75,7 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
     bool placed = false;  // in the ring; otherwise in `buffer`
     PartBuffer buffer;
     std::unique_ptr<PartHash> hashing = std::make_unique<PartHash>();
-    std::optional<Hash128> hash;  // since the last sync()
+    std::optional<Hash128> hash;  // valid since the last sync()
   };
   struct Publication {
     std::uint64_t version = 0;

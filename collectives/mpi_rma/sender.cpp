@@ -310,7 +310,7 @@ class Sender final : public SendRoad {
   Medium& medium_;
   const WindowMap& map_;
   const std::span<std::byte> window_;
-  std::shared_ptr<PartRing> steps_, anchors_;  // files share them
+  std::shared_ptr<PartRing> steps_, anchors_;  // shared with the files
   std::optional<PublicationId> id_;            // begun; on the leader until sealed
   bool flushed_ = false;
   std::vector<Peer> peers_;  // by receiver; on the leader only

@@ -39,7 +39,7 @@ struct Record {
   std::uint64_t offset = 0;  // displacement
   std::uint64_t size_bytes = 0;
   Hash128 content_hash;
-  Hash128 hash;  // of all before
+  Hash128 hash;  // of all members above
 };
 static_assert(sizeof(Record) == 64);
 
@@ -58,7 +58,7 @@ struct ReceiverSlot {
   std::array<char, kMaxReceiverIdBytes> id{};
   std::array<char, kMaxProofBytes> proof{};
   std::array<char, kMaxNeedsBytes> needs{};
-  Hash128 hash;  // of all before
+  Hash128 hash;  // of all members above
 };
 static_assert(sizeof(ReceiverSlot) == 1800);
 

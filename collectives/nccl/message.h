@@ -11,15 +11,16 @@
 namespace driftless::nccl {
 
 enum class MessageKind : std::uint8_t {
-  // To the leader.
-  kHello,      // count: 0 for a receiver, else ranks of the publisher; rank; session: of a rank,
-               // NcclOptions::start
+  // To the leader. kHello: count (0 for a receiver, otherwise the number of publisher ranks), rank,
+  // session (of a rank: NcclOptions::start).
+  kHello,
   kPing,       // a sign of life
   kReport,     // request, name, version, text: proof
   kLeave,      // request
   kAck,        // attempt, rank, code, text, parts: as received
   kCommitted,  // attempt
-  kBegin,      // request, id                                     of a publisher rank, like the rest
+  // To the leader, from publisher ranks.
+  kBegin,      // request, id
   kOffer,      // request, attempt, rank, generation, meeting, wait_ms, parts
   kFailed,     // attempt, rank, code, text
   kPublished,  // request, id
@@ -39,9 +40,9 @@ enum class MessageKind : std::uint8_t {
 struct Message {
   MessageKind kind = MessageKind::kPing;
   StatusCode code = StatusCode::kOk;
-  std::uint32_t rank = 0;   // of a publisher
-  std::uint32_t index = 0;  // of a receiver in a communicator
-  std::uint32_t count = 0;  // of ranks in a communicator, receivers, ...
+  std::uint32_t rank = 0;   // the publisher's rank
+  std::uint32_t index = 0;  // the receiver's rank in a communicator
+  std::uint32_t count = 0;  // number of ranks in a communicator, of receivers, ...
   std::uint64_t request = 0;
   std::uint64_t session = 0;
   std::uint64_t attempt = 0;     // to publish; ascends within a session
@@ -63,10 +64,10 @@ struct Message {
 [[nodiscard]] Status status_of(const Message& message);
 [[nodiscard]] Message with_status(Message message, const Status& status);
 
-// What a publisher rank sends to its receivers so that they connect: NCCL's unique id, and the
-// version of the NCCL that made it. Different NCCL versions cannot communicate; they wait for each
-// other until the deadline without an error. A mix occurs easily: an engine uses the NCCL of its
-// torch, a command the system's.
+// The bytes that a publisher rank sends to its receivers so that they connect: NCCL's unique id,
+// and the version of the NCCL that made it. Different NCCL versions cannot communicate; they wait
+// for each other until the deadline without an error. A mix occurs easily: an engine uses the NCCL
+// of its torch, a command the system's.
 [[nodiscard]] std::string make_meeting(std::string_view unique_id, int version);
 // The unique id. kUnsupported if `version`, which this process uses, differs from the sender's.
 [[nodiscard]] Result<std::string_view> read_meeting(std::string_view meeting, int version);

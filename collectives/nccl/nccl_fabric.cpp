@@ -125,7 +125,7 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  // What poll() waits for: first NCCL's work (connecting, launching), then the GPU's.
+  // poll() waits first for NCCL's work (connecting, launching), then for the GPU's.
   enum class State : unsigned char { kConnecting, kIdle, kLaunching, kRunning };
   explicit NcclCommunicator(int device) : device_(device) {}
   [[nodiscard]] Status start(const ncclUniqueId& id, unsigned rank, unsigned size) {

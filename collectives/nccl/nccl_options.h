@@ -23,7 +23,8 @@ struct RendezvousOptions {
 
 struct NcclOptions {
   int device = 0;  // number of the CUDA device
-  // What fetch_part() returns: bytes copied to pinned host memory, or the bytes on the device.
+  // The memory that fetch_part() returns: bytes copied to pinned host memory, or the bytes on the
+  // device.
   MemoryKind arrival = MemoryKind::kHost;
   // Memory for the versions that a receiver holds, for each publisher rank; also the limit for a
   // version on its rank. While a version arrives, a receiver needs memory for it beyond this.

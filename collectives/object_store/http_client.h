@@ -62,7 +62,7 @@ class HttpClient {
   std::vector<std::unique_ptr<Handle>> idle_;
 };
 
-// Waits between retries of a request, growing from the first to the longest. may_pass() tells
+// Waits between retries of a request, growing from the first to the longest. may_pass() returns
 // whether a status may be temporary.
 inline constexpr std::chrono::milliseconds kFirstRetry{50}, kLongestRetry{5000};
 [[nodiscard]] inline bool may_pass(long status) {

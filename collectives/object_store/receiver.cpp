@@ -11,7 +11,7 @@ namespace driftless {
 namespace object_store {
 namespace {
 
-// How often it looks only for the next version between two listings.
+// The number of looks for the next version alone between two listings.
 constexpr unsigned kLooksPerList = 16;
 
 // The time for one look, even if less is left to wait.

@@ -37,7 +37,7 @@ struct S3Call {
   std::size_t max_text = std::size_t{1} << 20;
 };
 
-// Codes of errors that are temporary although their status says otherwise.
+// Codes of temporary errors whose status is not a temporary one.
 bool code_may_pass(const std::string& code) {
   constexpr std::string_view kCodes[] = {
       "RequestTimeout", "IncompleteBody",   "BadDigest",     "XAmzContentSHA256Mismatch",
@@ -341,7 +341,8 @@ Status S3Store::drop_uploads(const std::string& prefix, const Deadline& deadline
       call.query.emplace_back("upload-id-marker", id_marker);
     }
     const Result<HttpReply> reply = send(call, deadline);
-    // Stores without this upload return these codes, and stores that cannot tell.
+    // Stores without multipart uploads answer so, and stores that do not list them: nothing to
+    // remove.
     const StatusCode code = reply.status().code();
     if (code == StatusCode::kNotFound || code == StatusCode::kUnsupported) return {};
     DRIFTLESS_RETURN_IF_ERROR(reply.status());

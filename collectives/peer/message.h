@@ -48,7 +48,7 @@ enum class Ask : std::uint8_t {
   kLeave,      // name
   kEnd,        // reply: text, empty before the end of the run
   // Requests of trainer ranks.
-  kBegin,      // id; reply: ids that stay
+  kBegin,      // id; reply: ids of the publications to keep
   kFlushed,    // id, bytes
   kPublished,  // id; reply: text: the hash of its manifest, or empty
   kLast = kPublished,

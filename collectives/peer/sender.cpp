@@ -28,7 +28,7 @@ class Leader {
       : board_(std::move(board)), client_(std::move(client)) {}
   [[nodiscard]] Board* board() const { return board_.get(); }
 
-  // The publications that stay.
+  // Begins a publication; returns the publications to keep.
   [[nodiscard]] Result<std::vector<PublicationId>> begin(const PublicationId& id,
                                                          const Deadline& deadline) {
     if (board_ != nullptr) {

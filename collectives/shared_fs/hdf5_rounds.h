@@ -40,8 +40,8 @@ struct Hdf5Monitor {
   std::condition_variable changed;
 };
 
-// Thread-safe, except where a comment says otherwise. Shared by the sink, its rounds and the parts'
-// files.
+// Thread-safe, except for functions with a comment that limits it. Shared by the sink, its rounds
+// and the parts' files.
 class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
  public:
   struct Limits {

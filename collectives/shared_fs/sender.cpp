@@ -153,7 +153,7 @@ class Sender final : public SendRoad {
   }
 
   Status begin(const PublicationId& id, const Deadline& deadline) override {
-    const Status ignored = abort();  // the next begin() removes the rest
+    const Status ignored = abort();  // clear_leftovers() removes what it leaves
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(options_.dir, ": beginning ", to_string(id))));
     std::string name;
     if (leads()) {

@@ -55,12 +55,12 @@ struct Parts {
   Tile* tiles = nullptr;
   Before* before = nullptr;
   std::uint32_t* wide = nullptr;         // per tensor: bytes of its widest gap, if above 2
-  unsigned long long* cursor = nullptr;  // this and `wide` are zero between runs
+  unsigned long long* cursor = nullptr;  // both this and `wide` are zero between runs
   std::byte* scan = nullptr;
   std::uint16_t* slot_offsets = nullptr;
   std::byte* slot_values = nullptr;
   bool slots_for_all = false;  // also for a tile that changed completely
-  Summary* summary = nullptr;  // the entries follow it: both come back in one copy
+  Summary* summary = nullptr;  // followed by the entries, so that one copy returns both
   StreamEntry* entries = nullptr;
 };
 
