@@ -151,7 +151,7 @@ __device__ void quantize_singly(const Meeting& here) {
   }
 }
 
-// Leaves enough registers that none are spilled.
+// As many as leave each thread the registers that it needs.
 constexpr unsigned blocks_per_processor(QuantizeRule rule) {
   return rule == QuantizeRule::kLinear ? 4 : 3;
 }

@@ -254,8 +254,8 @@ class _Engine:
 
     def leave(self) -> None:
         end = self._agent.end(confirm=self._over)
-        behind = [each["engine"] for each in end["engines"] if each["version"] < end["version"]]
-        if self._over and (behind or not end["all_have_it"]):
+        late = [each["engine"] for each in end["engines"] if each["version"] < end["version"]]
+        if self._over and (late or not end["all_have_it"]):
             raise IncompleteError(
                 f"the run ended at version {end['version']}, and {self._url} does not have it; "
                 "start vLLM or SGLang again, and follow again"
@@ -321,8 +321,8 @@ def _kind_of(url: str, wait_s: float) -> str:
     until, waiting = time.monotonic() + wait_s, Waiting()
     while True:
         try:
-            said = _native.sglang_call(url, "/server_info", None, 5.0)
-            return "sglang" if '"tp_size"' in said else "vllm"
+            answer = _native.sglang_call(url, "/server_info", None, 5.0)
+            return "sglang" if '"tp_size"' in answer else "vllm"
         except IoError as problem:
             if time.monotonic() >= until:
                 raise DeadlineExceededError(

@@ -274,20 +274,20 @@ def _check(shard: Shard, spec: Any, path: str) -> None:
     from .torch_dtypes import dtype_name
 
     has = dtype_name(shard.tensor.dtype)
-    said = f"the module's tensor '{shard.name}' is {has} {list(shard.shape)}; {path} has "
+    what = f"the module's tensor '{shard.name}' is {has} {list(shard.shape)}; {path} has "
     if spec is None:
         raise WrongLayoutError(
-            f"{said}none of that name: give base= the checkpoint that the model was loaded from, "
+            f"{what}none of that name: give base= the checkpoint that the model was loaded from, "
             "or export= a function that gives the tensor its name there, or leaves it out"
         )
     there = f"{spec.dtype} {list(spec.shape)}"
     if list(spec.shape) != list(shard.shape):
         raise WrongLayoutError(
-            f"{said}{there}: give base= the checkpoint that the model was loaded from"
+            f"{what}{there}: give base= the checkpoint that the model was loaded from"
         )
     if spec.dtype != has and not {spec.dtype, has} <= set(_CASTS):
         raise WrongLayoutError(
-            f"{said}{there}, which no cast makes: give base= the checkpoint in the types that the "
+            f"{what}{there}, which no cast makes: give base= the checkpoint in the types that the "
             "model trains, or export= what it shall be"
         )
 

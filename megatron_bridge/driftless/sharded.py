@@ -170,15 +170,15 @@ def _of_base(base: CheckpointSource, spec: TensorSpec, box: Any) -> Shard:
 def parted(shards: Iterable[Sequence[Any]]) -> tuple[list[Shard], list[str]]:
     """The shards that this rank publishes, and the names of the others. Raises if a shard exceeds
     its tensor. Empty tensors are published too, because engines have them."""
-    own: list[Shard] = []
+    ours: list[Shard] = []
     others: dict[str, None] = {}
     for shard in map(_checked, shards):
         if shard.owner and (0 not in _sizes(shard) or 0 in shard.shape):
-            own.append(shard)
+            ours.append(shard)
         else:
             others[shard.name] = None
-    published = {shard.name for shard in own}
-    return own, [name for name in others if name not in published]
+    published = {shard.name for shard in ours}
+    return ours, [name for name in others if name not in published]
 
 
 def _sizes(shard: Shard) -> list[int]:

@@ -119,12 +119,12 @@ class PublisherGroup:
         """Raises if a rank that we wait for is ahead of us, or after the deadline."""
         silent = [rank for key, rank in ranks.items() if not self._store.check([key])]
         at = {rank: self._at(rank) for rank in silent[: None if waited_s is None else 8]}
-        gone = [rank for rank in at if at[rank] > self._epoch]
+        ahead = [rank for rank in at if at[rank] > self._epoch]
         # A rank writes its message before it goes on, so the message is visible by now.
-        if any(rank in gone and not self._store.check([key]) for key, rank in ranks.items()):
+        if any(rank in ahead and not self._store.check([key]) for key, rank in ranks.items()):
             raise IncompleteError(
-                f"publisher rank {self.rank} is at {_place(self._epoch)}, rank {gone[0]} at "
-                f"{_place(at[gone[0]])} already: it left out a publish(), or gave it up; no version "
+                f"publisher rank {self.rank} is at {_place(self._epoch)}, rank {ahead[0]} at "
+                f"{_place(at[ahead[0]])} already: it left out a publish(), or gave it up; no version "
                 "is made of different steps"
             )
         if waited_s is None or not silent:

@@ -4,7 +4,8 @@
 // and after the last; one that is as it was before is dropped.
 //
 // Memory: 4 bytes and two values a change, and 72 bytes for each 2 MiB of weights. Past `limit`
-// bytes a block is only marked: it goes out whole.
+// bytes a block is only marked: it goes out whole. A publisher on a GPU keeps this memory for the
+// next version (clear_and_keep()).
 #pragma once
 
 #include <atomic>

@@ -124,7 +124,7 @@ class Replay:
         self.file = self.directory.with_suffix(".yaml")
         self.file.write_text(self.config)
         self.trainer = self.train()
-        assert self.trainer.wait(120) == 0, self.said()
+        assert self.trainer.wait(120) == 0, self.output()
 
     def train(self):
         line = [make_fp8.COMMAND, "trainer", "--config", self.file, *self.overrides]
@@ -133,14 +133,14 @@ class Replay:
         with open(self.file.with_suffix(".log"), "w") as log:
             return subprocess.Popen(list(map(str, line)), stdout=log, stderr=log)
 
-    def said(self):
+    def output(self):
         return self.file.with_suffix(".log").read_text()
 
     def publish(self):
         """Publishes the next version. The previous trainer ends once the engine has its version; if
         the engine refused it, that trainer is killed."""
         try:
-            assert self.trainer.wait(20) == 0, self.said()
+            assert self.trainer.wait(20) == 0, self.output()
         except subprocess.TimeoutExpired:
             self.close()
         self.version += 1
@@ -148,7 +148,7 @@ class Replay:
         wait_for(
             lambda: self.on_road() or self.trainer.poll() not in (None, 0), "a version", 120
         )
-        assert self.on_road(), self.said()
+        assert self.on_road(), self.output()
         return self.version
 
     def on_road(self):

@@ -112,8 +112,8 @@ class Watcher:
 
     def look(self):
         while not self.over.is_set():
-            said = self.engine.weight_version()  # "default" before the first update
-            version = int(said) if said.isdigit() else 0
+            output = self.engine.weight_version()  # "default" before the first update
+            version = int(output) if output.isdigit() else 0
             if version and version not in self.seen:
                 self.seen.append(version)
                 for each in range(1, version + 1):
@@ -132,8 +132,8 @@ def assert_followed(job, engine, watcher, follower, log, place):
     """Both engines hold the trainer's last version; vLLM has its bits, and never stopped
     generating."""
     assert follower.wait(120) == 0, log.read_text()
-    said = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    assert said[-1]["version"] == STEPS and said[-1]["tokens"] > 0, log.read_text()
+    output = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    assert output[-1]["version"] == STEPS and output[-1]["tokens"] > 0, log.read_text()
     assert [v["version"] for v in job.versions()] == list(range(1, STEPS + 1))
     assert watcher.seen == list(range(1, STEPS + 1))
     assert watcher.made > STEPS and not watcher.failures, watcher.failures

@@ -37,13 +37,13 @@ def untouched(engine, run):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_every_rank_holds_other_experts_and_proves_them(engine_and_run, spec):
     engine, run = engine_and_run
-    code, said = verify(engine)
-    assert code == 0 and said["verdict"] == "proven" and said["sum"] == said["digest"], said
+    code, output = verify(engine)
+    assert code == 0 and output["verdict"] == "proven" and output["sum"] == output["digest"], output
     # Each rank has half of the experts' tensors.
     layers, experts, projections = 2, 4, 3
-    whole = said["proven"] - layers * experts * projections
+    whole = output["proven"] - layers * experts * projections
     held = whole + layers * experts * projections // 2
-    assert [rank["tensors"] for rank in said["ranks"]] == [held, held], said
+    assert [rank["tensors"] for rank in output["ranks"]] == [held, held], output
     assert_at(engine, run.model, FIRST)
 
 

@@ -69,8 +69,7 @@ def in_commit(path):
     return lambda call: call.commit is not None and call.path == path
 
 
-# --- failures between pause and resume
-# -------------------------------------------------------------
+# --- failures between pause and resume ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", ("pause", "begin"))

@@ -91,17 +91,17 @@ def ends_well(line, env, cwd, log, seconds=900):
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-    said = log.read_text(errors="replace")
-    assert code == 0, f"exit status {code}: {said[-6000:]}"
-    return said
+    output = log.read_text(errors="replace")
+    assert code == 0, f"exit status {code}: {output[-6000:]}"
+    return output
 
 
-def assert_published(job, said):
+def assert_published(job, output):
     """Every step is a version, and the agent succeeded, so every rank of the engine holds the last
     one with its digest. The agent's output names it."""
     found = run("status", job / "weights")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert f"ended at version {STEPS}" in said, said[-6000:]
+    assert f"ended at version {STEPS}" in output, output[-6000:]
     assert (job / f"weights/weight_v{STEPS:06d}").is_dir()
     assert not (job / f"weights/weight_v{STEPS + 1:06d}").exists()
 
@@ -134,8 +134,8 @@ def test_slurm_with_megatron_and_sglang_on_two_nodes(models, copied, place):
         try:
             ends_well([*line, "job.sbatch"], env | slurm.env, job, log)
         except AssertionError as failed:
-            said = job / "said"
-            raise AssertionError(said.read_text()[-6000:] if said.exists() else "") from failed
+            output = job / "said"
+            raise AssertionError(output.read_text()[-6000:] if output.exists() else "") from failed
     finally:
         slurm.stop()
         shutil.rmtree(work, ignore_errors=True)
@@ -154,8 +154,8 @@ def test_torchrun_with_fsdp2_and_vllm(models, copied, place):
         PORT=str(free_port()), TRAIN_GPUS="", VLLM_GPUS="",
     )  # fmt: skip
     del env["PYTHONPATH"]
-    said = ends_well(["./launch.sh"], env, job, job.parent / "launch.log")
-    assert_published(job, said)
+    output = ends_well(["./launch.sh"], env, job, job.parent / "launch.log")
+    assert_published(job, output)
 
 
 # --- Kubernetes ----------------------------------------------------------------------------------

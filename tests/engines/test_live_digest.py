@@ -44,18 +44,18 @@ def engine_and_run(started, run_of, spec):
 @pytest.mark.parametrize("spec", SERVERS, ids=str)
 def test_verify_reports_what_the_ranks_hold(engine_and_run):
     engine, run = engine_and_run
-    code, said = verify(engine)
-    assert code == 0 and said["verdict"] == "proven", said
-    assert said["version"] == 1 and said["sum"] == said["digest"]
-    assert [rank["rank"] for rank in said["ranks"]] == [0, 1]
+    code, output = verify(engine)
+    assert code == 0 and output["verdict"] == "proven", output
+    assert output["version"] == 1 and output["sum"] == output["digest"]
+    assert [rank["rank"] for rank in output["ranks"]] == [0, 1]
     assert engine.driver.prove()["verdict"] == "proven"
     flip(engine, 1, PARAMETERS[0])
-    code, said = verify(engine)
-    assert code == 1 and said["verdict"] == "differs", said
-    assert "rank 1" in said["why"] and PARAMETERS[0] in said["why"], said
-    code, said = verify(engine, run.model.checkpoint(1))
-    assert code == 1, said
-    (place,) = said["places"]
+    code, output = verify(engine)
+    assert code == 1 and output["verdict"] == "differs", output
+    assert "rank 1" in output["why"] and PARAMETERS[0] in output["why"], output
+    code, output = verify(engine, run.model.checkpoint(1))
+    assert code == 1, output
+    (place,) = output["places"]
     # The middle of rank 1's q, k and v is the first row of k: row 32 of 64, with 64 elements.
     assert place["tensor"] == "model.layers.1.self_attn.k_proj.weight", place
     assert (place["position"], place["rank"]) == (32 * 64 + 1, 1), place

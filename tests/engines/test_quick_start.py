@@ -62,8 +62,8 @@ def test_vllm_follows_the_training_script(place):
             elif line.startswith("curl "):
                 answers.append(shell.run(line))
             else:
-                said = shell.run(line)
-                followed += said if "follow.py" in line else ""
+                output = shell.run(line)
+                followed += output if "follow.py" in line else ""
         trained = shell.ended()
     finally:
         shell.stop()

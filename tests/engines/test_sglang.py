@@ -96,9 +96,9 @@ def test_it_loads_the_checkpoint_that_a_rollout_patches(started, run_of, place, 
     load and flush, and resumes it."""
     engine = started.get(spec)
     host = Path(tempfile.mkdtemp(dir=place, prefix="host-")) / "model"
-    told = {"url": engine.url, "action": "update_weights_from_disk", "local_checkpoint_dir": host}
+    settings = {"url": engine.url, "action": "update_weights_from_disk", "local_checkpoint_dir": host}
     run = run_of(
-        spec.kind, "road.layout=hf_delta", *(f"engines[0].{key}={value}" for key, value in told.items())
+        spec.kind, "road.layout=hf_delta", *(f"engines[0].{key}={value}" for key, value in settings.items())
     )
     shutil.copytree(run.model.checkpoint(0), host)
     engine.to_base(run.model.checkpoint(0))

@@ -20,8 +20,8 @@ def test_ten_versions_in_place(started, run_of):
     follow_versions(engine, run, VERSIONS)
     for reply in engine.replies():
         assert set(reply["ways"]) <= {"direct", "plan"}, reply
-    code, said = verify(engine)
-    assert code == 0 and said["verdict"] == "proven", said
+    code, output = verify(engine)
+    assert code == 0 and output["verdict"] == "proven", output
 
 
 @pytest.mark.parametrize("parameter", ["weight", "weight_scale_inv"])
@@ -34,8 +34,8 @@ def test_a_flipped_bit_of_codes_or_scales(started, run_of, parameter):
     assert_at(engine, run.model, 1)
     name = f"model.layers.1.self_attn.qkv_proj.{parameter}"
     flip(engine, 1, name, 1)
-    code, said = verify(engine)
-    assert code == 1 and said["verdict"] == "differs" and name in said["why"], said
+    code, output = verify(engine)
+    assert code == 1 and output["verdict"] == "differs" and name in output["why"], output
     mended(engine, run)
 
 

@@ -86,8 +86,8 @@ def test_the_command(python, place, run_of):
     line += ["--model", run.model.checkpoint(0)]
     done = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    said = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
-    assert said[-1]["version"] == 3 and said[-1]["tokens"] > 0
+    output = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    assert output[-1]["version"] == 3 and output[-1]["tokens"] > 0
 
 
 @pytest.mark.parametrize("arguments", ("two", "three"))

@@ -58,20 +58,20 @@ class Host:
 def main(kind=Host):
     out = os.fdopen(3, "w")
 
-    def say(answer):
+    def reply(answer):
         out.write(json.dumps(answer) + "\n")
         out.flush()
 
     host = kind(json.loads(sys.argv[1]))
-    say({"value": "ready"})
+    reply({"value": "ready"})
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            say({"value": getattr(host, command.pop("do"))(**command)})
+            reply({"value": getattr(host, command.pop("do"))(**command)})
         except BaseException as problem:
             traceback.print_exc()
             replies = getattr(problem, "replies", None)
-            say({"error": f"{type(problem).__name__}: {problem}", "replies": replies})
+            reply({"error": f"{type(problem).__name__}: {problem}", "replies": replies})
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Process:
                 found.append(json.loads(line))
         return found
 
-    def said(self):
+    def output(self):
         return (self.out.with_suffix(".err").read_text().strip() or "nothing").splitlines()[-1]
 
 
@@ -105,8 +105,8 @@ def pids_in(work: Path) -> list[int]:
 @functools.cache
 def not_built() -> frozenset[str]:
     """Roads that this build lacks, according to the command."""
-    said = subprocess.run([COMMAND, "info", "--json"], capture_output=True, check=True).stdout
-    missing = (each["name"] for each in json.loads(said)["backends"] if not each["built"])
+    output = subprocess.run([COMMAND, "info", "--json"], capture_output=True, check=True).stdout
+    missing = (each["name"] for each in json.loads(output)["backends"] if not each["built"])
     return frozenset(name.removeprefix("shared_fs/") for name in missing)
 
 
@@ -312,7 +312,7 @@ class Case:
             while process.look():
                 if time.monotonic() > self.until:
                     raise Wrong(
-                        f"HANGS: {process.role} {process.name} did not end in {LIMIT_S:.0f} s: {process.said()}"
+                        f"HANGS: {process.role} {process.name} did not end in {LIMIT_S:.0f} s: {process.output()}"
                     )
                 time.sleep(0.01)
 
@@ -438,7 +438,7 @@ class Case:
             for process in self.processes:
                 if process.popen.returncode != 0:
                     raise Wrong(
-                        f"REFUSED without a fault: {process.role}, exit {process.popen.returncode}: {process.said()}"
+                        f"REFUSED without a fault: {process.role}, exit {process.popen.returncode}: {process.output()}"
                     )
 
     def compare(self, wrong: str | None):
@@ -477,10 +477,10 @@ class Case:
     def check_agent(self, process: Process):
         """Its closing line and the checkpoint's label name one version; no label means version
         0."""
-        state, said = read_state(process.checkpoint), process.events()[-1]["version"]
-        if int(state["version"] if state else 0) != said:
+        state, output = read_state(process.checkpoint), process.events()[-1]["version"]
+        if int(state["version"] if state else 0) != output:
             raise Wrong(
-                f"an agent ended with 0 at version {said}, and its checkpoint is labelled {state}"
+                f"an agent ended with 0 at version {output}, and its checkpoint is labelled {state}"
             )
         if state is None:
             wrong = self.record.wrong(read_checkpoint(process.checkpoint), 0)
@@ -567,7 +567,7 @@ class Case:
             return
         if probe.popen.returncode != 0:
             raise Wrong(
-                f"a trainer ended with 0, and a new rollout of its run cannot follow: {probe.said()}"
+                f"a trainer ended with 0, and a new rollout of its run cannot follow: {probe.output()}"
             )
         wrong = difference(read_checkpoint(probe.save), trainer.run.history[trainer.run.last])
         self.compare(

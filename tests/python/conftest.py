@@ -11,8 +11,12 @@ import support
 from support import changed, random_tensor, write_checkpoint
 
 
+NEED_NO_BUILD = {"test_wheels.py", "test_release.py"}
+
+
 def pytest_configure(config):
-    if not os.access(support.COMMAND, os.X_OK):
+    asked = {Path(word.partition("::")[0]).name for word in config.args}
+    if not asked <= NEED_NO_BUILD and not os.access(support.COMMAND, os.X_OK):
         pytest.exit(f"{support.COMMAND} is missing: run `make build`, or set DRIFTLESS_COMMAND", 2)
 
 

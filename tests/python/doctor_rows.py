@@ -19,14 +19,14 @@ def doctor(*arguments, code=None, **options):
     result = run("doctor", "--json", *arguments, **options)
     took = time.monotonic() - begin
     assert result.stderr == "", result.stderr
-    told = json.loads(result.stdout)
-    assert told["seconds"] < LONGEST and took < LONGEST + 5, told["seconds"]
-    failed = [row for row in told["checks"] if row["state"] == "fail"]
-    assert told["ok"] == (not failed) and result.returncode == (1 if failed else 0), failed
+    report = json.loads(result.stdout)
+    assert report["seconds"] < LONGEST and took < LONGEST + 5, report["seconds"]
+    failed = [row for row in report["checks"] if row["state"] == "fail"]
+    assert report["ok"] == (not failed) and result.returncode == (1 if failed else 0), failed
     assert code is None or result.returncode == code, failed
     assert all(row["next"] for row in failed), failed
-    assert all(row["finding"] for row in told["checks"])
-    return {(row["group"].split(" ")[-1], row["check"]): row for row in told["checks"]}
+    assert all(row["finding"] for row in report["checks"])
+    return {(row["group"].split(" ")[-1], row["check"]): row for row in report["checks"]}
 
 
 def assert_row(rows, group, check, state, *words):

@@ -136,7 +136,7 @@ def short(model, base, place):
 
 def refuse(work):
     """Calls that must be refused: {case: [class, message]}."""
-    work, soon, said = Path(work), ["deadlines.connect=500ms"], {}
+    work, soon, output = Path(work), ["deadlines.connect=500ms"], {}
 
     def checkpoint(name, tensors):
         (work / name).mkdir()
@@ -148,9 +148,9 @@ def refuse(work):
         try:
             call(*arguments, overrides=soon, **named)
         except driftless.Error as error:
-            said[what] = [type(error).__name__, str(error)]
+            output[what] = [type(error).__name__, str(error)]
         else:
-            said[what] = ["", ""]
+            output[what] = ["", ""]
 
     model = torch.nn.Linear(8, 8)
     state = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
@@ -193,7 +193,7 @@ def refuse(work):
     moved = checkpoint("moved", {name: tensor + 1 for name, tensor in state.items()})
     tried("another base", driftless.publish, model, place, base=moved)
     tried("no run", driftless.follow, held, str(work / "empty"))
-    print(json.dumps(said))
+    print(json.dumps(output))
 
 
 class Misused:
@@ -232,13 +232,13 @@ class Misused:
 def misuse(work):
     """Wrong uses of a run and of its follower: {case: [class, message]}. None of them ends with
     other weights than the trainer's, and none hangs."""
-    work, said = Path(work), {}
+    work, output = Path(work), {}
 
     def tried(what, call, *arguments, **named):
         try:
-            said[what] = ["", repr(call(*arguments, **named))]
+            output[what] = ["", repr(call(*arguments, **named))]
         except (driftless.Error, KeyboardInterrupt) as error:
-            said[what] = [type(error).__name__, str(error)]
+            output[what] = [type(error).__name__, str(error)]
 
     changes = {
         "order": lambda model, run: (model.__delitem__("a"), run.put("a", torch.zeros(8, 8))),
@@ -306,7 +306,7 @@ def misuse(work):
     before = {name: tensor.clone() for name, tensor in one.held.items()}
     tried("another run", lambda: [*follower])
     assert all(torch.equal(one.held[name], before[name]) for name in before)
-    print(json.dumps(said))
+    print(json.dumps(output))
 
 
 def ranks(job):

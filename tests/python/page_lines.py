@@ -74,13 +74,13 @@ class Shell:
 
     def ended(self, seconds=600):
         """Waits for all background lines, which must succeed; returns their output."""
-        until, said = time.monotonic() + seconds, ""
+        until, output = time.monotonic() + seconds, ""
         for line, process, log in self.started:
             code = process.wait(max(1, until - time.monotonic()))
             assert code == 0, f"{line}: {code}: {log.read_text()}"
-            said += log.read_text()
+            output += log.read_text()
         self.started.clear()
-        return said
+        return output
 
     def stop(self):
         for _, process, _ in self.started:

@@ -83,9 +83,9 @@ class Slurm:
         until = time.monotonic() + 30
         while not there():
             if time.monotonic() > until or any(p.poll() is not None for p in self.started):
-                said = "\n".join(p.read_text()[-1000:] for p in self.work.glob("*.log"))
+                output = "\n".join(p.read_text()[-1000:] for p in self.work.glob("*.log"))
                 self.stop()
-                pytest.fail(f"{what} did not appear: {said}")
+                pytest.fail(f"{what} did not appear: {output}")
             time.sleep(0.05)
 
     def _ask(self, *line):

@@ -391,16 +391,16 @@ def test_engines_that_read_files_hold_every_version(work, name):
 def test_a_trainer_makes_an_engine_load_the_checkpoint_that_the_agent_patches(work, name):
     """The agent's reports name the checkpoint, and count once its own engines have the version."""
     history = make_run(work / "run", np.random.default_rng(19), 2)
-    own, told = Engine(work / "run/step_000000"), Engine(work / "run/step_000000")
-    host = checkpoint_host(work, name, ("vllm", own))
+    ours, notified = Engine(work / "run/step_000000"), Engine(work / "run/step_000000")
+    host = checkpoint_host(work, name, ("vllm", ours))
     host.set(**{"road.layout": "hf_delta", "encoding": "xor"})
-    host.set(**{"engines[1].url": told.url, "engines[1].action": "update_weights_from_disk"})
+    host.set(**{"engines[1].url": notified.url, "engines[1].action": "update_weights_from_disk"})
     host.set(**{"engines[1].local_checkpoint_dir": work / "local", "engine_calls.timeout": "20s"})
     agent = host.start_agent()
     trainer = finish(replay(host, work / "run"))
     assert trainer.returncode == 0, trainer.stderr
     ended(agent, 60)
-    assert told.loaded == history[1:] and told.version == "2" and not told.paused
+    assert notified.loaded == history[1:] and notified.version == "2" and not notified.paused
 
 
 def test_an_engine_that_outlives_a_run_gets_the_next_one(work, name):

@@ -44,9 +44,9 @@ class ThreadGroup:
         if self.rank == 0:
             self.shared["said"] = message
         self.shared["barrier"].wait(timeout_s)
-        said = self.shared["said"]
+        output = self.shared["said"]
         self.shared["barrier"].wait(timeout_s)
-        return said
+        return output
 
 
 def share(weights, rank, size):

@@ -45,8 +45,8 @@ def test_bits_and_digest_agree(work, rng, first, layout):
         each = {n: driftless.digest([(n, a)]) for n, (_, a) in weights.items()}
         assert pair.receiver.tensor_digests == each
     assert pair.publisher.run == pair.receiver.run == pair.target.state.run
-    (said,) = pair.publisher.receivers()
-    assert (said.id, said.version, said.digest, said.proven) == ("one", 3, whole, True)
+    (output,) = pair.publisher.receivers()
+    assert (output.id, output.version, output.digest, output.proven) == ("one", 3, whole, True)
     assert pair.receiver.stage() is False
     publish(pair, binding.step(rng, weights))
     assert pair.receiver.stage() is True  # a visible version needs no waiting

@@ -83,8 +83,8 @@ def test_no_library_is_searched_in_the_current_or_the_build_directory(wheel, wor
     elf = [file for file in files if file.read_bytes().startswith(b"\x7fELF")]
     assert len(elf) >= 2
     for file in elf:
-        said = subprocess.run(["readelf", "-d", file], capture_output=True, text=True).stdout
-        for paths in re.findall(r"(?:RUNPATH|RPATH)\).*\[(.*)\]", said):
+        output = subprocess.run(["readelf", "-d", file], capture_output=True, text=True).stdout
+        for paths in re.findall(r"(?:RUNPATH|RPATH)\).*\[(.*)\]", output):
             for path in paths.split(":"):
                 assert path.startswith(("/", "$ORIGIN")), f"{file.name}: {paths!r}"
                 assert str(REPOSITORY) not in path, f"{file.name}: {paths!r}"

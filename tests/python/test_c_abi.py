@@ -118,9 +118,9 @@ class Followed:
         printed."""
         assert result.returncode == 0, result.stderr + result.stdout
         assert self.out.read_bytes() == self.bytes_of(STEPS)
-        (told,) = re.findall(rf'"version":{STEPS},.*?"digest":"(\w{{32}})"', trainer.stdout)[:1]
-        said = re.findall(r"^version (\d+) digest (\w{32})", result.stdout, re.M)
-        assert said[-1] == (str(STEPS), told)
+        (printed,) = re.findall(rf'"version":{STEPS},.*?"digest":"(\w{{32}})"', trainer.stdout)[:1]
+        output = re.findall(r"^version (\d+) digest (\w{32})", result.stdout, re.M)
+        assert output[-1] == (str(STEPS), printed)
         assert f"the run ended at version {STEPS}" in result.stdout
 
 
@@ -183,8 +183,8 @@ def test_refusals_say_what_is_wrong(work, rng, language):
     played(followed)
     text = followed.tensors.read_text()
     followed.tensors.write_text(text.replace("norm.weight F16 33", "norm.weight BF16 33"))
-    said = refused(followed, language=language)
-    assert "wrong_layout" in said and "norm.weight" in said and "BF16" in said
+    output = refused(followed, language=language)
+    assert "wrong_layout" in output and "norm.weight" in output and "BF16" in output
     followed.tensors.write_text(text.replace("norm.weight F16 33", "norm.weight F16 11 3"))
     assert "wrong_layout" in refused(followed, language=language)
     followed.tensors.write_text(text)
@@ -205,8 +205,8 @@ def test_without_mpi_files_work_and_mpi_is_refused(work, rng):
     environment = {**os.environ, "LD_LIBRARY_PATH": str(hidden)}
     files, mpi = work / "files", work / "mpi"
     files.mkdir(), mpi.mkdir()
-    said = refused(Followed(mpi, rng, "mpi_rma"), env=environment)
-    assert "unsupported" in said and "MPI is needed and cannot be loaded" in said and names[0] in said
+    output = refused(Followed(mpi, rng, "mpi_rma"), env=environment)
+    assert "unsupported" in output and "MPI is needed and cannot be loaded" in output and names[0] in output
     followed = Followed(files, rng, "flush")
     trainer = played(followed)
     followed.check(jobs.finish(jobs.start(followed.command("c"), env=environment)), trainer)

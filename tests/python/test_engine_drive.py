@@ -38,12 +38,12 @@ def test_a_replica_whose_replies_vllm_drops_raises():
     """vLLM calls all its data-parallel replicas and returns only the first one's reply, unless one
     raises: otherwise a failed commit of another one would count as done."""
     assert replica(data_parallel_index=0).driftless_status("n")["ok"]
-    unheard = [
+    unanswered = [
         {"data_parallel_index": 1},
         {"data_parallel_rank": 1},  # older releases
         {"data_parallel_index": 3, "data_parallel_hybrid_lb": True, "data_parallel_rank_local": 1},
     ]
-    for parallel in unheard:
+    for parallel in unanswered:
         for call in ("open", "stage", "status", "close"):
             with pytest.raises(errors.UnsupportedError, match="data-parallel"):
                 getattr(replica(**parallel), f"driftless_{call}")(nonce="n")
@@ -116,18 +116,18 @@ def test_an_exception_of_python_is_reported_and_undone(work, rng):
         for failures, version in ((1, 0), (2, -1), (0, 1)):
             rank.target.failures = failures
             assert rank.stage()["ok"] and rank.wait(30)["staged_version"] == 1, rank.status()
-            said = rank.commit(1)
-            assert said["version"] == version and said["ok"] == (version == 1), said
-            assert said["ok"] or "RuntimeError: the loader failed" in said["error"]
+            output = rank.commit(1)
+            assert output["version"] == version and output["ok"] == (version == 1), output
+            assert output["ok"] or "RuntimeError: the loader failed" in output["error"]
         rank.close()
 
 
 def test_a_staging_ends_on_a_thread_that_calls_back(followed):
-    told = []
-    followed.on_staged(lambda reply: told.append((reply, threading.get_ident())))
+    calls_back = []
+    followed.on_staged(lambda reply: calls_back.append((reply, threading.get_ident())))
     followed.stage("n")
     assert followed.wait(30)["state"] == "staged"
-    ((reply, thread),) = told
+    ((reply, thread),) = calls_back
     assert reply["nonce"] == "n" and reply["staged_version"] == 0
     assert thread != threading.get_ident()
 
@@ -286,8 +286,8 @@ def test_an_engine_that_refuses_a_proof_reports_why():
     with pytest.raises(errors.UnsupportedError, match="rank 0 tells no shares"):
         driver.prove()
     llm.fate = lambda rank, what: "refused" if what == "shares" else None
-    said = driver.prove()
-    assert said["verdict"] == "cannot tell" and said["why"].startswith("rank 0: 'no'"), said
+    output = driver.prove()
+    assert output["verdict"] == "cannot tell" and output["why"].startswith("rank 0: 'no'"), output
 
 
 def test_if_one_rank_refuses_the_others_undo_their_commit():

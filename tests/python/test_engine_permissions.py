@@ -158,19 +158,19 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     def answer(self):
         if self.path == "/login":
-            return self.say(200, b"<html>please log in</html>")
+            return self.respond(200, b"<html>please log in</html>")
         if self.path == "/redirect":
             self.send_response(302)
             self.send_header("Location", "/login")
             self.send_header("Content-Length", "0")
             return self.end_headers()
         if self.path == "/long":
-            return self.say(200, b" " * (2 << 20))
+            return self.respond(200, b" " * (2 << 20))
         if self.path == "/slow":
             return self.drip()
-        return self.say(200, b'{"ok": true}')
+        return self.respond(200, b'{"ok": true}')
 
-    def say(self, status, body):
+    def respond(self, status, body):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

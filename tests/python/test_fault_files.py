@@ -317,8 +317,8 @@ def clocks(work):
     shown = subprocess.run(["faketime", "-m", "-f", "+0", "env"], capture_output=True, text=True)
     (preload,) = [s for s in shown.stdout.splitlines() if s.startswith("LD_PRELOAD=")]
 
-    def clock(name, says):
-        (work / name).write_text(says + "\n")
+    def clock(name, moment):
+        (work / name).write_text(moment + "\n")
         return {
             **environment(),
             "LD_PRELOAD": preload.split("=", 1)[1],

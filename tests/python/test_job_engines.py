@@ -45,8 +45,8 @@ def engine():
             """The version that the engine claims to serve."""
             self.answer({"weight_version": self.server.weight_version})
 
-        def answer(self, said):
-            answer = json.dumps(said).encode()
+        def answer(self, output):
+            answer = json.dumps(output).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()

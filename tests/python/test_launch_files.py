@@ -86,8 +86,8 @@ def test_kubernetes_accepts_the_workloads():
         line, cwd=EXAMPLES / "kubernetes_vllm", capture_output=True, text=True, timeout=120
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    said = checked.stdout + checked.stderr
-    assert said.count(" passed for ") == len(workloads()), said
+    output = checked.stdout + checked.stderr
+    assert output.count(" passed for ") == len(workloads()), output
 
 
 def test_objects_that_the_workloads_name_exist():
@@ -224,8 +224,8 @@ def wait_until_ray_answers(env, seconds=180):
     line = ["python", "-c", f"import time\nfor _ in range({seconds}):\n try:\n  {code}\n  break\n"
             " except Exception: time.sleep(1)\nelse: sys.exit('no answer')", env["RAY_ADDRESS"]]  # fmt: skip
     found = subprocess.run(line, env=env, capture_output=True, text=True, timeout=2 * seconds)
-    said = Path(env["RAY_NODE_LOG"]).read_text()
-    assert found.returncode == 0, found.stderr + said[-3000:]
+    output = Path(env["RAY_NODE_LOG"]).read_text()
+    assert found.returncode == 0, found.stderr + output[-3000:]
 
 
 @pytest.mark.long  # installs an environment of its own
@@ -238,9 +238,9 @@ def test_a_job_of_ray(copied, work, ray):
     ended = subprocess.run(
         line, env=ray | sizes, cwd=folder, capture_output=True, text=True, timeout=600
     )
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == 0, said[-6000:]
+    output = ended.stdout + ended.stderr
+    assert ended.returncode == 0, output[-6000:]
     for number in range(2):
-        assert f"rollout {number} at version {STEPS} of {STEPS}, " in said, said[-6000:]
+        assert f"rollout {number} at version {STEPS} of {STEPS}, " in output, output[-6000:]
     found = run("status", work / "weights", "--json")
     assert json.loads(found.stdout)["version"] == STEPS, found.stdout

@@ -197,10 +197,10 @@ def test_the_page_on_ray(work):
     Path("/tmp/driftless-ray").mkdir()
     try:
         python = megatron_jobs.environment_python("verl")
-        (said,) = run_page("docs/start/ray.md", work, python, **RAY)
+        (output,) = run_page("docs/start/ray.md", work, python, **RAY)
     finally:
         shutil.rmtree("/tmp/driftless-ray", ignore_errors=True)
-    assert "version=3" in said
+    assert "version=3" in output
 
 
 # --- waiting -------------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ def test_a_wait_for_a_run_is_visible_and_ends_by_a_signal_or_its_timeout(work, r
     jobs.make_run(work / "run", rng, 0)
     base = ["--base", work / "run/step_000000"]
     rollout = job.start_rollout(*base)
-    said = rollout.stderr.readline()
-    assert ": still waiting after 5 s: waiting for a publisher to write" in said, said
+    output = rollout.stderr.readline()
+    assert ": still waiting after 5 s: waiting for a publisher to write" in output, output
     rollout.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert jobs.finish(rollout, 10).returncode == 128 + signal.SIGTERM

@@ -217,10 +217,10 @@ def end_job(new_job, fail):
 def end_run(new_job, fail):
     with new_job() as job:
         publisher = fail(job)
-        with pytest.raises(RuntimeError, match="the disk is full") as told:
+        with pytest.raises(RuntimeError, match="the disk is full") as failure:
             publisher.declare_end()
         publisher.declare_end()  # the failure was raised before
-        raise told.value
+        raise failure.value
 
 
 @pytest.mark.parametrize("end", [end_publisher, end_job, end_run])

@@ -48,7 +48,7 @@ class StoreJob:
             "deadlines.connect": "30s",
         }
         self.environment = servers.client_environment()
-        self.said = []
+        self.outputs = []
 
     def line(self, role, *arguments, **settings):
         line = [role, "--config", REPOSITORY / "configs/object_store.yaml", "--threads", 1]
@@ -58,7 +58,7 @@ class StoreJob:
 
     def ok(self, *line):
         result = run(*line, env=self.environment)
-        self.said += [result.stdout, result.stderr]
+        self.outputs += [result.stdout, result.stderr]
         assert result.returncode == 0, result.stderr + result.stdout
         return result.stdout
 
@@ -67,12 +67,12 @@ class StoreJob:
 
     def finish(self, process):
         result = jobs.finish(process)
-        self.said += [result.stdout, result.stderr]
+        self.outputs += [result.stdout, result.stderr]
         assert result.returncode == 0, result.stderr + result.stdout
         return result.stdout
 
     def assert_no_credential(self):
-        for text in self.said:
+        for text in self.outputs:
             assert servers.SECRET_KEY not in text and servers.ACCESS_KEY not in text
 
 
@@ -152,7 +152,7 @@ def test_a_report_of_the_run(job, rng):
     text = job.ok("report", job.url, "--out", page, "--set", endpoint, "--json")
     found = json.loads(text)
     assert (found["versions"], found["replayed"], found["left_out"]) == (3, 3, [])
-    job.said.append(page.read_text())
+    job.outputs.append(page.read_text())
     job.assert_no_credential()
 
 

@@ -26,14 +26,14 @@ PAGE = '<?xml version="1.0"?><ListBucketResult><IsTruncated>{}</IsTruncated>{}{}
 
 @contextlib.contextmanager
 def answering(answer):
-    """A server that answers by `answer(handler)`; `heard` has the requests that it received."""
+    """A server that answers by `answer(handler)`; `requests` has those that it received."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def handle_any(self):
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            server.heard.append((self.command, self.path, dict(self.headers)))
+            server.requests.append((self.command, self.path, dict(self.headers)))
             with contextlib.suppress(OSError):
                 answer(self)
 
@@ -44,7 +44,7 @@ def answering(answer):
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.heard = []
+    server.requests = []
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -92,7 +92,7 @@ def contents(count, first=0):
 
 
 def endless_list(handler):
-    number = len(handler.server.heard)
+    number = len(handler.server.requests)
     token = f"<NextContinuationToken>t{number}</NextContinuationToken>"
     reply(handler, PAGE.format("true", contents(50_000, 50_000 * number), token))
 
@@ -178,7 +178,7 @@ def ends(role, server, work, *more, url="s3://road/p"):
         text = out.read()
     signed = {
         part.removeprefix("Signature=")
-        for _, _, headers in server.heard
+        for _, _, headers in server.requests
         for part in headers.get("Authorization", "").split(", ")
         if part.startswith("Signature=")
     }
@@ -217,8 +217,8 @@ def test_no_redirect_is_followed(work, rng, status):
             web = ["--set", f"road.object_store.url={server.url}/p?token=s3cr3t", "--timeout", "5s"]
             code, text, _, _ = ends("rollout", server, work, *web)
             assert os.WEXITSTATUS(code) != 0 and "s3cr3t" not in text, text
-            assert len(server.heard) >= 3
-        assert elsewhere.heard == []
+            assert len(server.requests) >= 3
+        assert elsewhere.requests == []
 
 
 # --- names that lead elsewhere, dead endpoints ---------------------------------------------------
@@ -240,7 +240,7 @@ def test_a_url_that_leads_out_of_its_bucket_is_refused_before_a_request(work, rn
         for url in urls:
             code, text, _, _ = ends(role, server, work, *more, url=url)
             assert os.WEXITSTATUS(code) == 2 and "road.object_store.url" in text, (url, text)
-        assert server.heard == []
+        assert server.requests == []
 
 
 def test_links_that_lead_out_of_their_folder_are_refused(work):
@@ -256,7 +256,7 @@ def test_links_that_lead_out_of_their_folder_are_refused(work):
         url = f"{server.url}/road/p/index.json?X-Amz-Signature=1"
         code, text, _, _ = ends("rollout", server, work, "--timeout", "5s", url=url)
         assert os.WEXITSTATUS(code) == 2 and "'..'" in text, text
-        assert {path.partition("?")[0] for _, path, _ in server.heard} == {"/road/p/index.json"}
+        assert {path.partition("?")[0] for _, path, _ in server.requests} == {"/road/p/index.json"}
 
 
 @pytest.mark.parametrize("role", ["rollout", "trainer", "web rollout"])

@@ -123,7 +123,7 @@ def test_a_seal_that_is_refused_without_a_visible_owner_ends_the_publisher(job, 
     job.proxy.fault = lambda r: "412" if r.seals and number in r.path else None
     line = job.line("trainer", "--replay", job.work / "run", "--json")
     result = run(*line, env=job.environment)
-    job.said += [result.stdout, result.stderr]
+    job.outputs += [result.stdout, result.stderr]
     assert result.returncode != 0 and "another publisher" in result.stderr
     job.proxy.fault = lambda request: None
     assert versions_of(job.ok(*line)) == [2, 3]
@@ -145,7 +145,7 @@ def test_expired_credentials_are_read_again(job, rng):
     assert expired and held(job, job.work / "a") == (2, history[2])
     job.proxy.fault = lambda request: "expired"
     result = run(*job.line("trainer", "--replay", job.work / "run"), env=job.environment)
-    job.said += [result.stdout, result.stderr]
+    job.outputs += [result.stdout, result.stderr]
     assert result.returncode == 2 and "ExpiredToken" in result.stderr
 
 
@@ -156,7 +156,7 @@ def test_a_publisher_that_is_replaced_is_fenced(job, rng):
     first.stdout.readline()  # version 1 is visible, and its anchor
     job.ok(*line)
     ended = jobs.finish(first)
-    job.said += [ended.stdout, ended.stderr]
+    job.outputs += [ended.stdout, ended.stderr]
     assert ended.returncode == 4 and "Another publisher has taken over" in ended.stderr
     assert held(job, job.work / "a") == (4, history[4])
 
@@ -186,7 +186,7 @@ def test_a_store_that_ignores_if_match_alone(job, rng):
     jobs.wait_for(lambda: any(r.seals and "3.version" in r.path for r in job.proxy.log), "a version")
     taken = jobs.finish(job.start(*line))
     ended = jobs.finish(first)
-    job.said += [taken.stdout, taken.stderr, ended.stdout, ended.stderr]
+    job.outputs += [taken.stdout, taken.stderr, ended.stdout, ended.stderr]
     assert ended.returncode == 4 and "Another publisher has taken over" in ended.stderr
     if taken.returncode != 0:  # the old publisher sealed its version first
         job.ok(*line)

@@ -90,7 +90,7 @@ def test_a_publisher_that_stalls_at_any_request_does_no_harm(job, rng, stride):
         first = run(*line(prefix), "--steps", "3", env=job.environment)
         job.proxy.fault = lambda request: None
         for result in (first, *woken):
-            job.said += [result.stdout, result.stderr]
+            job.outputs += [result.stdout, result.stderr]
             # Allowed: success; fenced; a version appeared during its start; two runs began at once;
             # a request with its own deadline was answered too late.
             late = result.returncode == 5 and "gave up after" in result.stderr
@@ -158,6 +158,6 @@ def test_a_wrong_clock_is_named(job, rng):
     make_run(job.work / "run", rng, 1)
     job.proxy.fault = lambda request: "skewed"
     result = run(*job.line("trainer", "--replay", job.work / "run"), env=job.environment)
-    job.said += [result.stdout, result.stderr]
+    job.outputs += [result.stdout, result.stderr]
     assert_refusal(result, 2, "RequestTimeTooSkewed", "the clock")
     jobs.stop_started()

@@ -60,8 +60,8 @@ def test_a_failed_write_of_the_index_is_reported_and_repeated_at_the_end(job, rn
         return None
 
     job.proxy.fault = once
-    said = job.ok(*trainer(job, **{"road.object_store.presign": "1h"})) + job.said[-1]
-    assert refused and "index.json is not as new as the versions" in said, said
+    outputs = job.ok(*trainer(job, **{"road.object_store.presign": "1h"})) + job.outputs[-1]
+    assert refused and "index.json is not as new as the versions" in outputs, outputs
     assert_index_is_true(job, job.work.name)
     read_all(job, presign(job), 3)
 
@@ -70,7 +70,7 @@ def test_an_index_that_cannot_be_written_fails_the_trainer_only(job, rng):
     job.history = make_run(job.work / "run", rng, 3)
     job.proxy.fault = lambda r: "403" if writes_index(r) and past(job, 2) else None
     result = run(*trainer(job), env=job.environment)
-    job.said += [result.stdout, result.stderr]
+    job.outputs += [result.stdout, result.stderr]
     assert result.returncode != 0 and "index.json is not as new" in result.stderr, result.stderr
     assert held(job, job.work / "b") == (3, job.history[3])  # and it saw the run's end
     job.proxy.fault = lambda request: None

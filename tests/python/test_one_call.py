@@ -60,12 +60,12 @@ class Process:
         self.number = server.ask(what, argument, str(self.log), env)
 
     @property
-    def said(self):
+    def output(self):
         return self.log.read_text()
 
     @property
     def lines(self):
-        return [json.loads(line) for line in self.said.splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
 
     def poll(self):
         if self.code is None:
@@ -75,18 +75,18 @@ class Process:
     def wait(self):
         until = time.monotonic() + SECONDS
         while self.poll() is None:
-            assert time.monotonic() < until, f"after {SECONDS} s: {self.said}"
+            assert time.monotonic() < until, f"after {SECONDS} s: {self.output}"
             time.sleep(0.02)
         return self.code
 
     def ended(self):
-        assert self.wait() == 0, f"{self.code}: {self.said}"
+        assert self.wait() == 0, f"{self.code}: {self.output}"
         return self.lines
 
     def failed(self, *words, code=1):
-        assert self.wait() == code, f"{self.code}: {self.said}"
+        assert self.wait() == code, f"{self.code}: {self.output}"
         for word in words:
-            assert word in self.said, self.said
+            assert word in self.output, self.output
 
 
 @pytest.fixture(scope="module")
@@ -247,9 +247,9 @@ def test_a_trainer_that_dies_leaves_a_run_without_an_end(work, rng, start, base)
     waits = start("waits", "follow", where=str(work / ways[0]), dtype="bfloat16", **given)
     for how, process in dying.items():
         process.wait()
-        assert [line["version"] for line in process.lines] == [1, 2], process.said
+        assert [line["version"] for line in process.lines] == [1, 2], process.output
         assert not closed(work, how), how
-        assert ("without an end" in process.said) == (how == "return"), process.said
+        assert ("without an end" in process.output) == (how == "return"), process.output
     late = start("late", "follow", where=str(work / ways[0]), timeout_s=3, dtype="bfloat16", **given)
     late.failed("DeadlineExceededError", "nothing newer than version 2", "status")
     assert waits.poll() is None
@@ -282,7 +282,7 @@ def test_followers_that_die_start_again(work, rng, start):
 
 
 def test_wrong_calls_are_refused(start):
-    (said,) = start("refuse", "refuse").ended()
+    (output,) = start("refuse", "refuse").ended()
     wanted = {
         "no base": ("NotFoundError", "nowhere", "give base="),
         "a name": ("WrongLayoutError", "'bias'", "export="),
@@ -302,15 +302,15 @@ def test_wrong_calls_are_refused(start):
         "another base": ("WrongBaseError", "publish somewhere else"),
         "no run": ("DeadlineExceededError", "run.json"),
     }
-    assert said.keys() == wanted.keys()
+    assert output.keys() == wanted.keys()
     for what, (kind, *words) in wanted.items():
-        assert said[what][0] == kind, (what, said[what])
+        assert output[what][0] == kind, (what, output[what])
         for word in words:
-            assert word in said[what][1], (what, said[what])
+            assert word in output[what][1], (what, output[what])
 
 
 def test_wrong_use_never_ends_with_other_weights_or_hangs(start):
-    (said,) = start("misuse", "misuse").ended()
+    (output,) = start("misuse", "misuse").ended()
     changed = ("WrongLayoutError", "not those that the publisher was opened with")
     wanted = {
         **dict.fromkeys(["order", "another name", "one more", "a tie", "another shape"], changed),
@@ -322,7 +322,7 @@ def test_wrong_use_never_ends_with_other_weights_or_hangs(start):
         "another run": ("WrongRunError", "follow the other run"),
     }
     for what, (kind, *words) in wanted.items():
-        for each in (said[what], said.get(what + ", again", said[what])):
+        for each in (output[what], output.get(what + ", again", output[what])):
             assert each[0] == kind and all(word in each[1] for word in words), (what, each)
 
 
@@ -375,7 +375,7 @@ def test_a_rank_that_fails_after_the_last_version_leaves_no_end(work, rng, start
     both = ranks(start, "rank", base=base_of(work, rng), rank=rank, how=how, sets=sets)
     for each in both:
         each.wait()
-    assert not closed(work), [each.said for each in both]
+    assert not closed(work), [each.output for each in both]
     words = {"raise": "publisher ranks [1] left after a failure", "SIGKILL": "nothing from ranks [1]"}
     if rank == 1:
-        assert words[how] in both[0].said
+        assert words[how] in both[0].output

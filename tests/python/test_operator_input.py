@@ -94,8 +94,8 @@ def test_impossible_metrics_are_ignored(work):
              {**record, "role": "rollout", "fetch_ms": 1e-320}]  # fmt: skip
     (work / "m.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     page = work / "page.html"
-    told = run("report", "--metrics", work / "m.jsonl", "--out", page)
-    assert told.returncode == 0 and f"{len(impossible)} of {len(lines)} lines without a record" in told.stderr
+    shown = run("report", "--metrics", work / "m.jsonl", "--out", page)
+    assert shown.returncode == 0 and f"{len(impossible)} of {len(lines)} lines without a record" in shown.stderr
     text = page.read_text()
     for word in (">inf", '"inf', "inf ", '"-inf', ">-inf", ">nan", '"nan', "<img"):
         assert word not in text, word
@@ -130,11 +130,11 @@ def test_a_file_that_shrinks_while_it_is_read(work, rng):
                 if str(new) in file.read():
                     break
         os.truncate(new / "model.safetensors", 4096)
-        _, said = process.communicate(timeout=60)
+        _, output = process.communicate(timeout=60)
     # It may have read only the header afterwards, or everything before.
-    assert process.returncode in (0, 4, 6), said
+    assert process.returncode in (0, 4, 6), output
     if process.returncode == 6:
-        assert said == "driftless: busy: a file was truncated while it was read; try again\n"
+        assert output == "driftless: busy: a file was truncated while it was read; try again\n"
 
 
 def test_a_version_that_is_missing_in_the_middle(work, rng):
@@ -150,8 +150,8 @@ def test_a_version_that_is_missing_in_the_middle(work, rng):
     shutil.rmtree(work / "run/weight_v000001")  # the oldest, which a publisher may have removed
     assert "is missing" not in run("status", work / "run").stdout
     shutil.rmtree(work / "run/weight_v000003")
-    told = run("status", work / "run")
-    assert told.returncode == 1 and missing in told.stdout
+    shown = run("status", work / "run")
+    assert shown.returncode == 1 and missing in shown.stdout
 
 
 # --- what is written -----------------------------------------------------------------------------
@@ -254,8 +254,8 @@ def test_doctor_leaves_no_process_in_any_session(work):
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=10)
-    assert process.returncode == 6 and "stopped by signal 2" in said, said
+        _, output = process.communicate(timeout=10)
+    assert process.returncode == 6 and "stopped by signal 2" in output, output
     assert sleepers() == []
 
 

@@ -37,14 +37,13 @@ def following(job, *arguments):
 
 def write_report(job, name, version, proof, needs=""):
     """Writes a report as a receiver does."""
-    said = {"id": name, "version": version, "proof": proof, "needs": needs, "beat": time.time_ns()}
+    output = {"id": name, "version": version, "proof": proof, "needs": needs, "beat": time.time_ns()}
     (job.dir / ".receivers").mkdir(exist_ok=True)
-    (job.dir / ".receivers/new").write_text(json.dumps(said))
+    (job.dir / ".receivers/new").write_text(json.dumps(output))
     (job.dir / ".receivers/new").rename(job.dir / f".receivers/{name}.json")
 
 
-# --- the rollouts that a trainer waits for
-# ---------------------------------------------------------
+# --- the rollouts that a trainer waits for --------------------------------------------------------
 
 
 def test_a_trainer_without_any_rollout_reports_that_none_followed(work, rng):
@@ -143,8 +142,8 @@ def test_a_report_of_an_earlier_run_does_not_count(work, rng, version, proof):
     make_run(work / "run", rng, 2)
     job = Files(work, **{"deadlines.connect": "2s"})
     (job.dir / ".receivers").mkdir(parents=True)
-    said = {"id": "old", "version": version, "proof": proof, "needs": "", "beat": 7}
-    (job.dir / ".receivers/old.json").write_text(json.dumps(said))
+    output = {"id": "old", "version": version, "proof": proof, "needs": "", "beat": 7}
+    (job.dir / ".receivers/old.json").write_text(json.dumps(output))
     result = run(*job.trainer("--replay", work / "run", "--json"))
     assert result.returncode == 0, result.stderr + result.stdout
     assert last_line(result)["rollouts"] == []
@@ -168,14 +167,14 @@ def test_a_rollout_that_still_follows_an_earlier_run_does_not_count(work, rng):
 
 
 @pytest.mark.parametrize("says", ["holds nothing", "asks for an anchor"])
-def test_a_report_of_an_earlier_run_without_a_proof_does_not_count(work, rng, says):
+def test_a_report_of_an_earlier_run_without_a_proof_does_not_count(work, rng, reports):
     make_run(work / "run", rng, 2)
     job = Files(work, **{"anchors.first": "false", "deadlines.connect": "4s"})
     assert run(*job.trainer("--replay", work / "run")).returncode == 0
     (job.dir / "closed.json").unlink()
     old = following(job, "--set", "receiver.id=old")  # starts without a base
     path = job.dir / ".receivers/old.json"
-    if says == "asks for an anchor":
+    if reports == "asks for an anchor":
         wait_for(lambda: json.loads(path.read_text())["proof"] == "anchor wanted", "its wish")
     report = json.loads(path.read_text())
     old.kill()
@@ -183,7 +182,7 @@ def test_a_report_of_an_earlier_run_without_a_proof_does_not_count(work, rng, sa
     make_run(work / "other", rng, 2)
     trainer = job.start_trainer("--replay", work / "other", "--interval-ms", 300)
     wait_for((job.dir / "run.json").exists, "the announcement")
-    proof = report["proof"] if says == "asks for an anchor" else ""
+    proof = report["proof"] if reports == "asks for an anchor" else ""
     write_report(job, "old", 0, proof, report["needs"])
     result = finish(trainer)
     assert result.returncode == 0, result.stderr
@@ -200,18 +199,17 @@ def test_a_rollout_whose_wrong_weights_were_replaced_counts(work, rng):
     wait_for(manifest_path.exists, "version 1")
     manifest = json.loads(manifest_path.read_text())
     write_report(job, "engine", 1, f"{'0' * 32} run={manifest['run']}")
-    said = ""
-    while "engine reported another digest" not in said:
-        said = trainer.stderr.readline()
-        assert said, "it ended"
+    output = ""
+    while "engine reported another digest" not in output:
+        output = trainer.stderr.readline()
+        assert output, "it ended"
     write_report(job, "engine", 1, f"{manifest['digest']} run={manifest['run']}")
     result = finish(trainer)
     assert result.returncode == 0, result.stderr
     assert "different" not in result.stdout and "All rollouts ended" in result.stdout
 
 
-# --- runs in the same directory
-# ---------------------------------------------------------------------
+# --- runs in the same directory -------------------------------------------------------------------
 
 
 def test_a_replay_is_not_taken_for_the_run_that_is_there(work, rng):
@@ -232,8 +230,7 @@ def test_a_replay_is_not_taken_for_the_run_that_is_there(work, rng):
     assert ended.returncode == 0, f"the refused trainer reopened the run: {ended.stderr}"
 
 
-# --- a missing directory
-# ----------------------------------------------------------------------------
+# --- a missing directory --------------------------------------------------------------------------
 
 
 def test_a_directory_that_was_mistyped_is_not_made(work, rng):
@@ -294,8 +291,7 @@ def test_other_places_that_were_mistyped_are_not_made(work, rng):
     assert not (work / "unmounted").exists()
 
 
-# --- readers of metrics
-# -----------------------------------------------------------------------------
+# --- readers of metrics ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("role", ["trainer", "rollout"])
@@ -314,5 +310,5 @@ def test_a_closed_metrics_pipe_ends_no_process(work, rng, role):
     ended = {"trainer": finish(trainer), "rollout": finish(rollout)}
     assert [each.returncode for each in ended.values()] == [0, 0], ended
     assert read_checkpoint(work / "save/rollout_00") == history[8]
-    told = ended[role].stdout + ended[role].stderr
-    assert told.count("lines are lost") == 1 and "the job goes on" in told, told
+    text = ended[role].stdout + ended[role].stderr
+    assert text.count("lines are lost") == 1 and "the job goes on" in text, text

@@ -491,8 +491,7 @@ def test_light_dark_and_phone(driver, made, server):
         assert 0.9 * wide <= drawn and wide < width
 
 
-# --- the made-up run has the keys of a real one
-# ----------------------------------------------------
+# --- the made-up run has the keys of a real one ---------------------------------------------------
 
 
 def test_the_made_up_records_have_the_keys_of_real_ones(work):

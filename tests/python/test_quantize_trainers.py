@@ -81,8 +81,8 @@ def test_a_publisher_quantizes_its_source(work, rng, source, rule):
     publisher.declare_end()
     job.close()
     check(work, base, history, (1, 2, 3), rule)
-    said = json.loads((work / "road/run.json").read_text())
-    assert said["quantize_rule"] == rule
+    output = json.loads((work / "road/run.json").read_text())
+    assert output["quantize_rule"] == rule
 
 
 @pytest.mark.parametrize("source", [binding.Source, Halves])

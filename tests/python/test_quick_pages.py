@@ -21,13 +21,13 @@ INSTALLS = ("python3 -m venv venv", ". venv/bin/activate", "pip install ./driftl
 
 def test_the_quick_look(work):
     shell = page_lines.Shell(work, COMMAND, **os.environ)
-    said = {line: shell.run(line) for line in page_lines.shell_lines(LOOK)}
-    assert "51278 of 2999872 weights changed" in said["driftless compare old new"]
-    assert "identical: 124 tensors" in said["driftless verify replica --like new"]
-    assert said["driftless apply published --to other || echo refused"].startswith("refused\n")
+    output = {line: shell.run(line) for line in page_lines.shell_lines(LOOK)}
+    assert "51278 of 2999872 weights changed" in output["driftless compare old new"]
+    assert "identical: 124 tensors" in output["driftless verify replica --like new"]
+    assert output["driftless apply published --to other || echo refused"].startswith("refused\n")
     assert "<html" in (work / "changes.html").read_text()
     for line in ("bytes", "51981", "52.0 kB"):  # the page shows them
-        assert line in said["driftless compare old new"]
+        assert line in output["driftless compare old new"]
 
 
 def test_the_quick_start_up_to_its_first_rollout(work):
@@ -41,14 +41,14 @@ def test_the_quick_start_up_to_its_first_rollout(work):
     env = megatron_jobs.environment() | {"HF_HUB_OFFLINE": "1", "USE_TF": "0"}
     shell = page_lines.Shell(work, megatron_jobs.venv_python(), **env)
     try:
-        said = {line: shell.run(line) for line in mine}
+        output = {line: shell.run(line) for line in mine}
         trained = shell.ended()
     finally:
         shell.stop()
     assert re.findall(r"version (\d+), ", trained) == [str(n) for n in range(1, 13)], trained
-    followed = re.findall(r"version (\d+) proven: (\w+)", said["python follow.py replica"])
+    followed = re.findall(r"version (\d+) proven: (\w+)", output["python follow.py replica"])
     assert followed[-1] == ("12", "True") and {proven for _, proven in followed} == {"True"}
-    assert "12" in said["driftless status weights"]
+    assert "12" in output["driftless status weights"]
 
 
 def test_the_lines_of_readme_that_replay_checkpoints(work):
@@ -58,9 +58,9 @@ def test_the_lines_of_readme_that_replay_checkpoints(work):
     shell = page_lines.Shell(work, COMMAND, **os.environ)
     lines = page_lines.shell_lines("README.md")
     lines = lines[next(n for n, line in enumerate(lines) if line.startswith("driftless synth")) :]
-    said = [shell.run(line.replace("--params 20000000", "--params 2000000")) for line in lines]
+    output = [shell.run(line.replace("--params 20000000", "--params 2000000")) for line in lines]
     assert lines[1].startswith("mpirun ") and len(lines) == 2
-    assert "version" in said[1] and "2" in said[1]
+    assert "version" in output[1] and "2" in output[1]
 
 
 def test_the_calls_of_the_page_are_those_of_its_shell_lines():

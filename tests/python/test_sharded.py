@@ -121,7 +121,7 @@ def codes_of(processes, seconds):
     return [process.wait(30) for process in processes]
 
 
-def said(work):
+def output(work):
     """The output of each rank."""
     return [json.loads((work / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
@@ -198,7 +198,7 @@ def test_every_tensor_that_a_rank_holds_is_published_or_refused(work):
     version on, is refused by name on all ranks. Any holder may publish a tensor, and one of several
     replicas does. Tensors of the base that no rank holds are recorded, and receivers prove them."""
     trainers(work, "holders.py", work)
-    ranks = said(work)
+    ranks = output(work)
     for found in ranks:
         assert "'lost.weight' is held by publisher rank 2" in found["unowned"]
         assert (
@@ -212,7 +212,7 @@ def test_every_tensor_that_a_rank_holds_is_published_or_refused(work):
     assert "tower.weight" in note and "w.1" not in note
     for case, names in (("empty_leader", ["w.1", "w.2", "w.3", "zero"]),
                         ("replicas", ["everywhere", "w.0", "w.1", "w.2", "w.3"])):  # fmt: skip
-        assert [each["name"] for each in announced(work / case)["tensors"]] == names
+        assert [each["name"] for each in announcement_of(work / case)["tensors"]] == names
     for road in ("first", "second", "third"):
         base = {f"w.{rank}": np.zeros((6, 4), np.uint16) for rank in range(RANKS)}
         for version, held in follow(road_config(work / road), base):
@@ -228,7 +228,7 @@ def check_unpublished(work):
     """Tensors of the base that no rank holds: in the announcement, and in receivers."""
     stored = read_checkpoint(work / "checkpoint")
     base = {name: tensor.words().reshape(tensor.shape).copy() for name, tensor in stored.items()}
-    record = announced(work / "base")["unpublished"]
+    record = announcement_of(work / "base")["unpublished"]
     assert [(each["name"], each["dtype"]) for each in record] == [
         ("mtp.weight", "BF16"), ("tower.weight", "BF16")
     ]  # fmt: skip
@@ -250,7 +250,7 @@ def check_unpublished(work):
     assert refused.returncode != 0 and "'mtp.weight'" in refused.stderr
 
 
-def announced(road):
+def announcement_of(road):
     return json.loads((road / "run.json").read_text())
 
 
@@ -291,7 +291,7 @@ def test_a_late_rank_fails_one_version(late, work):
         "deadlines: { publish: 4s, connect: 5s }\n"
     )
     trainers(work, "late_rank.py", path, work, late)
-    for rank, found in enumerate(said(work)):
+    for rank, found in enumerate(output(work)):
         good = ["version 1", "version 2", "version 3"]
         assert [each["said"] for n, each in enumerate(found) if n != 1] == good, f"{rank}: {found}"
         assert "for ranks" in found[1]["said"], f"{rank}: {found}"
@@ -312,7 +312,7 @@ def test_a_rank_that_leaves_out_a_step_fails_one_version(leaves, mode, work):
     )
     trainers(work, "left_out.py", path, work, leaves, mode)
     good = {"1": "version 1", "3": "version 2", "4": "version 3", "5": "version 4"}
-    for rank, found in enumerate(said(work)):
+    for rank, found in enumerate(output(work)):
         refused = found.pop("2", None)
         assert found == good, f"{rank}: {found}"
         assert (refused is None) == (rank == leaves)
@@ -335,7 +335,7 @@ def test_the_memory_of_a_rank_is_bounded(work):
     )
     given_back = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
     trainers(work, "fsdp_memory.py", path, work, **given_back)
-    for rank, found in enumerate(said(work)):
+    for rank, found in enumerate(output(work)):
         shard, bucket = found["shard"], found["bucket"]
         assert shard >= 8 * bucket, f"rank {rank}: {found}"
         # Opening also loads code, and frees a bucket that is not returned to the system.
@@ -367,5 +367,5 @@ def check_shares(work, base):
     """Every element is read by a rank; replicas that the placements do not name are read by several
     ranks, for comparison; no rank reads all elements."""
     total = sum(tensor.size for tensor in base.values())
-    shares = [found["elements"] for found in said(work)]
+    shares = [found["elements"] for found in output(work)]
     assert sum(shares) >= total and max(shares) < total, shares

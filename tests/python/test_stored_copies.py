@@ -150,8 +150,8 @@ def test_steps_to_replay_may_drop_or_add_the_copy(work, rng, stores, target):
     history = steps(rng, 2)
     for number, (tensors, copy) in enumerate(zip(history, stores, strict=True)):
         stored(work / f"run/step_{number:06d}", tensors, bool(copy))
-    saved, said = followed(work, target, work / "run/step_000000")
-    assert (HEAD in said) == bool(stores[0])
+    saved, output = followed(work, target, work / "run/step_000000")
+    assert (HEAD in output) == bool(stores[0])
     copy = {HEAD: history[2][EMBEDDING]} if stores[0] else {}
     assert read_checkpoint(saved) == history[2] | copy
 

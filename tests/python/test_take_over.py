@@ -224,8 +224,8 @@ class Server(http.server.HTTPServer):
         return all(target_holds(target, run) for target in targets)
 
     def identities(self):
-        said = [worker.driftless_status("n") for worker in self.workers]
-        return {(each["run"], each["version"]) for each in said}
+        reply = [worker.driftless_status("n") for worker in self.workers]
+        return {(each["run"], each["version"]) for each in reply}
 
 
 class Calls(http.server.BaseHTTPRequestHandler):
@@ -233,7 +233,7 @@ class Calls(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        self.say({"weight_version": self.server.label})
+        self.respond({"weight_version": self.server.label})
 
     def do_POST(self):
         server, path = self.server, self.path.split("?")[0]
@@ -244,9 +244,9 @@ class Calls(http.server.BaseHTTPRequestHandler):
             results = [getattr(each, body["method"])(**body["kwargs"]) for each in server.workers]
         if path == "/update_weight_version":
             server.label = body["new_version"]
-        self.say({"success": True, "results": results})
+        self.respond({"success": True, "results": results})
 
-    def say(self, content):
+    def respond(self, content):
         data = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
@@ -370,7 +370,7 @@ def test_a_label_of_another_run_is_no_proof_at_the_end(server, run_of, agent_of)
 
 
 def held_by_receivers(run):
-    return {said.version for said in run.publisher.receivers() if said.proof}
+    return {reply.version for reply in run.publisher.receivers() if reply.proof}
 
 
 def test_the_version_of_a_server_before_its_restart_is_not_reported(

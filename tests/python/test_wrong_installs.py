@@ -68,8 +68,8 @@ def test_a_library_that_is_missing(package, work):
 )
 def test_a_library_that_is_damaged(package, work, change, words):
     replaced(package / ROADS, change((package / ROADS).read_bytes()))
-    said = why_not(work)["mpi_rma"]
-    assert words in said and ROADS in said and "install" in said, said
+    output = why_not(work)["mpi_rma"]
+    assert words in output and ROADS in output and "install" in output, output
 
 
 def test_a_library_of_another_build(package, work):
@@ -80,8 +80,8 @@ def test_a_library_of_another_build(package, work):
     )
     (package / ROADS).unlink()
     subprocess.run(["cc", "-shared", "-fPIC", "-o", package / ROADS, source], check=True)
-    said = why_not(work)["mpi_rma"]
-    assert "another build" in said and "driftless 0.0.1" in said and "install driftless again" in said
+    output = why_not(work)["mpi_rma"]
+    assert "another build" in output and "driftless 0.0.1" in output and "install driftless again" in output
 
 
 def test_a_foreign_mpi_is_named(package, work):
@@ -92,7 +92,7 @@ def test_a_foreign_mpi_is_named(package, work):
     for name in ("libmpi.so.40", "libhdf5_openmpi.so.103"):
         line = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", foreign / name, foreign / "empty.c"]
         subprocess.run(line, check=True)
-    said = why_not(work, LD_LIBRARY_PATH=str(foreign))["mpi_rma"]
-    if not said:
+    output = why_not(work, LD_LIBRARY_PATH=str(foreign))["mpi_rma"]
+    if not output:
         pytest.skip("the build found its MPI at a place that it remembers")
-    assert "undefined symbol" in said and "LD_LIBRARY_PATH" in said and "Open MPI" in said, said
+    assert "undefined symbol" in output and "LD_LIBRARY_PATH" in output and "Open MPI" in output, output

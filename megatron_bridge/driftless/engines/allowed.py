@@ -108,8 +108,7 @@ def shm_dir(given: Mapping[str, Any]) -> str:
     return str(given.get("host_shm_dir") or DEFAULT_SHM_DIR)
 
 
-# --- answers in files, for engines that offer no other way back
-# -------------------------------------
+# --- answers in files, for engines that offer no other way back -----------------------------------
 
 
 def answer_directory(token: Any, directory: str) -> Path:

@@ -193,8 +193,7 @@ def swap_halves(copy: Copy, parameter: torch.Tensor) -> Copy | None:
     return replace(copy, target=replace(view, offset=moved))
 
 
-# --- modules that the engine loads again
-# ------------------------------------------------------------
+# --- modules that the engine loads again ----------------------------------------------------------
 
 
 @dataclass(frozen=True)

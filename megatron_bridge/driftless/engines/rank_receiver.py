@@ -108,9 +108,9 @@ class RankReceiver:
             self.target.note_wake()
 
 
-def reply(nonce: str, rank: int, error: str | None = None, **said: Any) -> Reply:
+def reply(nonce: str, rank: int, error: str | None = None, **more: Any) -> Reply:
     """A rank's reply; by default that of a rank whose worker could not be called."""
-    return {**json.loads(_native.worker_reply(nonce, rank, error)), **said}
+    return {**json.loads(_native.worker_reply(nonce, rank, error)), **more}
 
 
 def text_of(problem: BaseException) -> str:

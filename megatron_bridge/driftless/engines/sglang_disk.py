@@ -164,9 +164,9 @@ class DiskFollower:
         """Forgets what the server holds if it was restarted, or if another client loaded
         weights."""
         process = self._server_process()
-        said = self._get("/model_info")
+        info = self._get("/model_info")
         version = self._holds[1] if self._holds else TORN
-        now = (said.get("model_path"), str(said.get("weight_version")))
+        now = (info.get("model_path"), str(info.get("weight_version")))
         ours = version == TORN or now == (self._loaded, str(version))
         if process != self._process or not ours:
             self._process, self._holds = process, None
@@ -174,8 +174,8 @@ class DiskFollower:
     def _server_process(self) -> str:
         """An identity of the server process: its start-up durations in microseconds, and its
         seed."""
-        said = self._get("/server_info")
-        return json.dumps([said.get("startup_time"), said.get("random_seed")])
+        info = self._get("/server_info")
+        return json.dumps([info.get("startup_time"), info.get("random_seed")])
 
     def _version_now(self) -> tuple[str, int, str]:
         state = self.receiver.state

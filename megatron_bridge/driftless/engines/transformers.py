@@ -66,8 +66,7 @@ class Engine:
         self._ending = False
         self._thread: threading.Thread | None = None
 
-    # --- pausing: a receiver pauses the engine around its commit
-    # -----------------------------------
+    # --- pausing: a receiver pauses the engine around its commit ----------------------------------
 
     def pause(self, timeout_s: float = 60.0) -> None:
         """Returns once the thread waits between two tokens."""
@@ -224,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = driftless.Config.read(given.config, given.set)
     engine = Engine(load_model(given.model))
 
-    def say(report: driftless.UpdateReport) -> None:
+    def show(report: driftless.UpdateReport) -> None:
         line = {"version": report.version, "changed": report.changed_units, "steps": engine.steps,
                 "pause_ms": engine.pauses_ms[-1], "apply_ms": report.apply_ms}
         print(json.dumps(line) if given.json else
@@ -235,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         engine.start([[1, 2, 3], [5, 8]], given.new_tokens)
         began = time.monotonic()
         last = given.versions
-        version = follow(engine, job, given.model, lambda v: last is not None and v >= last, say)
+        version = follow(engine, job, given.model, lambda v: last is not None and v >= last, show)
         spans = sum(len(made.spans) > 1 for made in engine.stop())
         seconds = time.monotonic() - began
     end = {"version": version, "tokens": engine.steps, "seconds": round(seconds, 2), "mixed": spans}

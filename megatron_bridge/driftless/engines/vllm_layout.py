@@ -111,10 +111,10 @@ def foreign_scale(layer: torch.nn.Module) -> str | None:
     layer."""
     config = getattr(getattr(layer, "quant_method", None), "moe_quant_config", None)
     tensors = [each for each in layer._parameters.values() if each is not None]
-    own = {each.untyped_storage().data_ptr() for each in tensors}
+    ours = {each.untyped_storage().data_ptr() for each in tensors}
     for scale in ("w1_scale", "w2_scale"):
         kept = getattr(config, scale, None)
-        if isinstance(kept, torch.Tensor) and kept.untyped_storage().data_ptr() not in own:
+        if isinstance(kept, torch.Tensor) and kept.untyped_storage().data_ptr() not in ours:
             return scale
     return None
 

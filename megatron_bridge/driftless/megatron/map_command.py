@@ -43,9 +43,11 @@ def _parser() -> argparse.ArgumentParser:
         ("vpp", "model chunks of a pipeline stage"),
     ):
         parser.add_argument(f"--{flag}", type=int, default=1, metavar="N", help=what)
-    parser.add_argument("--etp", type=int, metavar="N", help="ranks of tensor parallelism of experts (default: --tp)")
     parser.add_argument(
-        "--spec", choices=SPECS, default="te", help="names of parameters: TransformerEngine's or local"
+        "--etp", type=int, metavar="N", help="ranks of tensor parallelism of experts (default: --tp)"
+    )
+    parser.add_argument(
+        "--spec", choices=SPECS, default="te", help="names of parameters (te: TransformerEngine)"
     )
     parser.add_argument("--vocab-divisor", type=int, default=128, metavar="N",
                         help="--make-vocab-size-divisible-by")  # fmt: skip

@@ -126,9 +126,9 @@ class Reporter:
         ]
         self.engines_failed = bool(failed)
         updates = f", {self.failures} weight updates failed" if self.failures else ""
-        engines_text = ""
+        outcome = ""
         if engines:
-            engines_text = "; NOT all" if failed else "; all"
-            engines_text += f" engines took every version{': ' if failed else ''}{'; '.join(failed)}"
-        self._line(f"the run ended at version {version}{updates}{engines_text}")
+            outcome = "; NOT all" if failed else "; all"
+            outcome += f" engines took every version{': ' if failed else ''}{'; '.join(failed)}"
+        self._line(f"the run ended at version {version}{updates}{outcome}")
         return not failed

@@ -207,14 +207,14 @@ class Session:
         # raised within the step.
         waits = self.options.wait or self.options.strict or bool(notified_engines(self.settings))
         way = self.way
-        self.behind = isinstance(way, EveryRank) and not waits
+        self.in_background = isinstance(way, EveryRank) and not waits
         if isinstance(way, EveryRank):
             capture = functools.partial(self._capture, way)
             self.hooks.append(optimizers.before_copies(self._optimizer, capture))
         if self._agree_any(bool(self._publisher and self._publisher.resumed)):
             # Receivers may hold an older or a newer version than the restored one.
             self._guarded(self.publish)
-            self._quietly(self.finish)
+            self._report_failure_of(self.finish)
 
     def _check_layers(self, seen: list[list[int]]) -> None:
         found = sorted(layer for layers in seen for layer in layers)
@@ -274,11 +274,11 @@ class Session:
     def _capture(self, way: EveryRank, child: int) -> None:
         """Runs before an optimizer writes parameters: a version in progress may still read the old
         values. If it fails, the next version compares all weights to find the changes."""
-        self._quietly(self.finish)
+        self._report_failure_of(self.finish)
         begin = time.perf_counter()
         if way.others_wrote():
-            self._quietly(self._publisher.doubt)
-        self._quietly(lambda: self._publisher.capture(way.new_values(child)))
+            self._report_failure_of(self._publisher.doubt)
+        self._report_failure_of(lambda: self._publisher.capture(way.new_values(child)))
         self._added_s += time.perf_counter() - begin
 
     def publish(self) -> None:
@@ -294,7 +294,7 @@ class Session:
         if report is None:
             return
         times = self.way.times()
-        self._tell(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
+        self._report_version(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
 
     def _publish_step(self, source: Any) -> driftless.PublishReport:
         if self._quantizes:
@@ -304,20 +304,20 @@ class Session:
     def _publish_captured(self) -> None:
         """Publishes the captured changes. The rest of the work overlaps with the next step, unless
         the options say to wait."""
-        self._quietly(self.finish)
+        self._report_failure_of(self.finish)
         begin = time.perf_counter()
         try:
-            report = self._publisher.publish(self.way.live, wait=not self.behind, step=self._step)
+            report = self._publisher.publish(self.way.live, wait=not self.in_background, step=self._step)
             self.way.count_writes()
         finally:
             took = time.perf_counter() - begin
             self._added_s += took
         if report is not None:
-            self._tell_captured(report, took)
+            self._report_captured(report, took)
 
     def finish(self) -> None:
         """Waits for the version that is published during this step, and raises its failure."""
-        if not self.behind:
+        if not self.in_background:
             return
         begin = time.perf_counter()
         try:
@@ -325,13 +325,13 @@ class Session:
         finally:
             self._added_s += time.perf_counter() - begin
         if report is not None:
-            self._tell_captured(report, report.total_ms / 1e3)
+            self._report_captured(report, report.total_ms / 1e3)
 
-    def _tell_captured(self, report: driftless.PublishReport, visible_s: float) -> None:
+    def _report_captured(self, report: driftless.PublishReport, visible_s: float) -> None:
         added_s, self._added_s = self._added_s, 0.0
-        self._tell(VersionReport.of_captured(report, added_s, visible_s))
+        self._report_version(VersionReport.of_captured(report, added_s, visible_s))
 
-    def _tell(self, made: VersionReport) -> None:
+    def _report_version(self, made: VersionReport) -> None:
         self.last = made
         if not self.leads:
             return
@@ -370,7 +370,7 @@ class Session:
                 "joined twice. Start it again, or by torchrun with --update-weight-transport disk"
             )
         if self._begin_end():
-            self._quietly(self._job.leave)
+            self._report_failure_of(self._job.leave)
 
     def _begin_end(self) -> bool:
         """Returns False if the session was closed before; training continues without updates."""
@@ -378,7 +378,7 @@ class Session:
             return False
         self.closed = True
         atexit.unregister(self._at_exit)
-        self._quietly(self.finish)
+        self._report_failure_of(self.finish)
         for unhook in self.hooks:
             unhook()
         return True
@@ -423,26 +423,26 @@ class Session:
             if versions > best:
                 best, until = versions, time.monotonic() + patience
                 waiting.restart()
-            waiting.look(functools.partial(self._behind, now))
+            waiting.look(functools.partial(self._describe_missing, now))
             time.sleep(0.01)
-        self.report.note(self._behind(now))
+        self.report.note(self._describe_missing(now))
 
-    def _behind(self, now: list[driftless.ReceiverReport]) -> str:
-        said = ", ".join(
+    def _describe_missing(self, now: list[driftless.ReceiverReport]) -> str:
+        reports = ", ".join(
             f"{r.id}: version {r.version}, digest {r.digest or '-'}"
             for r in sorted(now, key=lambda r: r.id)
         )
         return (
             f"not every rollout holds version {self.version} of this run, digest "
-            f"{self._publisher.digest}: {said or 'none has reported'}"
+            f"{self._publisher.digest}: {reports or 'none has reported'}"
         )
 
-    def _holds_last(self, said: driftless.ReceiverReport) -> bool:
+    def _holds_last(self, report: driftless.ReceiverReport) -> bool:
         """Compares digests: a receiver of an earlier run may have the same version number. A
         receiver of only some tensors has another digest."""
-        if said.version != self.version:
+        if report.version != self.version:
             return False
-        return said.digest == self._publisher.digest or (said.partial and bool(said.digest))
+        return report.digest == self._publisher.digest or (report.partial and bool(report.digest))
 
     # --- collective helpers ----------------------------------------------------------------------
 
@@ -464,7 +464,7 @@ class Session:
     def _agree_any(self, mine: bool) -> bool:
         return any(topology.gather_objects(mine))
 
-    def _quietly(self, work: Callable[[], Any]) -> None:
+    def _report_failure_of(self, work: Callable[[], Any]) -> None:
         """Runs `work`, and only reports its failure."""
         try:
             work()

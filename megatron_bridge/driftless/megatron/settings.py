@@ -198,26 +198,26 @@ def _computed_otherwise(values: Mapping[str, Any], hf_config: Mapping[str, Any])
     scores = values.get("moe_router_score_function") == "softmax"
     yarn = values.get("rope_type") == "yarn"
     for name, key in _table()["computed_as"].items():
-        hf_value = _hf_value(hf_config, key)
+        wanted = _hf_value(hf_config, key)
         if name.startswith("moe_") and not values.get("num_moe_experts"):
             continue
         if key in ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
                    "original_max_position_embeddings") and not yarn:  # fmt: skip
             continue
-        if hf_value is None or name not in values or (name == "moe_router_pre_softmax" and not scores):
+        if wanted is None or name not in values or (name == "moe_router_pre_softmax" and not scores):
             continue
         value = values[name]
         if name == "activation_func":
             value = getattr(value, "__name__", str(value))
         elif name == "moe_router_pre_softmax":
-            hf_value = not hf_value
+            wanted = not wanted
         elif name == "rope_type":
-            hf_value = "rope" if hf_value == "default" else hf_value
+            wanted = "rope" if wanted == "default" else wanted
         elif value is None:
             value = 1  # no groups, no factor
-        if value != hf_value:
+        if value != wanted:
             notes.append(
-                f"{name} is {value!r}, and config.json says {hf_value!r} ({key}): rollouts compute "
+                f"{name} is {value!r}, and config.json says {wanted!r} ({key}): rollouts compute "
                 "something else from the same weights"
             )
     return notes
@@ -231,7 +231,7 @@ def _same(value: Any, default: Any) -> bool:
 
 def _not_default(settings: Settings) -> list[str]:
     known = listed()
-    notes, strange = [], []
+    notes, others = [], []
     for name, default in settings.defaults.items():
         value = settings.values.get(name, default)
         if _same(value, default) or name.startswith("_"):
@@ -242,10 +242,10 @@ def _not_default(settings: Settings) -> list[str]:
                 "the rollouts do the same"
             )
         elif name not in known:
-            strange.append(f"{name}={value!r:.60}")
-    if strange:
+            others.append(f"{name}={value!r:.60}")
+    if others:
         notes.append(
-            f"{', '.join(strange)}: settings that are not in the list of those that change weights "
+            f"{', '.join(others)}: settings that are not in the list of those that change weights "
             "(settings.toml); see that the Hugging Face model means the same"
         )
     return notes
