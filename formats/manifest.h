@@ -85,7 +85,8 @@ struct Manifest {
 
   friend bool operator==(const Manifest&, const Manifest&) = default;
 
-  // Whether the digest of every tensor after the version follows from those before it and the list.
+  // Whether every tensor's digest after the version follows from the digests before it and from
+  // `tensors`.
   [[nodiscard]] bool has_tensor_digests() const {
     return tensors.empty() ? changed_tensors == 0 && encoding != Encoding::kFull
                            : tensors.front().digest.has_value();

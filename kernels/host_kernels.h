@@ -19,7 +19,7 @@
 
 namespace driftless {
 
-// diff() may write this many units past its last result, so outputs must be larger by so much.
+// diff() may write this many units past its last result, so each output needs that much more room.
 inline constexpr std::uint32_t kDiffSlackUnits = 64;
 // The most units that one call of diff() compares.
 inline constexpr std::uint32_t kMaxDiffUnits = 0x7fffffffU;

@@ -2,7 +2,8 @@
 // Quantization of matrices in host memory, by the rules of core/quantize_rule.h.
 //
 // Every implementation gives the same bits; reference/ is the specification. Nothing here allocates
-// or fails, except quantize_fp8(). Calls with disjoint outputs may run at the same time.
+// or fails, except functions that return a Status. Calls with disjoint outputs may run at the same
+// time.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +51,7 @@ struct Quantizer {
   Groups* groups;
 };
 
-// The same for quantizers; and the fastest one.
+// All quantizers that this processor can run, in the order of all_host_kernels(); and the fastest.
 [[nodiscard]] std::span<const Quantizer> all_quantizers();
 [[nodiscard]] const Quantizer& quantizer();
 

@@ -13,9 +13,9 @@
 // The sender writes parts first; then the record appears by a rename. So a publication with a
 // record is whole, even if its sender dies. Receivers map the parts read-only, without a copy; a
 // mapping survives the removal of its segment. The kernel's file locks show which processes live,
-// and no two processes share a lock that one of them could leave locked by dying: a dead receiver
-// costs nothing and blocks nobody, and a starting sender removes the files of a dead one. The road
-// compares no clocks of different processes.
+// and no lock is shared by processes that may die holding it: a dead receiver costs nothing and
+// blocks nobody, and a starting sender removes the files of a dead one. The road compares no clocks
+// of different processes.
 //
 // The road keeps up to `versions` of the newest versions, and the newest anchor, within
 // `size_bytes`; if they do not fit, the oldest versions are removed. Segments that a receiver still

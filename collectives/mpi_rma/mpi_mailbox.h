@@ -30,7 +30,7 @@ class MpiMailbox {
   // The next message of rank `from` (or MPI_ANY_SOURCE), if one has arrived. Messages of one rank
   // come in order.
   [[nodiscard]] Result<std::optional<Letter>> take(int from);
-  // Whether no request of this mailbox is unfinished.
+  // Whether all requests of this mailbox are finished.
   [[nodiscard]] bool idle();
 
  private:

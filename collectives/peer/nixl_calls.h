@@ -3,8 +3,8 @@
 // first needs it: nothing links to it, and Driftless does not ship it. The declarations are our
 // own.
 //
-// It is searched at road.peer.library if that is set; otherwise where the loader searches, then in
-// the folder of PyPI's nixl-cu13 or nixl-cu12 beside the library that contains this code.
+// It is searched for at road.peer.library if that is set; otherwise where the loader searches, then
+// in the folder of PyPI's nixl-cu13 or nixl-cu12 beside the library that contains this code.
 #pragma once
 
 #include <cstddef>

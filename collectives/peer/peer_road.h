@@ -5,9 +5,9 @@
 //
 // The leading trainer rank has the Board (board.h): the announcement, the manifests, the endpoints
 // of the ranks, the reports of receivers. Each rank has a PartServer (part_server.h). Bytes travel
-// through shared memory on one host, otherwise over TCP. Receivers that read over TCP serve the
-// bytes to each other (shared_reader.h, tracker.h). A rank keeps the newest versions within
-// ring_bytes, the newest anchor, and the version that it writes.
+// through shared memory on one host, otherwise through NIXL or over TCP (PeerCarrier). Receivers
+// that read over TCP serve the bytes to each other (shared_reader.h, tracker.h). A rank keeps the
+// newest versions within ring_bytes, the newest anchor, and the version that it writes.
 //
 // Receivers may come and go at any time. Nothing waits for one, except that an ending trainer
 // serves connected receivers for PeerOptions::farewell.

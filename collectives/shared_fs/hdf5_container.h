@@ -21,7 +21,7 @@ inline constexpr char kHdf5FileName[] = "version.h5";
 struct Hdf5Options {
   std::uint64_t max_part_bytes = std::uint64_t{16} << 30;  // a longer part is refused: kNoSpace
   unsigned queued_parts = 2;  // closed but not yet written; create_part() waits for room
-  // Datasets larger than this begin at multiples of it: the stripe size of a parallel file system.
+  // Large datasets begin at multiples of this: the stripe size of a parallel file system.
   std::uint64_t alignment_bytes = 4096;
   // Passed to MPI-IO, through which the leader creates the file; for example {"striping_factor",
   // "8"}.
