@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Records as bytes: one function walks over a record's fields, for writing and for reading.
+// Serializes records: one function walks over the fields of a record, for writing and for reading.
 //
 //   template <typename Fields, typename Value>
 //   void walk(Fields& fields, Value& record) {
@@ -7,9 +7,9 @@
 //     fields.text(record.name, kMaxNameBytes);
 //   }
 //
-// Numbers are little-endian, as every machine of Driftless is; texts and lists have their length,
-// 64 bits, before them. A reader checks lengths before it takes memory, and goes on with empty
-// fields after the first that is not there: whole() tells.
+// Numbers are little-endian, as every machine that Driftless supports is. A text or list follows
+// its length, 64 bits. A reader checks each length before it allocates memory. After the first
+// missing field it fills the other fields with empty values, and whole() returns false.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ class WireWriter {
 class WireReader {
  public:
   explicit WireReader(std::string_view bytes) : left_(bytes) {}
-  // All fields were there, and nothing follows them.
+  // Whether every field was present and nothing follows the last one.
   [[nodiscard]] bool whole() const { return good_ && left_.empty(); }
 
   template <typename T>
@@ -82,7 +82,7 @@ class WireReader {
 
  private:
   [[nodiscard]] bool check(bool holds) { return good_ = good_ && holds; }
-  // Never more than the bytes that are there can hold.
+  // Reads a length, and refuses one that the remaining bytes cannot hold.
   [[nodiscard]] std::uint64_t length(std::uint64_t most, std::uint64_t each) {
     std::uint64_t count = 0;
     number(count);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ReceiveRoad that hands every call on: the base of those that change a few.
+// A ReceiveRoad that forwards every call to another road. Roads that change a few calls derive from
+// it.
 #pragma once
 
 #include "collectives/road.h"
@@ -9,7 +10,7 @@ namespace driftless {
 class ForwardingReceiveRoad : public ReceiveRoad {
  public:
   explicit ForwardingReceiveRoad(std::shared_ptr<ReceiveRoad> road) : road_(std::move(road)) {}
-  // The road outlives it.
+  // `road` must outlive this object.
   explicit ForwardingReceiveRoad(ReceiveRoad& road) : road_(std::shared_ptr<void>(), &road) {}
 
   [[nodiscard]] Result<std::string> run_info(const Deadline& deadline) override {

@@ -29,7 +29,7 @@ void RetentionRing::add(const PublicationId& id, const Hash128& manifest,
   while (exceeded()) {
     const auto oldest =
         std::ranges::find_if(held_, [](const auto& entry) { return is_version(entry.first); });
-    if (oldest->first == id) return;  // the newest stays, whatever it takes
+    if (oldest->first == id) return;  // the newest stays, however large
     held_.erase(oldest);
   }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The publications that a road holds in memory: which ones (RetentionRing), and their manifests and
-// parts (HeldPublications). Not safe by themselves: their owner has a lock.
+// The publications that a road holds in memory: RetentionRing decides which ones, HeldPublications
+// holds their manifests and parts. Neither is thread-safe: the owner locks.
 #pragma once
 
 #include <map>
@@ -9,19 +9,20 @@
 
 namespace driftless {
 
-// Which publications are held: the newest anchor, and the newest versions as far as the ring goes.
-// The newest version stays, however large it is.
+// Decides which publications stay: the newest anchor, and as many of the newest versions as fit
+// into the ring. The newest version stays, however large it is.
 class RetentionRing {
  public:
-  // `road` is named in messages. `ring_bytes`: of all versions held, of each rank.
+  // Error messages name `road`. `ring_bytes` limits the bytes of all versions held, for each rank.
   RetentionRing(std::string road, std::uint64_t ring_bytes, unsigned ring_versions)
       : road_(std::move(road)), ring_bytes_(ring_bytes), ring_versions_(ring_versions) {}
 
-  // The hash of its manifest, if it is held.
+  // The hash of the publication's manifest, if the publication is held.
   [[nodiscard]] std::optional<Hash128> manifest(const PublicationId& id) const;
-  // kAlreadyExists if it, or a newer one of its kind, was added before.
+  // kAlreadyExists if this publication, or a newer one of its kind, was added before.
   [[nodiscard]] Status check_new(const PublicationId& id) const;
-  // Makes room as needed. `bytes`: of each rank's parts.
+  // Adds a publication, and removes the oldest ones as needed. `bytes`: the size of each rank's
+  // parts.
   void add(const PublicationId& id, const Hash128& manifest,
            std::map<unsigned, std::uint64_t> bytes);
   [[nodiscard]] std::vector<PublicationId> ids() const;
@@ -40,22 +41,24 @@ class RetentionRing {
   std::map<PublicationKind, std::uint64_t> newest_;
 };
 
-// A finished part. Its bytes do not change any more, and `owner` keeps them.
+// A finished part. Its bytes no longer change, and `owner` keeps them alive.
 struct HeldPart {
   PartReceipt receipt;
   std::shared_ptr<const void> owner;
   std::span<const std::byte> bytes;
 };
 
-// The publications that receivers can see, and the parts of the one that is not committed yet.
+// The publications that receivers can see, and the parts of the one that is not yet committed.
 class HeldPublications {
  public:
   explicit HeldPublications(std::string road) : road_(std::move(road)) {}
 
-  // All parts of rank `rank` for attempt `attempt`. Those of other attempts are forgotten.
+  // Stores all parts that rank `rank` wrote in attempt `attempt`. Drops the staged parts of other
+  // attempts.
   void stage(std::uint64_t attempt, unsigned rank, std::vector<HeldPart> parts);
   void drop(std::uint64_t attempt);
-  // False if `attempt` is not what was staged. What is not in `kept` goes.
+  // Makes the staged parts visible as publication `id`, and removes every publication that is not
+  // in `kept`. False if `attempt` is not the staged one.
   [[nodiscard]] bool commit(std::uint64_t attempt, const PublicationId& id, std::string manifest,
                             const std::vector<PublicationId>& kept);
   void forget_staged();
@@ -64,7 +67,7 @@ class HeldPublications {
   [[nodiscard]] std::vector<PublicationId> list() const;
   [[nodiscard]] bool has_version_past(std::uint64_t version) const;
   [[nodiscard]] Result<std::string> manifest(const PublicationId& id) const;
-  // The part that `wanted` names, of its size.
+  // The part with the name, rank and size of `wanted`.
   [[nodiscard]] Result<HeldPart> part(const PublicationId& id, const PartReceipt& wanted) const;
 
  private:

@@ -8,11 +8,11 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Before every message.
+// Precedes every message.
 struct Header {
   std::uint64_t epoch = 0;
-  std::uint64_t operation = 0;  // counts gather() and broadcast() within the epoch
-  std::uint64_t kind = 0;       // of the call
+  std::uint64_t operation = 0;  // number of the gather() or broadcast() within the epoch
+  std::uint64_t kind = 0;       // kind of the call
   std::uint64_t size_bytes = 0;
 };
 enum Kind : std::uint64_t { kGather = 1, kBroadcast = 2 };
@@ -79,8 +79,9 @@ Status MessageGroup::wait_until(const Done& done, const Whom& whom, const Deadli
   return deadline.check(whom());
 }
 
-// To ranks `first` to `last`. Until it is on its way or with its receivers: a long message needs
-// this rank. What an earlier epoch left behind may never end.
+// Sends to ranks `first` to `last`, and waits until the messages are on their way or received,
+// because a long message needs this rank. Does not wait for messages of earlier epochs, which may
+// never end.
 Status MessageGroup::send(unsigned first, unsigned last, std::uint64_t kind,
                           std::string_view message, const Deadline& deadline) {
   const Header header{epoch_, operation_, kind, message.size()};
@@ -134,7 +135,7 @@ Status MessageGroup::keep(unsigned from, const std::string& bytes) {
   return {};
 }
 
-// The message of this operation from `from`, once it is there.
+// Takes the message of this operation from `from`, if it has arrived.
 Result<bool> MessageGroup::arrived(unsigned from, std::uint64_t kind, std::string* text) {
   const auto found = inbox_.find({epoch_, operation_, from});
   if (found == inbox_.end()) return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of publisher ranks over messages: what MPI's and the hub's groups have in common. No call
-// waits longer than its deadline for a rank that is gone.
+// A group of publisher ranks over messages: the common part of the groups over MPI and over the
+// hub. No call waits longer than its deadline for a rank that is gone.
 #pragma once
 
 #include <map>
@@ -10,8 +10,8 @@
 
 namespace driftless {
 
-// Carries messages between rank 0 and the others, each whole, those of one rank in their order. One
-// thread at a time.
+// Carries whole messages between rank 0 and the other ranks. Messages of one rank arrive in the
+// order in which it sent them. One thread at a time.
 class GroupMail {
  public:
   struct Letter {
@@ -22,19 +22,20 @@ class GroupMail {
   virtual ~GroupMail() = default;
   [[nodiscard]] virtual unsigned rank() const = 0;
   [[nodiscard]] virtual unsigned size() const = 0;
-  [[nodiscard]] virtual std::uint64_t most_bytes() const = 0;  // of a message
-  // "publisher rank 2", and what is known of it.
+  [[nodiscard]] virtual std::uint64_t most_bytes() const = 0;  // limit for one message
+  // How errors name a rank: "publisher rank 2", with what is known about it.
   [[nodiscard]] virtual std::string name(unsigned rank) const = 0;
-  // To rank 0, or from it. The message may be on its way later: unsent().
+  // Sends to rank 0, or from rank 0. May return before the message is on its way: see unsent().
   [[nodiscard]] virtual Status send(unsigned to, std::string bytes, const Deadline& deadline) = 0;
-  // Ranks whose messages are not on their way yet, of those since mark() returned `since`.
+  // unsent() returns the ranks to which messages that were sent since mark() returned `since` are
+  // not yet on their way.
   [[nodiscard]] virtual std::uint64_t mark() const { return 0; }
   [[nodiscard]] virtual Result<std::vector<unsigned>> unsent(std::uint64_t /*since*/) {
     return std::vector<unsigned>();
   }
   // The next message that has arrived. Does not wait.
   [[nodiscard]] virtual Result<std::optional<Letter>> take() = 0;
-  // Waits until another message may have arrived. False: the deadline is over.
+  // Waits until another message may have arrived. False: the deadline has passed.
   [[nodiscard]] virtual bool rest(Backoff& backoff, const Deadline& deadline) = 0;
 };
 
@@ -49,13 +50,13 @@ class MessageGroup final : public Group {
   Result<std::string> broadcast(std::string_view message, const Deadline& deadline) override;
 
  private:
-  // Epoch, operation, rank it came from.
+  // Epoch, operation, sending rank.
   using Key = std::tuple<std::uint64_t, std::uint64_t, unsigned>;
   struct Arrived {
     std::uint64_t kind;
     std::string text;
   };
-  // `done` looks; `whom` names those that are waited for.
+  // Calls `done` until it returns true. On a timeout the error names the ranks that `whom` returns.
   template <typename Done, typename Whom>
   [[nodiscard]] Status wait_until(const Done& done, const Whom& whom, const Deadline& deadline);
   [[nodiscard]] Status send(unsigned first, unsigned last, std::uint64_t kind,

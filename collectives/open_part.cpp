@@ -8,7 +8,7 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = std::uint64_t{8} << 20;  // between two looks at the deadline
+constexpr std::uint64_t kPieceBytes = std::uint64_t{8} << 20;  // between two checks of the deadline
 
 }  // namespace
 

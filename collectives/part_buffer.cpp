@@ -17,7 +17,7 @@ bool PartBuffer::reserve(std::uint64_t bytes) {
   if (bytes > kMost) return false;
   const std::uint64_t twice = std::min(2 * capacity_bytes_, kMost);
   const std::uint64_t wanted = std::max({bytes, twice, std::uint64_t{4096}});
-  std::byte* held = data_.release();  // for realloc() to take over, unless it fails
+  std::byte* held = data_.release();  // realloc() takes it over unless it fails
   auto* grown = static_cast<std::byte*>(std::realloc(held, wanted));
   data_.reset(grown != nullptr ? grown : held);
   if (grown == nullptr) return false;

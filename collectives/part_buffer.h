@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PartBuffer: the bytes of a part in memory, growing while it is written.
+// PartBuffer: the bytes of a part in memory, which grow while the part is written.
 #pragma once
 
 #include <cstdlib>
@@ -9,18 +9,18 @@
 
 namespace driftless {
 
-// realloc() moves large blocks by their pages, where a vector would copy them and fill them with
-// zeros first. One thread at a time.
+// realloc() moves large blocks by remapping their pages, while a vector would copy them and zero
+// the rest first. One thread at a time.
 class PartBuffer {
  public:
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_.get(), size_bytes_}; }
-  // Bytes before `offset` that were never written are zero. False, and nothing changed, if there
-  // is no memory.
+  // Gaps before `offset` that were never written become zero. Without memory it changes nothing and
+  // returns false.
   [[nodiscard]] bool write(std::uint64_t offset, std::span<const std::byte> bytes);
-  // Of so many bytes, of any value. False, and nothing changed, if there is no memory.
+  // Sets the size; new bytes have any value. Without memory it changes nothing and returns false.
   [[nodiscard]] bool resize(std::uint64_t size_bytes);
   [[nodiscard]] std::span<std::byte> writable() { return {data_.get(), size_bytes_}; }
-  // Empty again; the memory stays.
+  // Empties the buffer and keeps its memory.
   void clear() { size_bytes_ = 0; }
   [[nodiscard]] std::uint64_t capacity_bytes() const { return capacity_bytes_; }
 
@@ -35,15 +35,16 @@ class PartBuffer {
   std::uint64_t capacity_bytes_ = 0;
 };
 
-// Memory of parts that nobody reads any more, for the next ones: touching new pages costs more than
-// the copying. Any thread.
+// Keeps the memory of parts that are no longer read for the next parts, because touching new pages
+// costs more than copying. Thread-safe.
 class PartPool : public std::enable_shared_from_this<PartPool> {
  public:
-  // Keeps at most `spare_bytes` that nobody uses; the longest unused go first.
+  // Keeps at most `spare_bytes` of unused memory, and frees the longest unused first.
   explicit PartPool(std::uint64_t spare_bytes) : most_bytes_(spare_bytes) {}
-  // Any memory that there is; for `size_bytes`, that which holds them and is not far larger. Empty.
+  // Returns an empty buffer with spare memory: the last one given back, or with `size_bytes` one
+  // that holds so many bytes and is not much larger. Without such memory the buffer has none.
   [[nodiscard]] PartBuffer take(std::optional<std::uint64_t> size_bytes = std::nullopt);
-  // A finished part; its memory comes back here when the last reader has let go of it.
+  // Shares a finished part. When the last reader releases it, its memory returns to this pool.
   [[nodiscard]] std::shared_ptr<const PartBuffer> share(PartBuffer buffer);
 
  private:
@@ -51,7 +52,7 @@ class PartPool : public std::enable_shared_from_this<PartPool> {
 
   const std::uint64_t most_bytes_;
   std::mutex mutex_;
-  std::vector<PartBuffer> spare_;  // the last given back last
+  std::vector<PartBuffer> spare_;  // the one given back last is at the end
   std::uint64_t spare_bytes_ = 0;
 };
 

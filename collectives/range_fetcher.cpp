@@ -10,12 +10,13 @@
 namespace driftless {
 namespace {
 
-constexpr std::size_t kMostStretches = 1024;  // of one call: bounds what a deadline waits for
+// Limit for one call, which bounds how far a call can exceed its deadline.
+constexpr std::size_t kMostStretches = 1024;
 
-// Bytes that one call of the road brings: stretches of a part, and the wanted ranges within them.
+// The bytes of one call of the road: stretches of a part, and the wanted ranges within them.
 struct Batch {
   struct Taken {
-    std::size_t range = 0;  // of the part's
+    std::size_t range = 0;  // index in the part's ranges
     std::size_t stretch = 0;
   };
   std::size_t part = 0;
@@ -28,13 +29,14 @@ std::uint64_t end_of(const ByteRange& range) { return range.offset + range.size_
 
 class Planner {
  public:
-  // `threads` that take share the memory.
+  // `threads` that process ranges share the memory.
   Planner(std::span<const WantedPart> wanted, const RangeFetchOptions& options, unsigned threads)
       : wanted_(wanted),
         gap_bytes_(options.gap_bytes),
         batch_bytes_(std::max<std::uint64_t>(options.memory_bytes / threads, 1)) {
     if (options.takers <= options.workers) return;
-    // Small enough that every thread gets some, large enough that requests do not count.
+    // Small enough that every thread gets batches, large enough that the number of requests does
+    // not matter.
     constexpr std::uint64_t kLeastBatchBytes = std::uint64_t{1} << 20;
     std::uint64_t all = 0;
     for (const WantedPart& part : wanted) {
@@ -55,7 +57,7 @@ class Planner {
     std::vector<std::size_t> order(ranges.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::sort(order, {}, [&](std::size_t i) { return std::pair(ranges[i], i); });
-    bool fresh = true;  // nothing of this part is in the last batch
+    bool fresh = true;  // the last batch has nothing of this part
     for (const std::size_t i : order) {
       if (fresh || !extend(ranges[i])) begin_stretch(part, ranges[i], fresh);
       fresh = false;
@@ -64,7 +66,8 @@ class Planner {
     }
   }
 
-  // Into the last stretch, if it is near enough and the batch stays small, or lies within it.
+  // Adds the range to the last stretch if it lies within it, or is near enough and the batch stays
+  // small.
   [[nodiscard]] bool extend(const ByteRange& range) {
     Batch& batch = batches_.back();
     ByteRange& last = batch.stretches.back();
@@ -111,7 +114,8 @@ class Fetcher {
  private:
   [[nodiscard]] Status run_at_once() {
     MemoryBudget budget(options_.memory_bytes);
-    // Of all threads so many fetch at a time; nobody holds this and waits for memory.
+    // Limits the number of threads that fetch at a time; a thread that holds a slot does not wait
+    // for memory.
     MemoryBudget fetching(std::max(1U, options_.workers));
     return parallel_for(batches_.size(), takers(), [&](std::size_t i, unsigned) -> Status {
       const MemoryBudget::Hold hold(budget, batches_[i].bytes);
@@ -121,7 +125,7 @@ class Fetcher {
     });
   }
 
-  // The caller's thread fetches as much as memory allows, then all take it.
+  // The caller's thread fetches as much as memory allows; then all threads process it.
   [[nodiscard]] Status run_in_rounds() {
     for (std::size_t begin = 0; begin < batches_.size();) {
       std::vector<std::vector<MappedFile>> round;
@@ -134,7 +138,7 @@ class Fetcher {
       }
       DRIFTLESS_RETURN_IF_ERROR(
           parallel_for(round.size(), takers(), [&](std::size_t i, unsigned) -> Status {
-            const std::vector<MappedFile> mine = std::move(round[i]);  // let go when it was taken
+            const std::vector<MappedFile> mine = std::move(round[i]);  // freed once processed
             return take_all(batches_[begin + i], mine);
           }));
       begin += round.size();

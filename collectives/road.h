@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// A road: what carries versions from publisher ranks to receivers. Two roles, two interfaces.
+// A road carries versions from publisher ranks to receivers. The two roles have an interface each.
 //
-// A road moves opaque bytes. What it carries is a *publication*: parts (frames, files) written by
-// the publisher ranks, and a manifest that the leader (rank 0) adds when all parts are there. A
-// publication appears to receivers whole or not at all, in ascending order of versions, and is
-// never changed. Parts of different ranks may have the same name only on roads that keep ranks
-// apart; publishers therefore put their rank into it.
+// A road moves opaque bytes. It carries *publications*. A publication consists of parts (frames,
+// files), which the publisher ranks write, and a manifest, which the leader (rank 0) adds when all
+// parts are there. It appears to receivers whole or not at all, in ascending order of versions, and
+// never changes. Only on roads that keep ranks apart may parts of different ranks have the same
+// name; publishers therefore put their rank into the name.
 //
-// Every wait takes a Deadline and ends with kDeadlineExceeded. Nothing here throws or aborts. Codes
-// that callers act upon: kNotFound (not there any more: take the newest anchor), kIncomplete (not
-// whole yet: try again), kDeadlineExceeded, kBusy (somebody else publishes here), kNoSpace; and, of
-// a SendRoad, kWrongRun: fenced. Another publisher has taken the road over, so nothing that this
-// one publishes can count any more, and it must stop. A road is fenced for good.
+// Every wait takes a Deadline and ends with kDeadlineExceeded. Nothing here throws or aborts.
+// Callers act on these codes: kNotFound (no longer there: take the newest anchor), kIncomplete (not
+// yet whole: try again), kDeadlineExceeded, kBusy (another publisher is using the road), kNoSpace.
+// A SendRoad also returns kWrongRun if it is fenced: another publisher has taken the road over, so
+// nothing that this one publishes can count any more, and it must stop. A road stays fenced.
 //
-// This header brings the vocabulary of all roads: files that include it, also by way of another one
-// (plugin/job/config.h), do not repeat its includes.
+// This header includes the common types of all roads. A file that includes it, also through another
+// header (plugin/job/config.h), does not repeat its includes.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +39,9 @@
 
 namespace driftless {
 
-// Version `version` as it follows its base (a delta, or a full one), or as an anchor: the same
-// weights whole, for who cannot follow the versions. Anchors lie beside them, not among them.
+// A version as it follows its base (a delta or a full version), or an anchor: the same weights
+// whole, for receivers that cannot follow the versions. Anchors lie beside the versions, not among
+// them.
 enum class PublicationKind : std::uint8_t { kVersion = 0, kAnchor = 1 };
 
 struct PublicationId {
@@ -59,13 +60,13 @@ struct PublicationId {
 
 inline constexpr std::uint64_t kRangeAlignment = 16;
 
-// What a receiver must know to fetch a part. Travels in the manifest.
+// A part as a receiver needs to know it to fetch it. The manifest contains the receipt.
 struct PartReceipt {
   std::string name;  // a plain file name
   std::uint32_t rank = 0;
   std::uint64_t size_bytes = 0;
   Hash128 hash;               // xxh3-128 of its bytes
-  std::uint64_t locator = 0;  // the road's own
+  std::uint64_t locator = 0;  // has a meaning for the road only
 
   friend bool operator==(const PartReceipt&, const PartReceipt&) = default;
 };
@@ -78,175 +79,180 @@ struct ByteRange {
   friend auto operator<=>(const ByteRange&, const ByteRange&) = default;
 };
 
-// What a receiver says of itself: that it is there, what it holds, its proof, and what it can read
-// and wants of a version (both opaque to the road). Version 0 without a proof: it holds nothing
-// yet, not even the base. Kept by the road until the receiver says something newer or leaves.
+// A receiver's report: its id, the version that it holds, its proof, and what it can read and wants
+// of a version (proof and needs are opaque to the road). Version 0 without a proof: the receiver
+// holds nothing yet, not even the base. The road keeps the report until the receiver sends a newer
+// one or leaves.
 struct ReceiverReport {
   std::string id;  // a plain file name, unique among the receivers of the road
   std::uint64_t version = 0;
   std::string proof;       // at most kMaxProofBytes
-  std::string needs = {};  // at most kMaxNeedsBytes; formats/receiver_needs.h. Empty: not said
+  std::string needs = {};  // at most kMaxNeedsBytes; formats/receiver_needs.h. Empty: unknown
 };
 inline constexpr std::size_t kMaxProofBytes = 512;
 inline constexpr std::size_t kMaxNeedsBytes = 1024;
 inline constexpr std::size_t kMaxReceiverIdBytes = 200;
-// kInvalidArgument where the id is not a plain file name, or something is too long.
+// kInvalidArgument if the id is not a plain file name, or a field is too long.
 [[nodiscard]] Status check_report(const ReceiverReport& report);
 
-// The way from a road to the one behind it (collectives/fallback/fallback_road.h). The publisher
-// ranks agree, and all of them go over or none does.
+// Switches from a road to its fallback (collectives/fallback/fallback_road.h). The publisher ranks
+// agree first: either all of them switch or none.
 class Fallback {
  public:
   virtual ~Fallback() = default;
-  // [all] Why this rank could not go on by the first road since its last begin(), or from the start
-  // on; ok: it can.
+  // [all] The failure of the first road on this rank since its last begin(), or since it was
+  // opened; ok if there was none.
   [[nodiscard]] virtual Status trouble() const = 0;
   [[nodiscard]] virtual bool used() const = 0;
-  // [all, the leader first, no publication is under way] From here on by the fallback. `run_info`
-  // [leader]: announced there; nothing: the run is not announced yet. Not ok: as before.
+  // [all, the leader first, while no publication is under way] Uses the fallback from now on.
+  // `run_info` [leader] is announced there; empty if the run is not announced yet. If it fails,
+  // nothing changes.
   [[nodiscard]] virtual Status use(std::string_view reason,
                                    const std::optional<std::string>& run_info,
                                    const Deadline& deadline) = 0;
 };
 
-// The sending side of one publisher rank. Every publisher rank has one, and makes the calls marked
-// [all]; [leader] is rank 0 alone. One thread at a time.
+// The sending side of one publisher rank. Every publisher rank has one. All ranks make the calls
+// marked [all]; only rank 0 makes those marked [leader]. One thread at a time.
 class SendRoad {
  public:
   virtual ~SendRoad() = default;
 
-  // [leader, once, before the first publication] What a receiver must know before any version.
-  // kAlreadyExists where the road holds another announcement: it belongs to another run.
+  // [leader, once, before the first publication] Publishes what a receiver must know before any
+  // version. kAlreadyExists if the road holds another announcement: the road belongs to another
+  // run.
   [[nodiscard]] virtual Status announce(std::string_view run_info, const Deadline& deadline) = 0;
 
-  // [all] Starts a publication; the leader's call comes before the others' (the publisher sees to
-  // it). kAlreadyExists where it is there. An unfinished one is dropped first.
+  // [all] Starts a publication, and drops an unfinished one first. The leader calls it before the
+  // other ranks do; the publisher ensures that. kAlreadyExists if the publication exists.
   [[nodiscard]] virtual Status begin(const PublicationId& id, const Deadline& deadline) = 0;
-  // [all] A new part, written through pwrite() at any offsets and finished by sync(). The road is
-  // told nothing about its size; kNoSpace from pwrite() where it cannot hold it. All parts must be
-  // closed before flush().
+  // [all] Creates a part, which is written through pwrite() at any offsets and finished by sync().
+  // The road does not know its size in advance; pwrite() returns kNoSpace if the road cannot hold
+  // it. All parts must be closed before flush().
   [[nodiscard]] virtual Result<std::unique_ptr<File>> create_part(const std::string& name) = 0;
-  // [all] Whether several parts may be written at a time, each by a thread of its own, while one
-  // thread creates the next. If not, a part is closed before the next one is created.
+  // [all] Whether several threads may each write a part while another thread creates the next one.
+  // If not, a part must be closed before the next one is created.
   [[nodiscard]] virtual bool writes_at_once() const { return false; }
-  // [all] Everything that this rank wrote is where receivers will look for it, and durable where
-  // the road is. Returns this rank's parts in the order of their creation. May be a meeting of all
-  // ranks, so a rank that fails before calls abort().
+  // [all] Brings everything that this rank wrote to where receivers will read it, and makes it
+  // durable if the road is. Returns this rank's parts in the order of their creation. May be a
+  // collective call, so a rank that fails earlier must call abort().
   [[nodiscard]] virtual Result<std::vector<PartReceipt>> flush(const Deadline& deadline) = 0;
-  // [leader, once all ranks have flushed] Makes the publication visible. Ok: it is committed, and
-  // durable where the road is. kWrongRun: fenced, and it is not visible. Any other status: look at
-  // published().
+  // [leader, after all ranks have flushed] Makes the publication visible. Ok: it is committed, and
+  // durable if the road is. kWrongRun: this publisher is fenced, and the publication is not
+  // visible. After any other status the caller must ask published().
   [[nodiscard]] virtual Status seal(std::string_view manifest, const Deadline& deadline) = 0;
-  // [all] Drops the unfinished publication; nothing of it was or will be visible. Ok where there is
+  // [all] Drops the unfinished publication; no receiver saw or will see any of it. Ok if there is
   // none.
   [[nodiscard]] virtual Status abort() = 0;
-  // [all] The xxh3-128 of its manifest if receivers can see it, else nothing. For a seal whose
-  // outcome was lost: another publisher's manifest tells another hash.
+  // [all] The xxh3-128 of the publication's manifest if receivers can see it, otherwise empty. It
+  // resolves a seal whose outcome was lost: the manifest of another publisher has another hash.
   [[nodiscard]] virtual Result<std::optional<Hash128>> published(const PublicationId& id,
                                                                  const Deadline& deadline) = 0;
 
-  // [leader] What the receivers last said. One that has been silent for the road's patience is not
-  // listed any more.
+  // [leader] The last report of each receiver. Omits receivers that have sent none for longer than
+  // the road's patience.
   [[nodiscard]] virtual Result<std::vector<ReceiverReport>> receivers() = 0;
-  // [leader] The ids of receivers that signed off by leave(), as of the last receivers(). One that
-  // died or fell silent did not.
+  // [leader] The ids of receivers that called leave(), as of the last receivers(). Receivers that
+  // died or fell silent are not among them.
   [[nodiscard]] virtual std::vector<std::string> left() const { return {}; }
-  // [leader] Room may be made by removing versions up to `version` and anchors before it, except
-  // those that a listed receiver still needs to get on: versions past its own; for one that has
-  // nothing yet, the oldest anchor there and the versions past it. Returns what was removed; a road
-  // that makes room by itself returns nothing. kIncomplete: this publisher is not fenced, but some
-  // receivers have not been told of what is there.
+  // [leader] Allows the road to remove versions up to `version`, and anchors before it, except
+  // those that a listed receiver still needs: the versions past its own or, if it holds nothing
+  // yet, the oldest anchor and the versions past that. Returns what was removed; a road that makes
+  // room by itself returns nothing. kIncomplete: this publisher is not fenced, but some receivers
+  // have not yet been informed of the publications that exist.
   [[nodiscard]] virtual Result<std::vector<PublicationId>> prune(std::uint64_t /*version*/) {
     return std::vector<PublicationId>();
   }
-  // [leader] The highest version that may ever have been visible in the run on the road, also one
-  // that somebody has removed since: its number is not used again. 0 where the road forgets what it
-  // does not list. kCorrupt where nobody can say any more. Without a default: a road around another
-  // that does not pass it on would use a number again.
+  // [leader] The highest version that may ever have been visible in this run on the road, including
+  // versions removed since: such a number is not used again. 0 if the road forgets versions that it
+  // does not list. kCorrupt if the number cannot be determined any more. There is no default,
+  // because a wrapper that does not forward this call would use a number twice.
   [[nodiscard]] virtual Result<std::uint64_t> highest_number() = 0;
-  // [all] Where parts are kept. On kDevice pwrite() takes host or device bytes, and a writer that
-  // has them on the device need not bring them down.
+  // [all] The kind of memory that holds parts. On kDevice pwrite() accepts host and device bytes,
+  // so a writer need not copy device bytes to the host.
   [[nodiscard]] virtual MemoryKind part_memory() const { return MemoryKind::kHost; }
-  // [all, between flush() and seal() or abort()] The directory that the files of the publication
-  // lie in until it appears; empty on roads without files.
+  // [all, between flush() and seal() or abort()] The directory of the publication's files until the
+  // publication becomes visible. Empty on roads without files.
   [[nodiscard]] virtual std::string pending_directory() const { return {}; }
-  // [all] Whether a publication in which this rank writes up to `bytes` can be on the road, however
-  // empty that is. Not ok: the message names the setting that is too small. A road with a bounded
-  // number of bytes for versions refuses here, before the first one.
+  // [all] Checks whether an empty road could hold a publication in which this rank writes up to
+  // `bytes`. The error names the setting that is too small. A road with a limit in bytes refuses
+  // here, before the first version.
   [[nodiscard]] virtual Status check_version_size(std::uint64_t /*bytes*/) { return {}; }
-  // [all] What opening the road did that its user should know.
+  // [all] What opening the road did that the user should know.
   [[nodiscard]] virtual std::vector<std::string> notes() const { return {}; }
-  // [all] Null: this road has none.
+  // [all] Null if the road has no fallback.
   [[nodiscard]] virtual Fallback* fallback() { return nullptr; }
-  // [all] Lets the road work; to be called now and then where it has no thread of its own. Cheap.
+  // [all] Makes progress on a road without a thread of its own; callers call it now and then.
+  // Cheap.
   virtual void progress() {}
 };
 
-// The receiving side of one receiver. One thread at a time, except the bytes that it returned, and
-// fetches if fetches_at_once() says so.
+// The receiving side of one receiver. One thread at a time. Two exceptions: any thread may use the
+// returned bytes, and several may fetch if fetches_at_once() is true.
 class ReceiveRoad {
  public:
   virtual ~ReceiveRoad() = default;
 
-  // The announcement; waits for it.
+  // Waits for the announcement and returns it.
   [[nodiscard]] virtual Result<std::string> run_info(const Deadline& deadline) = 0;
-  // Before anything else is asked for, if the receiver holds all weights of a version already, with
-  // this digest (hexadecimal). kWrongBase if the road finds that the version is another one. Of
-  // roads whose runs have random ids the run says it.
+  // For a receiver that already holds all weights of a version, with this digest (hexadecimal);
+  // called before any other call. kWrongBase if the road finds that its version has other weights.
+  // Roads whose runs have random ids need no check: the run's id is the check.
   [[nodiscard]] virtual Status check_held(std::uint64_t /*version*/, std::string_view /*digest*/,
                                           const Deadline& /*deadline*/) {
     return {};
   }
-  // What can be fetched now, ascending by number, a version before its anchor.
+  // The publications that can be fetched now, ascending by number, a version before its anchor.
   [[nodiscard]] virtual Result<std::vector<PublicationId>> list(const Deadline& deadline) = 0;
-  // Returns once a version past `version` is there; looks again and again, ever more rarely.
+  // Returns once the road holds a version past `version`. Polls with growing intervals.
   [[nodiscard]] virtual Status wait_beyond(std::uint64_t version, const Deadline& deadline) = 0;
-  // The manifest as sealed. kNotFound where the publication is not there (any more), kIncomplete
-  // where it is not whole yet, kCorrupt where it is damaged.
+  // The manifest as sealed. kNotFound if the publication does not exist (any more), kIncomplete if
+  // it is not yet whole, kCorrupt if it is damaged.
   [[nodiscard]] virtual Result<std::string> fetch_manifest(const PublicationId& id,
                                                            const Deadline& deadline) = 0;
-  // A part's bytes, of the size that the receipt says; kNotFound where it has gone meanwhile. The
-  // caller compares the hash, unless they are in device memory (MappedFile::memory_kind()): a road
-  // that returns such bytes has compared it. They stay valid after the publication has gone.
-  // As one range, if the road has no other way.
+  // The bytes of a part, of the size that the receipt states; kNotFound if it has been removed. The
+  // caller compares the hash, unless the bytes are in device memory (MappedFile::memory_kind()):
+  // then the road has compared it. The bytes stay valid after the publication is removed. The
+  // default fetches the part as one range.
   [[nodiscard]] virtual Result<MappedFile> fetch_part(const PublicationId& id,
                                                       const PartReceipt& part,
                                                       const Deadline& deadline);
-  // The bytes of `ranges`, in their order; they may overlap, touch, be empty or many. Only they are
-  // fetched, and memory is taken for them alone, unless the road holds the part anyway. Each begins
-  // in memory as it does in the part, modulo kRangeAlignment. kCorrupt, before anything is fetched,
-  // if a range leaves the part; else as fetch_part(). All ranges come, or none does.
+  // The bytes of `ranges`, in their order; ranges may overlap, touch, be empty and be many. Only
+  // these bytes are fetched and take memory, unless the road holds the whole part anyway. Each
+  // range has the same address modulo kRangeAlignment as its offset in the part. kCorrupt, before
+  // anything is fetched, if a range leaves the part; other failures as in fetch_part(). Returns all
+  // ranges or fails.
   //
-  // No hash of the road's proves a range: the hash of a part is that of all its bytes. The caller
-  // proves what it gets by hashes of its own inside the part (of blocks). A road that returns bytes
-  // in device memory has the whole part there, and has compared it; one that reads ranges alone
+  // The road cannot prove a range, because a part's hash covers all its bytes. The caller proves
+  // the bytes by hashes that lie inside the part (of blocks). A road that returns bytes in device
+  // memory holds the whole part there and has compared its hash; a road that reads only ranges
   // returns host memory.
   [[nodiscard]] virtual Result<std::vector<MappedFile>> fetch_ranges(
       const PublicationId& id, const PartReceipt& part, std::span<const ByteRange> ranges,
       const Deadline& deadline) = 0;
-  // Whether fetch_part() and fetch_ranges() may be called by several threads at once. If not, a
-  // call with many ranges is how several are on their way at a time.
+  // Whether several threads may call fetch_part() and fetch_ranges() at once. If not, one call with
+  // many ranges keeps several requests in flight.
   [[nodiscard]] virtual bool fetches_at_once() const = 0;
-  // Registers, or says again. To be called from time to time, also when nothing is new: it is the
-  // sign of life.
+  // Registers the receiver or updates its report. The caller repeats it from time to time, also
+  // without news, as its sign of life.
   [[nodiscard]] virtual Status report(const ReceiverReport& report, const Deadline& deadline) = 0;
-  // Nothing more will be fetched, so nothing needs to be kept. Ok, and at once, where the publisher
-  // has closed its road: it keeps nothing any more. One that is there is waited for; where it has
-  // died without a word a road that needs its answer ends with kDeadlineExceeded.
+  // Signs off: this receiver fetches nothing more, so nothing needs to be kept for it. Ok, at once,
+  // if the publisher has closed its road. Otherwise a road that needs the publisher's answer waits
+  // for it, and returns kDeadlineExceeded if the publisher has died without closing.
   [[nodiscard]] virtual Status leave(const Deadline& deadline) = 0;
-  // Whether this receiver serves others, now, and so has a use for offer_part().
+  // Whether this receiver currently serves other receivers, so that offer_part() is useful.
   [[nodiscard]] virtual bool serves_others() const { return false; }
-  // The bytes of a part, all of them, as the caller made them. The road keeps what it can prove to
-  // be the part's, within its bounds, and serves it to other receivers. Returns how many bytes it
-  // keeps.
+  // Offers all bytes of a part, as the caller produced them. The road keeps the bytes that it can
+  // prove to be the part's, within its limits, and serves them to other receivers. Returns the
+  // number of bytes kept.
   [[nodiscard]] virtual Result<std::uint64_t> offer_part(const PublicationId& /*id*/,
                                                          const PartReceipt& /*part*/,
                                                          std::span<const std::byte> /*bytes*/,
                                                          const Deadline& /*deadline*/) {
     return std::uint64_t{0};
   }
-  // How the last bytes of parts came, on a road that has several ways: "shm", "tcp". Empty: there
-  // is one, or nothing came yet.
+  // The carrier of the last bytes of parts, on a road that has several: "shm", "tcp". Empty if the
+  // road has only one, or nothing was fetched yet.
   [[nodiscard]] virtual std::string carrier() const { return {}; }
 };
 

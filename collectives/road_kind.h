@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// RoadKind: what a road is to a job before it is opened: its settings with help and checks, and
-// what it can do. RoadOpener: how a process of a job opens it. Each road's folder has both:
-// keys.cpp, which is always linked, so that a configuration names the settings also where the
+// RoadKind describes a road to a job before the road is opened: its settings with help and checks,
+// and its abilities. RoadOpener opens it in a process of a job. Each road's folder has both:
+// keys.cpp, which is always linked, so that a configuration may name the settings even if the
 // road's library is not built, and opener.cpp, which is linked or loaded with that library.
 #pragma once
 
@@ -20,14 +20,14 @@ namespace hub {
 class Port;  // collectives/hub/port.h
 }
 
-// A bystander is a process of the trainer that publishes nothing: it joins and closes with the
+// A bystander is a process of the trainer that publishes nothing. It joins and closes with the
 // others, and has neither a group nor a road.
 enum class JobRole : unsigned char { kTrainer, kRollout, kBystander };
 
-// The options of one road: a copy of its own struct.
+// The options of one road: a copy of the road's own struct.
 using RoadOptions = std::any;
 using RoadKey = SettingKey<RoadOptions>;
-// `Options` is what the road's kind makes.
+// `Options` must be the type that the road's kind creates.
 template <typename Options>
 [[nodiscard]] Options& options_in(RoadOptions& options) {
   return *std::any_cast<Options>(&options);
@@ -37,7 +37,7 @@ template <typename Options>
   return *std::any_cast<Options>(&options);
 }
 
-// For a check: how the job uses the road.
+// How the job uses the road; for RoadKind::check.
 struct RoadUse {
   bool chosen = false;    // road.kind names it
   bool fallback = false;  // it is the fallback of the road that road.kind names
@@ -47,109 +47,114 @@ struct RoadUse {
 struct RoadKind {
   std::string_view name;  // road.kind
   RoadOptions (*defaults)() = nullptr;
-  // Named "road.<name>.<key>". Rows of several roads, or of the job, that have the same name are
-  // one key, which sets all of them: "road.patience".
+  // Named "road.<name>.<key>". Rows of several roads, or of the job, with the same name are one
+  // key, which sets all of them: "road.patience".
   std::span<const RoadKey> keys;
-  // What follows may be empty.
-  // Refuses settings that cannot be together; names the keys.
+  // The members below may be empty. check() refuses settings that exclude each other, and names the
+  // keys.
   Status (*check)(const RoadOptions& options, const RoadUse& use) = nullptr;
-  // The variant of the road that the settings ask for, as the table of roads names it after a
-  // slash: "tcp" of "nccl/tcp". `layout` is road.layout.
+  // The variant of the road that the settings select, as the table of roads writes it after a
+  // slash: "tcp" in "nccl/tcp". `layout` is road.layout.
   std::string_view (*variant)(const RoadOptions& options, std::string_view layout) = nullptr;
-  // A directory in which others read the files of a version, in any layout; null: the road carries
-  // frames alone.
+  // The directory in which other software reads the files of a version, in any layout. Null: the
+  // road carries frames only.
   std::string (*directory)(const RoadOptions& options) = nullptr;
-  // Frames reach a rollout in the memory of its GPU.
+  // Whether frames arrive in the memory of a rollout's GPU.
   bool (*on_device)(const RoadOptions& options) = nullptr;
-  // The road that takes over from this one, by the setting `fallback_key`; empty: none.
+  // The road that takes over from this one, as the setting `fallback_key` selects; empty: none.
   std::string (*fallback)(const RoadOptions& options) = nullptr;
   std::string_view fallback_key = {};    // "road.peer.fallback"
-  std::string_view fallback_label = {};  // how the line about it begins: "[P2P]"
-  bool keeps = false;     // holds versions until they are pruned; else a bounded number of them
-  bool one_host = false;  // joins processes of one host: an agent offers it
+  std::string_view fallback_label = {};  // prefix of the line about it: "[P2P]"
+  bool keeps = false;     // holds versions until they are pruned; otherwise a limited number
+  bool one_host = false;  // connects processes of one host; agents offer it to engines
 };
 
-// The parts that a manifest names, for `what`: a road does not read manifests itself.
+// Reads the parts from a manifest, because roads do not parse manifests themselves. Errors name
+// `what`.
 using ReadParts = std::function<Result<std::vector<PartReceipt>>(std::string_view manifest,
                                                                  std::string_view what)>;
-// xxh3-128 of each stretch of device memory, as many as there are stretches. Called from any
-// thread, one call at a time for a road; returns once they are known.
+// Returns the xxh3-128 of each stretch of device memory, in order. A road makes one call at a time,
+// from any thread. Returns when the hashes are known.
 using DeviceHash =
     std::function<Result<std::vector<Hash128>>(std::span<const std::span<const std::byte>>)>;
 
-// Where a process stands among those that use the road, and what the job lends the road.
+// The place of a process among those that use the road, and what the job provides to the road.
 struct RoadPlace {
   JobRole role = JobRole::kTrainer;
   unsigned rank = 0;  // among those of its role
   unsigned trainers = 1;
   unsigned rollouts = 0;
-  std::uint64_t anchor_bytes = 0;  // of the rank that needs most, if the configuration leaves it
-  const MpiComms* mpi = nullptr;   // null: the process knows of no other
-  std::string_view layout = {};    // road.layout
+  // Default size of an anchor: the bytes of the rank with the most.
+  std::uint64_t anchor_bytes = 0;
+  const MpiComms* mpi = nullptr;  // null: the process was not started with MPI
+  std::string_view layout = {};   // road.layout
   ReadParts read_parts = {};
-  std::string leader_host = {};  // of rank 0 of the trainers, by the launcher; empty: not known
-  std::uint64_t start = 0;  // of this start of the trainers, the same on all ranks; 0: not known
-  DeviceHash hash = {};     // empty: bytes are brought to the host to be hashed
-  std::shared_ptr<hub::Port> port = {};  // of the run's hub; null: a road that needs it makes one
+  std::string leader_host = {};  // of trainer rank 0, from the launcher; empty: unknown
+  std::uint64_t start = 0;       // of this start of the trainers, equal on all ranks; 0: unknown
+  DeviceHash hash = {};          // empty: bytes are copied to the host to be hashed
+  std::shared_ptr<hub::Port> port = {};  // of the run's hub; null: the road makes its own if needed
 };
 
-// A road that one process has opened. It outlives what its functions make.
+// A road that one process has opened. It outlives the objects that its functions create.
 struct OpenRoad {
   std::function<Result<std::unique_ptr<SendRoad>>()> sender;
   std::function<Result<std::unique_ptr<ReceiveRoad>>()> receiver;
-  // As the opener's, for a road that keeps a connection to hear it by; may be empty.
+  // Like RoadOpener::hear_end, for a road that receives the end over a connection; may be empty.
   std::function<Result<std::optional<std::string>>()> hear_end;
-  std::function<Status(std::string_view text)> tell_end;  // as the opener's; may be empty
+  std::function<Status(std::string_view text)> tell_end;  // like RoadOpener::tell_end; may be empty
   std::function<Status()> withdraw_end;                   // likewise
-  // The road that this process uses in place of the one that was chosen; empty: none. May be empty.
+  // The road that this process uses in place of the configured one; empty if it uses that. The
+  // function may be empty.
   std::function<std::string()> fallback;
   std::function<Status()> close;  // collective, at an orderly end; may be empty
-  bool threads = true;            // may be used by other threads than the one that opened it
+  bool threads = true;            // threads other than the opening one may use it
 };
 
-// What lies on a road beside the versions, for a process that takes no part in it.
+// The state of a road besides versions, for a process that neither publishes nor receives.
 struct RoadSigns {
   struct Receiver {
     ReceiverReport report;
     bool readable = true;  // false: its report is damaged, and only the id is known
-    std::optional<std::chrono::system_clock::time_point> seen;  // it reported last, by the road
+    // The time of its last report, by the road's clock.
+    std::optional<std::chrono::system_clock::time_point> seen;
   };
-  std::string publisher;      // "process 4711 on trainer-0": the last that took the road, or empty
-  std::optional<bool> alive;  // whether that process is; none: this cannot be seen from here
-  std::vector<Receiver> receivers;  // also of receivers that are gone, and of earlier runs
+  std::string publisher;      // the last that took the road: "process 4711 on trainer-0", or empty
+  std::optional<bool> alive;  // whether that process is running; empty: it cannot be seen from here
+  std::vector<Receiver> receivers;  // also receivers that are gone, and those of earlier runs
 };
 
 struct RoadOpener {
-  // Opens it for one process. Collective, if the processes meet by MPI.
+  // Opens the road in one process. Collective if the processes connect through MPI.
   Result<OpenRoad> (*open)(const RoadOptions& options, const RoadPlace& place) = nullptr;
-  // What follows may be null.
-  // Whether a library that the road loads by itself is here: kUnsupported, with what to install.
+  // The members below may be null. usable() checks whether a library that the road loads itself is
+  // installed; kUnsupported names what to install.
   Status (*usable)() = nullptr;
-  // Reads what the road held before this process; null: it forgets.
+  // Reads what the road held before this process started; null if the road keeps nothing.
   Result<std::unique_ptr<ReceiveRoad>> (*history)(const RoadOptions& options) = nullptr;
-  // The end of a run, for rollouts that mpirun did not start beside the trainer.
+  // Withdraws, reports and reads the end of a run, for rollouts that mpirun did not start together
+  // with the trainer.
   Status (*withdraw_end)(const RoadOptions& options) = nullptr;
   Status (*tell_end)(const RoadOptions& options, std::string_view text) = nullptr;
   Result<std::optional<std::string>> (*hear_end)(const RoadOptions& options) = nullptr;
-  // Reads only, and locks nothing.
+  // Reads the signs without writing or locking anything.
   Result<RoadSigns> (*signs)(const RoadOptions& options, const Deadline& deadline) = nullptr;
-  // A URL, for so long, that opens the run to rollouts without credentials.
+  // Returns a URL that opens the run, for the time `valid`, to rollouts without credentials.
   Result<std::string> (*share)(const RoadOptions& options, const ReadParts& read,
                                std::chrono::seconds valid) = nullptr;
-  // What the road needs of its directory, store or memory, tried from this host. Changes nothing
-  // that others see and leaves nothing behind. `space_bytes`: what the versions and anchors that
-  // are kept will take; 0: not known.
+  // Tests from this host whether the directory, store or memory has what the road needs. Changes
+  // nothing that others see and leaves nothing behind. `space_bytes`: the space for the versions
+  // and anchors that are kept; 0: unknown.
   std::vector<Finding> (*examine)(const RoadOptions& options, std::uint64_t space_bytes,
                                   const Deadline& deadline) = nullptr;
 };
 
-// Keys that several roads have, each with a default of its own.
+// Keys that several roads share, each with its own default.
 namespace road_key {
 
 using Rows = setting::Rows<RoadOptions>;
 
-// Of roads whose processes find each other by the hub (hub/hub.h). The job's own rows have the
-// help.
+// For roads whose processes find each other through the hub (hub/hub.h). The job's own rows have
+// the help text.
 template <auto kAccess>
 constexpr RoadKey hub_address() {
   return Rows::key<setting::Text, kAccess>("hub.address", "host:port", "");
@@ -194,7 +199,7 @@ constexpr RoadKey ring_versions() {
 
 }  // namespace road_key
 
-// The field `field` of the struct `Options`, for the rows of a road's keys.
+// Accesses the field `field` of the struct `Options`, for the rows of a road's keys.
 #define DRIFTLESS_ROAD_FIELD(Options, field) \
   [](auto& options, std::size_t) -> auto& { return options_in<Options>(options).field; }
 

@@ -22,7 +22,7 @@ constexpr std::uint32_t kRoot = 8;
 constexpr std::array<std::uint32_t, 8> kIv = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
                                               0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
-// Which message word takes which place in each round: the permutation applied over and over.
+// The message word at each place in each round: repeated applications of the permutation.
 constexpr auto kSchedule = [] {
   constexpr std::array<std::uint8_t, 16> kPermutation = {2, 6,  3,  10, 7, 0,  4,  13,
                                                          1, 11, 12, 5,  9, 14, 15, 8};
@@ -37,7 +37,7 @@ constexpr auto kSchedule = [] {
 // A word of four chunks at once. GCC and Clang map it to SSE2, NEON or plain code.
 using Lanes = std::uint32_t __attribute__((vector_size(4 * kLanes)));
 
-// Word is std::uint32_t or Lanes: the same steps for one block and for four.
+// Word is std::uint32_t or Lanes: the same steps for one block or for four.
 template <typename Word>
 [[gnu::always_inline]] inline Word rotated(Word x, int bits) {
   return (x >> bits) | (x << (32 - bits));
@@ -68,7 +68,7 @@ template <std::size_t Round, typename Word>
   mix(v[3], v[4], v[9], v[14], m[s[14]], m[s[15]]);
 }
 
-// The compression function, cut to the 8 words that a tree needs.
+// The compression function, limited to the 8 words that a tree needs.
 template <typename Word>
 void compress(std::array<Word, 8>& value, const std::array<Word, 16>& message, Word counter_low,
               Word counter_high, std::uint32_t block_bytes, std::uint32_t flags) {
@@ -111,7 +111,7 @@ ChainingValue parent(const ChainingValue& left, const ChainingValue& right, std:
   return value;
 }
 
-// The chaining values of kLanes whole chunks that follow each other, none of them the last.
+// The chaining values of kLanes consecutive whole chunks, none of them the last.
 std::array<ChainingValue, kLanes> hash_chunks(const std::byte* chunks, std::uint64_t counter) {
   Lanes low{}, high{};
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
@@ -147,8 +147,8 @@ Blake3::Blake3() : chunk_value_(kIv) {}
 
 std::uint64_t Blake3::chunk_bytes() const { return blocks_done_ * kBlockBytes + block_bytes_; }
 
-// Adds a whole chunk's value to the tree, joining subtrees of equal size. Only called once more
-// bytes are there, so that no join made here is the root.
+// Adds a whole chunk's value to the tree, joining subtrees of equal size. Called only after more
+// bytes have come, so that no join here is the root.
 void Blake3::push_chunk(ChainingValue value) {
   ++chunks_done_;
   for (std::uint64_t rest = chunks_done_; rest % 2 == 0; rest /= 2) {

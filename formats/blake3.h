@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// BLAKE3 in its hash mode. Portable: four chunks at a time through
-// the compiler's vectors, on one thread.
+// BLAKE3 in its hash mode. Portable: one thread hashes four chunks at a time with the compiler's
+// vector types.
 //
-// checksum.h is the way to a checksum; this is one of the implementations behind it.
+// One of the implementations behind checksum.h, which other code uses.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ class Blake3 {
   Blake3();
 
   void update(std::span<const std::byte> bytes);
-  // Of all bytes so far; more may follow.
+  // The hash of all bytes so far; more may follow.
   [[nodiscard]] std::array<std::byte, 32> digest() const;
 
  private:
@@ -28,8 +28,8 @@ class Blake3 {
   void push_chunk(ChainingValue value);
   [[nodiscard]] std::uint64_t chunk_bytes() const;
 
-  // The chunk being filled. Its last block stays in `block_` until more bytes come, because only
-  // then is it known not to be the last of all.
+  // The chunk being filled. Its last block stays in `block_` until more bytes come, because the
+  // last block of all is hashed differently.
   ChainingValue chunk_value_;
   std::array<std::byte, 64> block_{};
   std::size_t block_bytes_ = 0;

@@ -18,13 +18,13 @@ std::uint64_t units_of(const TensorSpec& tensor, const TensorBlock* block) {
   return block == nullptr ? tensor.units() : block->place.units;
 }
 
-// For messages.
+// The name in messages.
 std::string name_of(const TensorSpec& tensor, const TensorBlock* block) {
   return concat("tensor '", tensor.name, "'",
                 block == nullptr ? std::string() : concat(" ", block->box.to_string()));
 }
 
-// The least width for gaps whose bits, taken together, are `bits`.
+// The least width for gaps whose bits, or-ed together, are `bits`.
 unsigned gap_bytes(std::uint64_t bits) {
   if (bits <= std::numeric_limits<std::uint16_t>::max()) return 2;
   return bits <= std::numeric_limits<std::uint32_t>::max() ? 4 : 8;
@@ -43,12 +43,12 @@ void store(std::byte* out, std::size_t k, T value) {
 }
 
 struct OffsetScan {
-  std::uint32_t gap_bits = 0;  // all gaps after the first, or-ed
-  std::uint32_t disorder = 0;  // not 0 where offsets do not ascend
+  std::uint32_t gap_bits = 0;  // all gaps after the first, or-ed together
+  std::uint32_t disorder = 0;  // not 0 if offsets do not ascend
 };
 
-// Writes the gap before offsets[0], which is `first`, and those before the others, cut to T.
-// Whether they fit is told afterwards, so that the loop has no branch.
+// Writes the gap before offsets[0], which is `first`, and the gaps before the others, truncated to
+// T. The result shows afterwards whether they fit, so the loop has no branch.
 template <typename T>
 OffsetScan write_gaps(std::span<const std::uint32_t> offsets, std::uint64_t first,
                       std::byte* __restrict out) {
@@ -84,7 +84,7 @@ bool write_indices(std::span<const std::uint32_t> offsets, std::uint64_t origin,
 template <typename From, typename To>
 void widen_in_place(std::byte* data, std::uint64_t count) {
   for (std::uint64_t k = count;
-       k-- > 0;) {  // from the end: a wide gap covers only narrow ones read
+       k-- > 0;) {  // backwards: a wide gap overwrites only narrow ones already read
     store(data, k, To{load<From>(data, k)});
   }
 }
@@ -232,7 +232,7 @@ Status BucketBuilder::append_gaps(const DeltaView& delta, BucketEntry& entry) {
   }
 }
 
-// The entry is the last one, and room for it is reserved.
+// The entry must be the last one, with memory reserved for it.
 void BucketBuilder::widen(BucketEntry& entry, unsigned position_bytes) {
   const std::uint64_t count = entry.count();
   const std::uint64_t more = count * (position_bytes - entry.position_bytes);
@@ -258,13 +258,13 @@ void BucketBuilder::clear() {
   positions_.shrink(0);
   values_.shrink(0);
   next_position_ = 0;
-  if (++bucket_number_ == 0) {  // after 2^32 buckets the old numbers mean nothing
+  if (++bucket_number_ == 0) {  // after 2^32 buckets old numbers are ambiguous
     std::fill(bucket_.begin(), bucket_.end(), 0);
     bucket_number_ = 1;
   }
 }
 
-// The gate for buckets from outside.
+// Checks of buckets from outside.
 
 Status check_entry(const WeightLayout& layout, const BucketShape& bucket,
                    const BucketEntry& entry) {
@@ -307,7 +307,7 @@ Status check_entry(const WeightLayout& layout, const BucketShape& bucket,
 
 namespace {
 
-// Whether a further entry meets one of its tensor that came before.
+// Checks whether another entry overlaps an earlier one of the same tensor.
 class SeenBlocks {
  public:
   explicit SeenBlocks(const WeightLayout& layout) : layout_(layout), whole_(layout.size(), false) {}
@@ -387,8 +387,8 @@ EntryCursor::EntryCursor(const WeightLayout& layout, const BucketView& bucket,
       entry_(entry),
       units_(units_of(layout[entry.tensor], entry.block)) {}
 
-// A decoder relies on next_position_ <= units_ < 2^63 and checks the last position of what it
-// decoded: positions only grow, so all others lie below.
+// A decoder relies on next_position_ <= units_ < 2^63, and checks only the last decoded position:
+// positions grow, so all others are below it.
 template <typename T>
 std::size_t EntryCursor::decode_gaps(std::size_t wanted, std::uint64_t& origin) {
   const std::byte* const gaps =
@@ -409,7 +409,7 @@ std::size_t EntryCursor::decode_gaps(std::size_t wanted, std::uint64_t& origin) 
     if (sizeof(T) > 2 && offset >= limit) break;
     offsets_[k] = static_cast<std::uint32_t>(offset);
   }
-  // What is too far for this piece starts the next one, where it is checked against the end.
+  // A position too far for this piece starts the next one, which checks it against the end.
   return offsets_[k - 1] < limit ? k : 0;
 }
 
@@ -474,14 +474,14 @@ Result<DeltaView> EntryCursor::next() {
 
 std::size_t EntryCursor::place(std::size_t count, std::uint64_t& origin) {
   const BlockPlace& place = entry_.block->place;
-  const std::uint64_t inside = origin;  // of the block
+  const std::uint64_t inside = origin;  // origin within the block
   if (place.contiguous()) {
     next_position_ = inside + offsets_[count - 1] + 1;
     origin += place.first;
     return count;
   }
   origin = place.at(inside + offsets_[0]);
-  std::uint64_t run_end = 0, shift = 0;  // of the run that holds the position
+  std::uint64_t run_end = 0, shift = 0;  // of the run that contains the position
   std::size_t k = 0;
   for (; k < count; ++k) {
     const std::uint64_t position = inside + offsets_[k];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes that grow at the end. Unlike std::vector it never fills with zeros what is written over at
-// once, it grows in place where the allocator can, and it reports a lack of memory.
+// A byte buffer that grows at its end. Unlike std::vector it does not zero bytes that the caller
+// overwrites at once, it grows in place if the allocator can, and it reports a lack of memory.
 #pragma once
 
 #include <algorithm>
@@ -33,19 +33,19 @@ class ByteBuffer {
   [[nodiscard]] std::byte* data() { return data_; }
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
 
-  // Room for `count` more bytes, which the caller fills. Null where there is no memory for them;
-  // the buffer is then as it was. Pointers into the buffer end with this call.
+  // Adds `count` bytes, which the caller fills. Without memory returns null and changes nothing.
+  // Invalidates pointers into the buffer.
   [[nodiscard]] std::byte* extend(std::size_t count) {
     if (!reserve(count)) return nullptr;
     std::byte* const begin = data_ + size_;
     size_ += count;
     return begin;
   }
-  // Makes sure that the next `count` bytes need no memory; false where there is none.
+  // Allocates memory for the next `count` bytes; false if there is none.
   [[nodiscard]] bool reserve(std::size_t count) {
     return (data_ != nullptr && count <= capacity_ - size_) || grow(count);
   }
-  // Drops what lies past `size`, and keeps the memory.
+  // Drops the bytes past `size` and keeps the memory.
   void shrink(std::size_t size) { size_ = std::min(size_, size); }
 
  private:

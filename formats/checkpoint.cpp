@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kSuffix = ".safetensors";
 
-// What `path` leads to; a symbolic link that the caller names is followed.
+// Whether `path` is a directory; follows a symbolic link that the caller names.
 Result<bool> is_directory(FileSystem& fs, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
   if (info.kind != FileKind::kSymlink) return info.kind == FileKind::kDirectory;
@@ -47,7 +47,7 @@ Result<std::string> only_file(FileSystem& fs, const std::string& directory) {
   return names.front();
 }
 
-// The tensors of a file must be exactly those that the index has in it.
+// The tensors of a file must be exactly those that the index assigns to it.
 Status check_shard(const SafetensorsFile& shard, const std::string& file, const TensorFiles& index,
                    std::uint64_t expected_tensors) {
   for (const SafetensorsEntry& entry : shard.header().tensors) {
@@ -72,8 +72,8 @@ Status check_shard(const SafetensorsFile& shard, const std::string& file, const 
                " tensors in the index");
 }
 
-// Whether `file` is a blob of the repository in a model hub's cache that `directory` belongs to a
-// snapshot of. Both are real paths.
+// Whether `directory` is part of a snapshot in a model hub's cache, and `file` a blob of the same
+// repository. Both are real paths.
 bool is_blob_of_snapshot(const std::filesystem::path& directory,
                          const std::filesystem::path& file) {
   for (std::filesystem::path at = directory; at.has_relative_path(); at = at.parent_path()) {
@@ -85,7 +85,7 @@ bool is_blob_of_snapshot(const std::filesystem::path& directory,
   return false;
 }
 
-// Where a symbolic link in a checkpoint's directory leads to, if it may be followed.
+// The target of a symbolic link in a checkpoint's directory, if it may be followed.
 Result<std::string> follow_link(FileSystem& fs, const std::string& directory,
                                 const std::string& name) {
   const Status inside = check_inside(fs, directory, name);
@@ -144,7 +144,7 @@ Result<CheckpointFile> open_checkpoint_file(FileSystem& fs, const std::string& d
     DRIFTLESS_ASSIGN_OR_RETURN(real, follow_link(fs, directory, name));
   }
   DRIFTLESS_ASSIGN_OR_RETURN(file.content, fs.map(real));
-  // A link that somebody put in its place meanwhile was followed, wherever it leads.
+  // If the file was replaced by a link meanwhile, that link was followed, wherever it leads.
   DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo now, fs.info(real));
   const bool same = !file.linked || file.content.identity() == now.identity;
   if (now.kind == FileKind::kFile && same) return file;
@@ -217,7 +217,7 @@ Status Checkpoint::open_shards(FileSystem& fs, const TensorFiles& index) {
 
 Status Checkpoint::open_files(FileSystem& fs) {
   DRIFTLESS_ASSIGN_OR_RETURN(directory_, is_directory(fs, path_));
-  if (!directory_) {  // a link that the caller names is followed
+  if (!directory_) {  // follows a link that the caller names
     DRIFTLESS_ASSIGN_OR_RETURN(SafetensorsFile opened, SafetensorsFile::open(fs, path_));
     files_.push_back(std::move(opened));
     names_.push_back(path_.substr(path_.rfind('/') + 1));

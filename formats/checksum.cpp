@@ -17,7 +17,7 @@ namespace driftless {
 
 namespace {
 
-constexpr std::string_view kNames[] = {"xxh3-128", "blake3", "adler32"};  // as the enum
+constexpr std::string_view kNames[] = {"xxh3-128", "blake3", "adler32"};  // in the enum's order
 
 class Xxh3Algorithm final : public Checksum::Algorithm {
  public:
@@ -37,7 +37,7 @@ class Xxh3Algorithm final : public Checksum::Algorithm {
 class Adler32Algorithm final : public Checksum::Algorithm {
  public:
   void update(std::span<const std::byte> bytes) override {
-    // zlib answers a null pointer with the start value, forgetting what came before.
+    // For a null pointer zlib returns the start value, and the previous checksum would be lost.
     if (bytes.empty()) return;
     sum_ = ::adler32_z(sum_, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size());
   }

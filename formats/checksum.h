@@ -27,10 +27,10 @@ class Checksum {
   explicit Checksum(ChecksumKind kind);
 
   void update(std::span<const std::byte> bytes) { algorithm_->update(bytes); }
-  // Lowercase hexadecimal of all bytes so far: 32, 64 or 8 digits.
+  // The checksum of all bytes so far in lowercase hexadecimal: 32, 64 or 8 digits.
   [[nodiscard]] std::string hex() const { return algorithm_->hex(); }
 
-  // The seam: one implementation per kind, in checksum.cpp.
+  // The interface of the algorithms; checksum.cpp has one for each kind.
   class Algorithm {
    public:
     virtual ~Algorithm() = default;

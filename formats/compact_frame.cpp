@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames of `compact`: for each block an index of its tiles in the place of positions, and the
-// coded tiles in the place of values; the tables lie behind the rows.
+// Frames of `compact`: each block has an index of its tiles in place of positions, and the coded
+// tiles in place of values; the tables follow the rows.
 #include <algorithm>
 #include <limits>
 

@@ -64,7 +64,7 @@ Result<StepWeights> read_steps(Bytes& bytes, unsigned count) {
 // The least width of a field for values from 0 to `most`.
 unsigned bits_for(std::uint32_t most) { return static_cast<unsigned>(std::bit_width(most)); }
 
-// What 16 bits hold: less than a tile of units of one byte may have.
+// The maximum of a 16-bit field; a tile of one-byte units may have more changes.
 constexpr std::uint32_t kMostLeastChanges = 0xffff;
 
 struct IndexHead {
@@ -88,7 +88,7 @@ IndexHead head_of(std::span<const CompactTile> tiles) {
           static_cast<std::uint8_t>(bits_for(most_bytes - least_bytes)), least_bytes};
 }
 
-// Fields of less than 32 bits, one after the other, from the low bits of each byte on.
+// Writes fields of less than 32 bits, one after the other, from the low bits of each byte on.
 class BitWriter {
  public:
   explicit BitWriter(std::vector<std::byte>& out) : out_(out) {}
@@ -110,7 +110,7 @@ class BitWriter {
 class BitReader {
  public:
   explicit BitReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  // There are as many.
+  // There must be so many bits left.
   std::uint32_t get(unsigned bits) {
     for (; count_ < bits; count_ += 8) {
       held_ |= std::to_integer<std::uint64_t>(bytes_[at_++]) << count_;
@@ -229,7 +229,7 @@ Result<CompactIndex> read_compact_index(const CompactFields& fields,
     const std::uint64_t size = std::uint64_t{head.least_bytes} + bits.get(head.byte_bits);
     const std::uint64_t most =
         std::min<std::uint64_t>(fields.tile_units(), units - i * fields.tile_units());
-    // A change takes a bit at least, so that memory follows what is stored.
+    // A change takes at least one bit, so that memory is bounded by the stored bytes.
     if (tile.changes > most || tile.changes > 8 * size || size > stream_bytes - all_bytes ||
         (tile.changes == 0) != (size == 0)) {
       return error(StatusCode::kCorrupt, "compact: tile ", i, " has ", tile.changes, " changes of ",

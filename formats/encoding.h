@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The encodings by name. A new one is a row here and files of its own; the others stay as they are.
+// The encodings and their names. A new encoding needs a row here and its own files; the others do
+// not change.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@ enum class Encoding : std::uint8_t {
   kDeltas = 1,      // gaps between positions (uint16, wider per tensor if needed) and values
   kDeltasZstd = 2,  // the same under zstd: slow shared file systems
   kXor = 3,         // new ^ old of whole tensors under zstd: smallest, applied exactly once
-  kOverwrite = 4,   // byte positions and values under zstd: may be applied again; up to 4 GiB
-  kCompact = 5,     // coded given the old values, in tiles: slow roads (docs/formats/compact.md)
-  kFull = 6,        // whole tensors
+  kOverwrite = 4,   // byte positions and values under zstd: idempotent; up to 4 GiB
+  kCompact = 5,  // coded relative to the old values, in tiles: slow roads (docs/formats/compact.md)
+  kFull = 6,     // whole tensors
 };
 
 struct EncodingInfo {
@@ -30,7 +31,7 @@ struct EncodingInfo {
 
 [[nodiscard]] std::span<const EncodingInfo> all_encodings();
 [[nodiscard]] const EncodingInfo& info(Encoding encoding);
-// kInvalidArgument naming the known ones.
+// kInvalidArgument, naming the known encodings, for an unknown one.
 [[nodiscard]] Result<Encoding> parse_encoding(std::string_view name);
 [[nodiscard]] Result<Encoding> encoding_from_wire(std::uint8_t number);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// flush_checksum(): the checksum that flush files carry.
+// flush_checksum(): the checksum in flush files.
 #include <array>
 #include <bit>
 #include <cmath>
@@ -14,13 +14,13 @@ namespace {
 
 constexpr std::uint64_t kQuietBit = std::uint64_t{1} << 51;
 constexpr std::uint64_t kInfinityBits = std::uint64_t{0x7ff} << 52;
-// What the float32 that stands for the only NaN of E8M0 and FNUZ types becomes.
+// The widened form of the float32 that represents the only NaN of E8M0 and FNUZ types.
 constexpr std::uint64_t kOnlyNan = kInfinityBits | kQuietBit | (std::uint64_t{1} << 29);
 
 enum class Specials : unsigned char {
   kIeee,  // the highest exponent is infinity and NaN
-  kFn,    // only all ones are NaN, no infinity
-  kFnuz,  // only the negative zero is NaN, no infinity
+  kFn,    // the only NaN has all bits set, no infinity
+  kFnuz,  // the only NaN is the negative zero, no infinity
 };
 
 struct SmallFloat {
@@ -51,7 +51,7 @@ std::uint64_t widen_float(std::uint64_t bits, const SmallFloat& type) {
   return sign | std::bit_cast<std::uint64_t>(value);
 }
 
-// A value of a type of one or two bytes.
+// Widens a value of a type of one or two bytes.
 std::uint64_t widen_small(std::uint16_t bits, DType dtype) {
   switch (dtype) {
     case DType::kF16: return widen_float(bits, {5, 10, 15, Specials::kIeee});
@@ -69,8 +69,8 @@ std::uint64_t widen_small(std::uint16_t bits, DType dtype) {
   }
 }
 
-// Equal values cancel in pairs, so it is enough to know which of the 2^16 came an odd number of
-// times, and only those are widened.
+// Equal values cancel in pairs, so it suffices to know which of the 2^16 values occur an odd number
+// of times, and to widen only those.
 template <typename T>
 std::uint64_t xor_small(std::span<const std::byte> values, DType dtype) {
   std::array<std::uint64_t, 1024> odd{};
@@ -89,8 +89,8 @@ std::uint64_t xor_small(std::span<const std::byte> values, DType dtype) {
   return result;
 }
 
-// Of integers, which are widened with their signs, and of float32: the processor's own conversion
-// to float64 is exact, keeps a NaN's payload and makes it quiet.
+// For integers, which are widened with their sign, and for float32: the processor's conversion to
+// float64 is exact, keeps a NaN's payload and makes it quiet.
 template <typename T>
 std::uint64_t xor_wide(std::span<const std::byte> values) {
   std::uint64_t result = 0;

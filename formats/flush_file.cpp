@@ -32,7 +32,7 @@ Status inflate(std::span<const std::byte> frame, std::uint64_t max_bytes, File& 
   return zstd.finish();
 }
 
-// The content of a compressed file, in a file that has no name any more.
+// Inflates a compressed file into a file without a name.
 Result<MappedFile> spool(FileSystem& fs, const MappedFile& file, const WeightLayout& layout,
                          const std::string& directory) {
   const std::uint64_t max_bytes =
@@ -66,7 +66,7 @@ Status check_version(std::string_view text, std::uint64_t version, const std::st
   return error(StatusCode::kCorrupt, path, ": it is of version ", found, ", expected ", version);
 }
 
-// The layout's index of a parameter, which must have its dtype and shape there.
+// The layout's index of a parameter, which must have the layout's dtype and shape.
 Result<std::uint32_t> find_tensor(const WeightLayout& layout, const Json& param,
                                   const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string name, json_string(param, "name", path));
@@ -140,8 +140,8 @@ Result<std::map<std::string, std::string>> make_metadata(
   return metadata;
 }
 
-// All that comes before the streams, once the bucket is known to fit. Values come first in the
-// data, where they are aligned whatever the positions' size.
+// Everything before the streams, for a bucket that was checked. Values come first in the data, so
+// that they are aligned for any size of the positions.
 Result<std::string> make_front(const std::string& path, const WeightLayout& layout,
                                const BucketView& bucket, Encoding encoding, std::uint64_t version,
                                const std::map<std::string, std::string>& extra) {
@@ -306,7 +306,7 @@ Status FlushFile::read_params(const WeightLayout& layout) {
         entry.position_begin == entry.position_end && entry.value_begin == entry.value_end;
     if (empty) continue;
     mixed = mixed || widened;
-    dtype_ = widened ? stored_dtype_ : tensor.dtype;  // check_bucket() refuses a bucket of several
+    dtype_ = widened ? stored_dtype_ : tensor.dtype;  // check_bucket() refuses mixed dtypes
     entries_.push_back(entry);
   }
   std::sort(entries_.begin(), entries_.end(), [](const BucketEntry& a, const BucketEntry& b) {
@@ -315,7 +315,7 @@ Status FlushFile::read_params(const WeightLayout& layout) {
   return mixed ? take_apart(layout) : Status();
 }
 
-// Values that torch has widened to F32 become what they were.
+// Converts values that torch widened to F32 back.
 static Status narrow(std::span<const std::byte> wide, std::vector<std::byte>& values) {
   for (std::size_t at = 0; at < wide.size(); at += 4) {
     if (wide[at] != std::byte{0} || wide[at + 1] != std::byte{0}) {

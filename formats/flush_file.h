@@ -22,46 +22,46 @@
 
 namespace driftless {
 
-// What a compressed file is inflated into begins so. It has a name only for a moment; whoever owns
-// the spool directory removes what a killed process left.
+// Prefix of the name of a file that receives inflated bytes. The file has a name only for a moment;
+// the owner of the spool directory removes files that a killed process left.
 inline constexpr std::string_view kSpoolPrefix = ".driftless-spool-";
 
 [[nodiscard]] std::string flush_file_name(std::uint32_t rank, std::uint32_t flush);
 
-// Writes and syncs a new file; returns its size. The bucket's coding must be the encoding's.
-// `extra` goes into the metadata beside the format's own keys.
+// Writes and syncs a new file, and returns its size. The bucket's coding must match the encoding.
+// `extra` goes into the metadata besides the format's own keys.
 [[nodiscard]] Result<std::uint64_t> write_flush_file(
     FileSystem& fs, const std::string& path, const WeightLayout& layout, const BucketView& bucket,
     Encoding encoding, std::uint64_t version, const std::map<std::string, std::string>& extra);
-// The same into a new, empty file, which is closed at the end.
+// The same for a new, empty file, which is closed at the end.
 [[nodiscard]] Result<std::uint64_t> write_flush_file(
     std::unique_ptr<File> file, const WeightLayout& layout, const BucketView& bucket,
     Encoding encoding, std::uint64_t version, const std::map<std::string, std::string>& extra);
 
-// The format's own checksum, decimal: P ^ (V << 1) of 65 bits. P is the XOR of all bytes of the
-// positions, V of all values, widened: floating point exactly to float64, whose bits count;
-// integers, bool and the bytes of packed types to 64 bits. A NaN keeps sign and payload, its
-// mantissa moved up to float64's, and becomes quiet; the only NaN of a type without payloads
-// (F8_E8M0, the FNUZ types) is 0x7ff8000020000000. C64 counts as two F32.
+// The format's own checksum, decimal: P ^ (V << 1), of 65 bits. P is the XOR of all bytes of the
+// positions. V is the XOR of all values, widened: floating point exactly to float64, taken as bits;
+// integers, bool and the bytes of packed types to 64 bits. A widened NaN keeps its sign and
+// payload, with the mantissa shifted up to float64's, and becomes quiet; the only NaN of a type
+// without payloads (F8_E8M0, the FNUZ types) becomes 0x7ff8000020000000. C64 counts as two F32.
 [[nodiscard]] std::string flush_checksum(const BucketView& bucket);
 
-// A flush file read back, with every check: safetensors rules, names, dtypes and shapes against the
-// layout (kWrongLayout), ranges, the checksum, and that current_version is `version`. Files of
+// Reads a flush file with every check: safetensors rules; names, dtypes and shapes against the
+// layout (kWrongLayout); ranges; the checksum; and that current_version is `version`. Files of
 // other writers may have more metadata, any order of parameters, and parameters without changes,
-// which are left out here. Theirs may also mix parameters of BF16 and F32: torch stores all values
-// as F32 then, and those of BF16 must be what a BF16 is widened to. Positions are left to
-// EntryCursor. Whether a file is compressed is told by its first bytes, not by its encoding.
+// which are skipped. They may also mix parameters of BF16 and F32: torch then stores all values as
+// F32, and each value of a BF16 parameter must be a widened BF16. EntryCursor checks the positions.
+// The first bytes of a file, not its encoding, decide whether it is compressed.
 class FlushFile {
  public:
-  // Content that is there already; its path() names it. A compressed one is inflated into an
-  // unlinked file in `spool_directory`, so that memory stays bounded whatever its size. The layout
-  // may go after the call.
+  // Opens content that is already mapped; its path() names it. A compressed file is inflated into
+  // an unlinked file in `spool_directory`, so that memory stays bounded for any size. The layout
+  // may be destroyed after the call.
   [[nodiscard]] static Result<FlushFile> open(FileSystem& spool_fs, MappedFile file,
                                               const WeightLayout& layout, std::uint64_t version,
                                               const std::string& spool_directory);
 
   [[nodiscard]] Encoding encoding() const { return encoding_; }
-  // One for each type of its parameters.
+  // One bucket for each dtype of its parameters.
   [[nodiscard]] std::vector<BucketView> buckets() const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
@@ -72,19 +72,19 @@ class FlushFile {
   [[nodiscard]] Status take_apart(const WeightLayout& layout);
   [[nodiscard]] BucketView stored() const;
 
-  // What a file of several types is taken apart into.
+  // One dtype's part of a file that mixes dtypes.
   struct OwnBucket {
     DType dtype = DType::kU8;
     std::vector<BucketEntry> entries = {};
     std::vector<std::byte> positions = {}, values = {};
   };
   std::string path_;
-  MappedFile file_;  // plain safetensors bytes
+  MappedFile file_;  // safetensors bytes, inflated
   Encoding encoding_ = Encoding::kIndices;
   DType dtype_ = DType::kU8;         // of the parameters
   DType stored_dtype_ = DType::kU8;  // of `__values__`
   std::vector<BucketEntry> entries_;
-  std::vector<OwnBucket> apart_;  // empty: it is of one type
+  std::vector<OwnBucket> apart_;  // empty: the file has one dtype
   std::span<const std::byte> positions_, values_;
   std::map<std::string, std::string> metadata_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How frames are read.
+// Reading frames.
 #include "formats/frame.h"
 
 #define XXH_INLINE_ALL
@@ -69,7 +69,7 @@ bool has_gap_above(std::span<const std::byte> gaps, std::uint64_t limit) {
   return false;
 }
 
-// A width above 2 is canonical only where a gap needs it. Costs nothing for entries of width 2.
+// A width above 2 is canonical only if a gap needs it. No cost for entries of width 2.
 Status check_least_width(const WeightLayout& layout, const BucketView& bucket,
                          const BucketEntry& entry) {
   if (bucket.coding == Encoding::kIndices || entry.position_bytes == 2) return {};
@@ -84,7 +84,7 @@ Status check_least_width(const WeightLayout& layout, const BucketView& bucket,
                entry.position_bytes, " bytes where fewer are enough");
 }
 
-// Of a stream that ends at `end`.
+// Checks the padding after a stream that ends at `end`.
 Status check_padding(std::span<const std::byte> frame, std::uint64_t end) {
   for (const std::byte padding : frame.subspan(end, frame_aligned(end) - end)) {
     if (padding != std::byte{0}) {
@@ -119,7 +119,7 @@ Status check_hashes(const WeightLayout& layout, const FrameHead& head,
   return {};
 }
 
-// Its header is `info`, which was read. `rest`: table and trailer.
+// Reads a head. `info`: its header. `rest`: table and trailer.
 Result<FrameHead> read_head(const FrameInfo& info, std::span<const std::byte> rest,
                             const WeightLayout& layout) {
   FrameHead head;
@@ -145,7 +145,7 @@ Result<FrameHead> read_head(const FrameInfo& info, std::span<const std::byte> re
   return head;
 }
 
-// All of a frame is there: its header and its table.
+// Reads header and table of a whole frame.
 Result<FrameHead> open_frame(std::span<const std::byte> frame, const WeightLayout& layout,
                              std::uint64_t max_body_bytes) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FrameInfo info, read_frame_header(frame));
@@ -417,7 +417,7 @@ Status FrameCollector::take(std::size_t range, std::span<const std::byte> bytes)
   }
   Hash128& hash = hashes_[2 * stream.entry + (stream.values ? 1 : 0)];
   const std::span<std::byte> to(frame_.inflated_.get() + stream.at, stream.content_bytes);
-  // Always of a copy: the bytes may be a mapping, into which somebody writes.
+  // Hashes a copy: the bytes may be a mapping of a file that another process writes.
   if (stream.zstd) {
     const std::vector<std::byte> held(bytes.begin(), bytes.end());
     hash = xxh3_128(held);

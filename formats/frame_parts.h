@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts that frames are put together from. For the files that make and read frames; others
-// include frame.h.
+// Building blocks for the files that make and read frames. Other files include frame.h.
 #pragma once
 
 #include <array>
@@ -18,13 +17,14 @@
 
 namespace driftless {
 
-// A stream is memory; what is past this is damage, and sums of such sizes cannot overflow.
+// Larger stream sizes are treated as damage, because streams lie in memory. Sums of such sizes
+// cannot overflow.
 inline constexpr std::uint64_t kMaxStreamBytes = std::uint64_t{1} << 60;
 
 inline constexpr std::array<char, 8> kFrameMagic{'D', 'R', 'I', 'F', 'T', 'L', 'S', 'F'};
 inline constexpr std::size_t kFrameHeaderHashOffset = kFrameHeaderBytes - 8;
-inline constexpr std::size_t kFrameAlignment = 8;  // of the streams
-inline constexpr std::size_t kFrameDimBytes = 16;  // of a row, for each dimension of its box
+inline constexpr std::size_t kFrameAlignment = 8;  // alignment of the streams
+inline constexpr std::size_t kFrameDimBytes = 16;  // in a row, for each dimension of its box
 inline constexpr std::uint32_t kNoScale = ~std::uint32_t{0};
 
 constexpr std::uint64_t frame_aligned(std::uint64_t bytes) {
@@ -36,12 +36,13 @@ constexpr bool is_compressed(Encoding encoding) { return encoding == Encoding::k
 constexpr Encoding coding_of(Encoding encoding) {
   return encoding == Encoding::kIndices ? Encoding::kIndices : Encoding::kDeltas;
 }
-// How a row names what its streams are.
+// The encoding that a row names for its streams.
 constexpr Encoding row_encoding(Encoding encoding) {
   return is_full(encoding) || is_compact(encoding) ? encoding : coding_of(encoding);
 }
 
-// Little-endian fields one after the other; 128-bit values in the order of their hexadecimal text.
+// Writes little-endian fields one after the other; 128-bit values in the byte order of their
+// hexadecimal text.
 class FieldWriter {
  public:
   explicit FieldWriter(std::byte* out) : out_(out) {}
@@ -77,7 +78,7 @@ class FieldReader {
   const std::byte* from_;
 };
 
-// Calls field(value) for what a header holds behind format, encoding and dtype, in its order.
+// Calls field(value) for each header field after format, encoding and dtype, in order.
 template <typename Info, typename Field>
 void each_header_field(Info& info, const Field& field) {
   field(info.entries);
@@ -98,49 +99,51 @@ void each_header_field(Info& info, const Field& field) {
 using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 [[nodiscard]] FrameHeaderBytes make_frame_header(const FrameInfo& info);
 
-// What a BucketEntry's values count in: units, or the bytes of coded tiles.
+// The unit in which a BucketEntry counts values: the dtype's units, or the bytes of coded tiles.
 [[nodiscard]] inline unsigned value_unit(const FrameInfo& info) {
   return is_compact(info.context.encoding) ? 1 : unit_bytes(info.dtype);
 }
 
-// The rows of a table. Of the entries only tensor, position_bytes, block and count() are written.
+// Writes the rows of a table. Uses only tensor, position_bytes, block and count() of the entries.
 [[nodiscard]] std::vector<std::byte> make_frame_table(const FrameInfo& info,
                                                       std::span<const BucketEntry> entries,
                                                       std::span<const FrameBlock> blocks);
 [[nodiscard]] std::uint64_t frame_table_bytes(std::span<const BucketEntry> entries);
-// Of a table that has its hash: fills head.entries, blocks and cut. Ranges stay within the streams
-// that head.info states, and fill them.
+// Reads a table whose hash was checked: fills head.entries, blocks and cut. Checks that ranges fill
+// the streams that head.info states, and stay within them.
 [[nodiscard]] Status read_frame_table(std::span<const std::byte> table, const WeightLayout& layout,
                                       FrameHead& head);
 
-// The one way to write runs: inside their blocks, ascending, with a gap between two of a block.
+// Checks the canonical form of runs: inside their blocks, ascending, with a gap between two runs of
+// a block.
 [[nodiscard]] Status check_runs(const WeightLayout& layout, DType dtype,
                                 std::span<const BucketEntry> runs,
                                 std::span<const FrameBlock> blocks, StatusCode code);
 
-// Blocks of `compact` that fit their tensors and do not meet.
+// Checks that blocks of `compact` fit their tensors and do not overlap.
 [[nodiscard]] Status check_compact_entries(const WeightLayout& layout, DType dtype,
                                            std::span<const BucketEntry> entries,
                                            std::span<const FrameBlock> blocks, StatusCode code);
 
-// Whether the bucket may go into a frame of this encoding, and its entries tile its streams.
+// Checks that the bucket may go into a frame of this encoding, and that its entries tile its
+// streams.
 [[nodiscard]] Status check_bucket_for(const FrameContext& context, const BucketShape& bucket);
-// The sizes of a plain frame (not compressed) that follow from those of its parts, filled in.
+// Computes the sizes of an uncompressed frame from those of its parts.
 [[nodiscard]] FrameInfo plain_frame(const FrameContext& context, DType dtype,
                                     std::span<const BucketEntry> entries,
                                     std::uint64_t positions_bytes, std::uint64_t values_bytes);
 
-// What a frame is made of.
+// The parts that make up a frame.
 struct FrameParts {
   DType dtype = DType::kU8;
   std::span<const BucketEntry> entries;
-  std::vector<FrameBlock> blocks;                      // first_unit of each is given
+  std::vector<FrameBlock> blocks;                      // the caller sets first_unit of each
   std::span<const std::byte> positions;                // of all entries
   std::span<const std::span<const std::byte>> values;  // one after the other
-  std::span<const std::byte> tables;                   // of `compact`, behind the rows
+  std::span<const std::byte> tables;                   // of `compact`, after the rows
 };
 
-// Appends a frame of parts that were found good. After a failure `out` is as it was.
+// Appends a frame of checked parts. After a failure `out` is unchanged.
 [[nodiscard]] Status append_frame(const FrameContext& context, FrameParts parts,
                                   std::vector<std::byte>& out);
 

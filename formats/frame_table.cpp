@@ -10,7 +10,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint8_t kPlain = 0, kZstd = 1;  // how a stream is stored
-// Flags. Units of one byte have the second one, too: releases before had tiles of 16384 of them.
+// Flags. kByteTiles marks units of one byte: older releases had tiles of 16384 of these.
 constexpr std::uint8_t kNeedsOldValues = 1, kByteTiles = 2;
 
 constexpr std::uint8_t flags_of(const FrameInfo& info) {
@@ -70,7 +70,7 @@ std::size_t row_bytes(const BucketEntry& entry) {
   return kFrameRowBytes + dims * kFrameDimBytes;
 }
 
-// Reads rows one after the other, each against what is left of the streams.
+// Reads rows in order, and checks each against the rest of the streams.
 class TableReader {
  public:
   TableReader(std::span<const std::byte> table, const WeightLayout& layout, FrameHead& head)
@@ -80,7 +80,7 @@ class TableReader {
   }
 
   Status read() {
-    head_.entries.reserve(info_.entries);  // the header has kept it below the table's size
+    head_.entries.reserve(info_.entries);  // the header check bounds it by the table's size
     head_.blocks.reserve(info_.entries);
     for (std::uint32_t i = 0; i < info_.entries; ++i) {
       DRIFTLESS_RETURN_IF_ERROR(read_row().with_context(concat("frame: row ", i)));
@@ -153,7 +153,7 @@ class TableReader {
       return error(StatusCode::kCorrupt, "tensor ", row.tensor, " of a layout of ", layout_.size());
     }
     if (compact_) return check_compact(row);
-    // Keeps all sums within the streams' sizes, so that they cannot overflow.
+    // Keeps all sums within the sizes of the streams, so that they cannot overflow.
     const std::uint64_t units = info_.values_bytes / unit_bytes(info_.dtype) - value_end_;
     if (row.count > units || row.position_bytes > 8) {
       return error(StatusCode::kCorrupt, "tensor '", layout_[row.tensor].name, "': ", row.count,
@@ -163,7 +163,7 @@ class TableReader {
     return {};
   }
 
-  // The streams of `compact` have the sizes that are stored.
+  // Streams of `compact` are as large as stored.
   [[nodiscard]] Status check_compact(const Row& row) const {
     if (row.stored_positions <= info_.positions_bytes - positions_end_ &&
         row.stored_values <= info_.values_bytes - value_end_) {
@@ -174,7 +174,7 @@ class TableReader {
                  " bytes, more than the streams have left");
   }
 
-  // Behind the rows: as many as they name, in the order of their first use.
+  // Reads the tables after the rows: as many as rows name, in the order of their first use.
   Status read_tables() {
     const std::optional<CompactFields> fields = compact_fields(info_.dtype);
     if (!fields) {
@@ -198,7 +198,7 @@ class TableReader {
     return {};
   }
 
-  // Rows of one box that follow each other share it.
+  // Consecutive rows of one box share it.
   Result<const TensorBlock*> read_box(const Row& row) {
     if (row.dims == 0) return nullptr;
     if (rest_.size() < row.dims * kFrameDimBytes) {
@@ -219,7 +219,7 @@ class TableReader {
     return head_.cut.back().get();
   }
 
-  // Moves `at` past it.
+  // Reads a stream's place and advances `at` past it.
   [[nodiscard]] Result<FrameStream> read_stream(std::uint8_t stored_as, std::uint64_t stored,
                                                 std::uint64_t content, std::uint64_t& at,
                                                 std::uint64_t end) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How frames are written: encode_frame(), write_frame(), append_frame().
+// Writing frames: encode_frame(), write_frame(), append_frame().
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -27,11 +27,11 @@ ByteSink append_to(std::vector<std::byte>& out) {
   };
 }
 
-// Passes the streams of all entries on, one kind after the other, in pieces that are still in the
-// cache when the sink copies them, and hashes each entry's.
+// Passes the streams of all entries to a sink, positions first, then values, in pieces that are
+// still in the cache when the sink copies them; and hashes each entry's streams.
 class HashingSink {
  public:
-  // `sizes`: of the entries' streams.
+  // `sizes`: the sizes of the entries' streams.
   HashingSink(const ByteSink& sink, std::vector<std::uint64_t> sizes)
       : sink_(sink), sizes_(std::move(sizes)) {
     hashes_.reserve(sizes_.size());
@@ -61,7 +61,7 @@ class HashingSink {
       close_full();
     }
   }
-  // Ends the streams that are complete, empty ones among them.
+  // Ends the complete streams, including empty ones.
   void close_full() {
     while (hashes_.size() < sizes_.size() && done_ == sizes_[hashes_.size()]) {
       const XXH128_hash_t hash = XXH3_128bits_digest(&state_);
@@ -74,8 +74,8 @@ class HashingSink {
   static constexpr std::size_t kPieceBytes = std::size_t{128} << 10;
   const ByteSink& sink_;
   std::vector<std::uint64_t> sizes_;
-  std::vector<Hash128> hashes_;  // of the streams that ended
-  std::uint64_t done_ = 0;       // of the next one
+  std::vector<Hash128> hashes_;  // of the finished streams
+  std::uint64_t done_ = 0;       // bytes of the next stream so far
   XXH3_state_t state_;
 };
 
@@ -107,7 +107,7 @@ void note_plain_sizes(FrameParts& parts, unsigned unit) {
   }
 }
 
-// A plain frame, front to back.
+// Writes an uncompressed frame front to back.
 Result<Hash128> stream_frame(const FrameInfo& frame, FrameParts& parts, const ByteSink& sink) {
   note_plain_sizes(parts, value_unit(frame));
   const auto sizes = [&](FrameStream FrameBlock::* stream) {
@@ -132,7 +132,7 @@ Result<Hash128> stream_frame(const FrameInfo& frame, FrameParts& parts, const By
   return frame_table_hash(end);
 }
 
-// Appends `content` under zstd, or as it is if that is not smaller.
+// Appends `content` compressed by zstd, or as it is if that is not smaller.
 Status pack(ZstdPacker& zstd, std::span<const std::byte> content, std::vector<std::byte>& out,
             FrameStream& stream, Hash128& hash) {
   const std::size_t begin = out.size();
@@ -147,7 +147,7 @@ Status pack(ZstdPacker& zstd, std::span<const std::byte> content, std::vector<st
   return {};
 }
 
-// The header states how large the compressed streams are, so they come first.
+// Compresses the streams first, because the header states their compressed sizes.
 Status append_compressed(FrameInfo frame, FrameParts& parts, std::vector<std::byte>& out) {
   const std::size_t begin = out.size();
   const std::span<const std::byte> values =
@@ -182,7 +182,7 @@ Status append_compressed(FrameInfo frame, FrameParts& parts, std::vector<std::by
   return {};
 }
 
-// What the table leaves out must follow from the rest of it: entries tile both streams, in order.
+// Omitted fields of the table must follow from the others: entries tile both streams, in order.
 Status check_tiles(const BucketShape& bucket) {
   std::uint64_t position_end = 0, value_end = 0;
   for (const BucketEntry& entry : bucket.entries) {

@@ -8,7 +8,7 @@
 namespace driftless {
 namespace {
 
-// A stretch of a tensor or block, as an entry and its first unit say.
+// Checks a stretch of a tensor or block, given by an entry and its first unit.
 Status check_run(const WeightLayout& layout, DType dtype, const BucketEntry& run,
                  std::uint64_t first_unit, StatusCode code) {
   if (run.tensor >= layout.size() || (run.block != nullptr && run.block->tensor != run.tensor)) {

@@ -22,7 +22,7 @@ constexpr std::pair<const char*, std::uint64_t Manifest::*> kCounts[] = {
     {"payload_bytes", &Manifest::payload_bytes},
 };
 
-// Written only where it is not `absent`.
+// Reads a number that is written only if it is not `absent`.
 Result<std::uint64_t> optional_u64(const Json& object, std::string_view key, std::uint64_t absent,
                                    std::uint64_t most, std::string_view what) {
   if (!object.is_object() || !object.contains(key)) return absent;
@@ -32,7 +32,7 @@ Result<std::uint64_t> optional_u64(const Json& object, std::string_view key, std
                " is expected");
 }
 
-// The items of a list, which ascend by their names.
+// The items of a list, which must ascend by name.
 template <typename T, typename Read>
 Status read_sorted(const Json& json, std::string_view key, std::string_view what,
                    std::vector<T>& items, const Read& read) {
@@ -76,8 +76,8 @@ Status read_files(const Json& json, std::string_view what, Manifest& manifest) {
   return read_sorted(json, "files", what, manifest.files, read);
 }
 
-// All tensors have a digest, or none has. Then a delta lists what it changes, and what a full
-// version lists is all there is.
+// Either all tensors have a digest or none. If they have, a delta lists the tensors that it
+// changes, and a full version lists all tensors.
 Status check_tensor_digests(std::string_view what, const Manifest& manifest) {
   std::uint64_t digests = 0;
   Digest sum;
@@ -119,7 +119,7 @@ Status read_identity(const Json& json, std::string_view what, Manifest& manifest
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.run, json_hash128(json, "run", what));
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.id.version, json_u64(json, "version", what));
   DRIFTLESS_ASSIGN_OR_RETURN(manifest.base_version, json_u64(json, "base_version", what));
-  // An anchor is its own base: it takes nothing for granted.
+  // An anchor is its own base: it needs no earlier version.
   const bool anchor = manifest.encoding == Encoding::kFull;
   const bool ordered = manifest.base_version < manifest.id.version ||
                        (anchor && manifest.base_version == manifest.id.version);
@@ -186,7 +186,7 @@ Result<DirectoryLayout> parse_directory_layout(std::string_view name) {
 }
 
 std::uint64_t payload_of(const Manifest& manifest) {
-  // Directories that others read have further files.
+  // Directories for other software contain additional files.
   const bool mixed = manifest.directory_layout == DirectoryLayout::kHfDelta ||
                      manifest.directory_layout == DirectoryLayout::kFlush;
   std::uint64_t sum = 0;

@@ -10,11 +10,11 @@ namespace {
 
 constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 32;
 constexpr std::uint64_t kMaxCount = std::numeric_limits<std::uint32_t>::max();
-constexpr std::size_t kPieceCount = 16384;  // positions held at a time
+constexpr std::size_t kPieceCount = 16384;  // positions in memory at a time
 
 constexpr std::uint64_t payload_bytes(std::uint64_t count) { return 4 + 5 * count; }
 
-// Positions come from one reader of the frame, values from a second one, skipped ahead to them.
+// One reader of the frame reads the positions; a second one skips ahead and reads the values.
 class OverwritePatcher final : public TensorPatcher {
  public:
   OverwritePatcher(const TensorSpec& tensor, std::uint64_t count, ZstdReader positions,
@@ -62,13 +62,13 @@ class OverwritePatcher final : public TensorPatcher {
   }
 
   std::uint64_t size_bytes_;
-  std::uint64_t left_;  // still to be read
+  std::uint64_t left_;  // positions still to be read
   std::uint64_t next_position_ = 0;
   ZstdReader position_reader_;
   ZstdReader value_reader_;
   std::vector<std::uint32_t> positions_;
   std::vector<std::byte> values_;
-  std::size_t at_ = 0;  // the next to be written
+  std::size_t at_ = 0;  // index of the next one to be written
 };
 
 Status too_large(std::string_view tensor) {

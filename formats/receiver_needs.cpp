@@ -16,10 +16,10 @@ constexpr std::string_view kFormat = "driftless_needs";
 constexpr std::uint64_t kFormatVersion = 1;
 constexpr std::uint64_t kMaxContentBytes = std::uint64_t{16} << 20;  // a million tensors and more
 constexpr std::size_t kMaxDirectoryBytes = 512;
-constexpr std::uint64_t kFirstSlice = 2;  // numbers below it are kinds of their own
+constexpr std::uint64_t kFirstSlice = 2;  // lower numbers mean all and nothing
 
 Result<std::string> compressed(const nlohmann::ordered_json& json) {
-  // A path may be no UTF-8.
+  // A path need not be UTF-8.
   const std::string text =
       json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   DRIFTLESS_ASSIGN_OR_RETURN(ZstdPacker zstd, ZstdPacker::create());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a receiver can read, and what it wants of a version: told to the publisher with its reports
-// (collectives/road.h carries the text unread). docs/formats/needs.md gives the text.
+// What a receiver can read, and what it wants of a version. The receiver sends it to the publisher
+// with its reports (collectives/road.h carries the text unread). docs/formats/needs.md specifies
+// the text.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace driftless {
 
-// What is wanted of a tensor: nothing, all, or [begin, begin + size) of one of its dimensions.
+// The wanted part of a tensor: nothing, all, or [begin, begin + size) of one of its dimensions.
 struct TensorNeed {
   enum class Kind : std::uint8_t { kNothing = 0, kAll = 1, kSlice = 2 };
   Kind kind = Kind::kAll;
@@ -25,36 +26,36 @@ struct TensorNeed {
 };
 
 struct ReceiverNeeds {
-  std::vector<Encoding> encodings;  // that it reads
-  bool old_values = false;          // it holds the weights before, which an encoding may need
-  bool ranges = false;              // it fetches the blocks that it needs, and no others
-  Hash128 run = {};                 // that it follows; zero: not said
-  Hash128 layout;                   // whose tensors these are
-  std::vector<TensorNeed> tensors;  // as the layout; empty: all of everything
-  // Of the version that it reports; 0: not known.
-  std::uint64_t bytes_per_s = 0;  // that came over the road
-  std::uint64_t units_per_s = 0;  // of the weights, as it decoded and proved the version
-  // The directory of the checkpoint that it patches, and the host where that lies; empty: it holds
-  // weights in memory, or does not say.
+  std::vector<Encoding> encodings;  // that the receiver reads
+  bool old_values = false;  // it holds the weights before a version; some encodings need them
+  bool ranges = false;      // it fetches only the blocks that it needs
+  Hash128 run = {};         // the run that it follows; zero: unknown
+  Hash128 layout;           // the layout of `tensors`
+  std::vector<TensorNeed> tensors;  // in the layout's order; empty: all of everything
+  // Speeds of the reported version; 0: unknown.
+  std::uint64_t bytes_per_s = 0;  // bytes received over the road
+  std::uint64_t units_per_s = 0;  // weights decoded and proven
+  // The directory of the checkpoint that it patches, and that directory's host. Empty: it holds
+  // weights in memory, or does not report this.
   std::string checkpoint, host;
-  bool idle = false;  // an agent on whose host nobody takes versions
+  bool idle = false;  // an agent on whose host no engine or worker takes versions
 
   friend bool operator==(const ReceiverNeeds&, const ReceiverNeeds&) = default;
 };
 
-// Of one that cannot say more than its run: it reads what every receiver does.
+// The needs of a receiver that reports only its run: the abilities that every receiver has.
 [[nodiscard]] ReceiverNeeds unknown_needs(const Hash128& run);
 
-// A directory as receivers announce it: normalized, of a long one the last 512 bytes.
+// A directory as receivers report it: normalized, and only the last 512 bytes if it is longer.
 [[nodiscard]] std::string announced_directory(std::string_view path);
 
-// Rounded to a power of the eighth root of 2, 9 % apart, so that it seldom changes.
+// Rounds to a power of the eighth root of 2 (steps of 9 %), so that the report seldom changes.
 [[nodiscard]] std::uint64_t rounded_speed(double per_s);
 
-// Compressed. If it would have more than `most_bytes`, without the tensors: it wants everything
-// then, as far as anybody knows.
+// The compressed text. If it exceeds `most_bytes`, omits the tensors; the publisher then assumes
+// that the receiver wants everything.
 [[nodiscard]] Result<std::string> needs_to_text(const ReceiverNeeds& needs, std::size_t most_bytes);
-// Passes over encodings and keys that it does not know. `what` names the receiver in errors.
+// Ignores unknown encodings and keys. `what` names the receiver in errors.
 [[nodiscard]] Result<ReceiverNeeds> parse_needs(std::string_view text, std::string_view what);
 
 }  // namespace driftless

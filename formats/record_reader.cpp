@@ -10,9 +10,9 @@ namespace driftless {
 namespace {
 
 constexpr std::size_t kMostTextBytes = 64 << 10;
-constexpr double kMostNumber = 1e18;  // of milliseconds, and of shares
+constexpr double kMostNumber = 1e18;  // for milliseconds and ratios
 
-// The members of one object; remembers the first that is wrong.
+// Reads the members of one object, and remembers the first error.
 class Fields {
  public:
   Fields(const Json& json, std::string_view what) : json_(json), what_(what) {
@@ -55,7 +55,7 @@ class Fields {
     value = found->get_ref<const std::string&>();
     if (value.size() > kMostTextBytes) fail(key, "too long");
   }
-  // One of `known`, which live for ever; else the last of them.
+  // One of `known`, which are static; the last of them for an unknown value.
   void read(const char* key, std::string_view& value, std::span<const std::string_view> known) {
     std::string text;
     read(key, text);
@@ -156,7 +156,7 @@ Result<TensorDensity> read_density(const Json& json, std::string_view what) {
 
 Result<Digest> read_digest(std::string_view text) { return digest_from_hex(text); }
 
-// The code of this name; kInternal if there is none.
+// The code with this name; kInternal if there is none.
 StatusCode code_of(std::string_view name) {
   for (auto code = StatusCode::kOk; code < StatusCode::kInternal;
        code = static_cast<StatusCode>(static_cast<unsigned char>(code) + 1)) {
@@ -261,7 +261,7 @@ Result<EndRecord> read_end_record(const Json& json, std::string_view what) {
   read(fields, record.origin, record.run);
   fields.read("event", record.event, kEvents);
   fields.read("id", record.id);
-  record.origin.id.clear();  // its own
+  record.origin.id.clear();  // the id here is the receiver's, not the writer's
   fields.read("version", record.version);
   fields.read("digest", record.digest);
   DRIFTLESS_RETURN_IF_ERROR(fields.status());

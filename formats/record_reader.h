@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads records back from their JSON form: lines of metrics.file, the JSON of a status server. Keys
-// that are not known are passed over, and one that is missing leaves the default. kCorrupt, naming
-// `what` and the key, for a value of another type. Include <nlohmann/json.hpp> in the .cpp file.
+// Reads records from their JSON form: lines of metrics.file, the JSON of a status server. Ignores
+// unknown keys; a missing key leaves the default. kCorrupt, naming `what` and the key, for a value
+// of another type. Include <nlohmann/json.hpp> in the .cpp file.
 #pragma once
 
 #include "formats/records.h"
@@ -13,7 +13,7 @@ namespace driftless {
 [[nodiscard]] Result<EngineRecord> read_engine_record(const Json& json, std::string_view what);
 [[nodiscard]] Result<RolloutRecord> read_rollout_record(const Json& json, std::string_view what);
 [[nodiscard]] Result<EndRecord> read_end_record(const Json& json, std::string_view what);
-// The fields that every line begins with, and its run.
+// Reads the fields that every line begins with, and the run.
 [[nodiscard]] Result<RecordOrigin> read_origin(const Json& json, Hash128& run,
                                                std::string_view what);
 

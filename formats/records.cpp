@@ -86,7 +86,7 @@ RecordOrigin record_origin(std::string_view role, unsigned rank) {
 }
 
 std::optional<std::int64_t> unix_ms(std::string_view time) {
-  const std::string text(time);  // ends with a zero
+  const std::string text(time);  // strptime() needs a terminating zero
   std::tm parts{};
   const char* const rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &parts);
   int milliseconds = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The records: what one process did for one version (VersionRecord), how one update of one engine
-// went (EngineRecord), how a process ended (EndRecord), and what a receiver reports to the trainer
-// (ReportProof). metrics.file, the JSON lines of the commands, reports and the C library's metrics
-// are views of them. docs/operate/metrics.md describes every key.
+// The records: what one process did for one version (VersionRecord), the result of one update of
+// one engine (EngineRecord), how a process ended (EndRecord), and what a receiver reports to the
+// trainer (ReportProof). metrics.file, the JSON lines of the commands, reports and the C library's
+// metrics are views of them. docs/operate/metrics.md describes every key.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,22 @@
 
 namespace driftless {
 
-// Which process wrote a record, and when.
+// The process that wrote a record, and the time.
 struct RecordOrigin {
   std::string_view role;  // "trainer", "rollout" or "agent"
   unsigned rank = 0;
   std::string host;
   std::string time;         // UTC: "2026-01-31T12:00:00.250Z"
   double monotonic_ms = 0;  // of this machine's monotonic clock
-  std::string id{};         // of a receiver, on the road; empty: none
+  std::string id{};         // the receiver's id on the road; empty: no receiver
 };
-// This host, now.
+// The origin of a record that this host writes now.
 [[nodiscard]] RecordOrigin record_origin(std::string_view role, unsigned rank);
 
-// A record's time as milliseconds since 1970; nothing if it is not one.
+// A record's time as milliseconds since 1970; empty if the text is not a time.
 [[nodiscard]] std::optional<std::int64_t> unix_ms(std::string_view time);
 
-// How long the phases of a commit took.
+// The durations of a commit's phases.
 struct CommitTimes {
   double stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
 };
@@ -55,16 +55,18 @@ struct VersionRecord {
   Digest digest;
   std::uint64_t changed_units = 0;
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
-  // The road that it went by in place of the configured one, which had failed; empty: by that one.
+  // The fallback road that carried the version because the configured road had failed; empty: the
+  // configured road carried it.
   std::string fallback{};
-  // The tensors with the most changed weights, largest first; empty if this process does not know.
+  // The tensors with the most changed weights, largest first; empty if this process does not know
+  // them.
   std::vector<TensorDensity> most_changed{};
 
   struct Published {  // by a trainer
     Encoding encoding = Encoding::kDeltas;
     double density = 0;
     double process_ms = 0, manifest_publish_ms = 0, total_ms = 0;
-    // Busy times of this rank. The first three overlap, and lie in process_ms.
+    // Busy times of this rank. The first three overlap, and are part of process_ms.
     double compare_ms = 0, encode_ms = 0, send_ms = 0, seal_ms = 0;
   };
   struct Captured {  // by a trainer without a snapshot
@@ -91,39 +93,39 @@ struct VersionRecord {
 struct EngineRecord {
   RecordOrigin origin{};
   Hash128 run{};
-  std::string engine;           // its URL
-  std::string_view kind{};      // "vllm" or "sglang"
-  std::uint64_t version = 0;    // that it holds; if the update failed, the one before; 0: none yet,
-                                // or nobody can say
-  std::uint64_t confirmed = 0;  // the last one, also if nobody can say since
-  std::uint64_t goal = 0;       // that it was to be brought to
-  std::string digest{};         // of the version, hex; empty: not known
-  std::string_view proven{};    // by its "workers" or by the "files" that it loaded; empty: not
-  Status status{};              // of the last update or look; not ok: it counts as not there
-  bool reachable = true;        // false: it has answered no call for a while
-  bool reload = false;          // it lost its version, and is to be given it again
-  unsigned attempts = 0;        // of the last update; 0: a look at the engine found this
-  CommitTimes commit{};         // of the last attempt
-  // A look of the agent that drives it, and no update, found this.
+  std::string engine;       // its URL
+  std::string_view kind{};  // "vllm" or "sglang"
+  // The version that it holds; after a failed update the one before; 0: none yet, or unknown.
+  std::uint64_t version = 0;
+  std::uint64_t confirmed = 0;  // the last confirmed version, even if the current one is unknown
+  std::uint64_t goal = 0;       // the version that the update should reach
+  std::string digest{};         // of the version, hex; empty: unknown
+  std::string_view proven{};    // by its "workers" or by the "files" that it loaded, or empty
+  Status status{};        // of the last update or look; not ok: the engine does not count as ready
+  bool reachable = true;  // false: it has answered no call for some time
+  bool reload = false;    // it lost its version and must receive it again
+  unsigned attempts = 0;  // of the last update; 0: from a look at the engine, not an update
+  CommitTimes commit{};   // of the last attempt
+  // True if the record comes from a look of the engine's agent, not from an update.
   [[nodiscard]] bool looked() const { return attempts == 0 && !kind.empty(); }
-  // Nobody waits for it: it does not answer, or an update failed.
+  // True if nothing waits for the engine any more: it does not answer, or an update failed.
   [[nodiscard]] bool given_up() const { return !reachable || (!status.ok() && attempts > 0); }
 };
 
-// What a receiver last reported to the trainer.
+// The last report of a receiver to the trainer.
 struct RolloutRecord {
   std::string id;              // of the receiver
-  std::string run;             // hex; empty: the report does not name it
-  std::uint64_t version = 0;   // that it holds
-  std::string digest;          // that it reports, hex; empty: it holds no version
-  bool proven = false;         // the digest is the version's own, computed from all of its tensors
-  std::uint64_t unproven = 0;  // tensors that the digest was not computed from
+  std::string run;             // hex; empty: the report names none
+  std::uint64_t version = 0;   // the version that it holds
+  std::string digest;          // the digest that it reports, hex; empty: it holds no version
+  bool proven = false;         // it computed the digest from all tensors, and it is the version's
+  std::uint64_t unproven = 0;  // tensors that the digest does not include
   bool left = false;           // it has signed off
-  bool idle = false;           // an agent's: nobody on its host takes versions
+  bool idle = false;           // an agent on whose host no engine or worker takes versions
   double stage_ms = 0, commit_ms = 0;  // of its last commit; 0: not known
 };
 
-// The last line of a command.
+// The last line that a command writes.
 struct EndRecord {
   RecordOrigin origin;
   Hash128 run;
@@ -133,27 +135,27 @@ struct EndRecord {
   std::string digest;  // hex; empty: not known
 };
 
-// The proof of a receiver's report, as text: "<digest> unproven=2 run=<run> stage_ms=1.5
+// The proof in a receiver's report, as text: "<digest> unproven=2 run=<run> stage_ms=1.5
 // commit_ms=0.2". A road carries it unread; the trainer shows it.
 struct ReportProof {
   std::string digest;          // 32 digits; empty if it holds nothing
   std::string run;             // 32 digits; empty: not in it
-  std::uint64_t unproven = 0;  // tensors that the digest was not computed from
-  bool timed = false;          // the times of the last commit are in it
-  double stage_ms = 0;         // fetching included
+  std::uint64_t unproven = 0;  // tensors that the digest does not include
+  bool timed = false;          // it contains the times of the last commit
+  double stage_ms = 0;         // including the fetch
   double commit_ms = 0;
 };
-// The proof in the report of a receiver that cannot follow the versions and finds no anchor: the
-// publisher makes one with its next version.
+// The proof that a receiver reports if it cannot follow the versions and finds no anchor. The
+// publisher then makes an anchor with its next version.
 inline constexpr std::string_view kAnchorWanted = "anchor wanted";
 inline constexpr std::string_view kUnproven = " unproven=";
 inline constexpr std::string_view kProofRun = " run=";
 [[nodiscard]] std::string to_text(const ReportProof& proof);
 [[nodiscard]] ReportProof parse_proof(std::string_view proof);
-// The run that a report is of: in its proof or, if it proves nothing, in its needs. Empty: in
-// neither.
+// The run of a report: from its proof or, if the proof has none, from its needs. Empty if neither
+// names it.
 [[nodiscard]] std::string reported_run(std::string_view proof, std::string_view needs);
-// Whether the report is of an agent on whose host nobody takes versions.
+// Whether the report comes from an agent on whose host no engine or worker takes versions.
 [[nodiscard]] bool reports_idle(std::string_view needs);
 
 [[nodiscard]] nlohmann::ordered_json to_json(const VersionRecord& record);

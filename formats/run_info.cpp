@@ -50,7 +50,7 @@ Result<WeightLayout> read_layout(const Json& json, std::string_view what) {
   return layout;
 }
 
-// All tensors have one, and they add up to the base's; or none has.
+// Either all tensors have a digest, and these add up to the base's, or none has.
 Status read_tensor_digests(const Json& json, std::string_view what, RunInfo& info) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Json* list, json_array(json, "tensors", what));
   Digest sum;
@@ -116,7 +116,8 @@ std::string run_info_to_json(const RunInfo& info) {
   for (const UnpublishedTensor& each : info.unpublished) {
     json["unpublished"].push_back(tensor_to_json(each.spec, &each.digest));
   }
-  // The other error handler throws. What is replaced here changes the signature.
+  // The strict error handler would throw. A replaced byte changes the signature, so
+  // parse_run_info() refuses the text.
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a receiver must know of a run before any of its versions: announced by the publishers'
-// leader over the road (SendRoad::announce), and checked by every receiver against its own weights.
+// What a receiver must know about a run before any of its versions. The publishers' leader
+// announces it over the road (SendRoad::announce), and every receiver checks it against its own
+// weights.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +18,10 @@ namespace driftless {
 
 inline constexpr std::uint64_t kRunInfoFormat = 1;
 inline constexpr std::uint64_t kMaxRunInfoBytes = 256ULL << 20;
-// Beside the versions in a directory.
+// The announcement's file in a directory of versions.
 inline constexpr std::string_view kRunInfoName = "run.json";
 
-// A tensor of the base that the run does not publish: in every version it is as it is there.
+// A tensor of the base that the run does not publish: it stays unchanged in every version.
 struct UnpublishedTensor {
   TensorSpec spec;
   Digest digest;
@@ -33,24 +34,25 @@ struct RunInfo {
   WeightLayout layout;      // of all ranks together
   Digest base_digest;       // of the weights of version 0
   std::uint32_t ranks = 1;  // publisher ranks, at least 1
-  // Of each tensor of version 0, as the layout; together the base's. A receiver of some of them
-  // proves its base by these. Empty: the publisher does not say.
+  // The digest of each tensor of version 0, in the layout's order; they add up to the base's
+  // digest. A receiver of some of the tensors proves its base by these. Empty: the publisher
+  // provides none.
   std::vector<Digest> tensor_digests;
-  // Sorted by name, none of the layout's. A receiver that holds one proves it by its digest. Empty:
-  // there are none, or the publisher does not say.
+  // Sorted by name; none is in the layout. A receiver that holds such a tensor proves it by its
+  // digest. Empty: there are none, or the publisher does not list them.
   std::vector<UnpublishedTensor> unpublished = {};
-  // By which rule the trainer quantizes its weights (core/quantize_rule.h); empty: it does not.
+  // The rule by which the trainer quantizes its weights (core/quantize_rule.h); empty: it does not.
   std::string quantize_rule = {};
-  // The run was on another road before: numbers up to this one were used there, and are not used
-  // again. 0: it was not.
+  // If the run was on another road before: version numbers up to this one were used there, and are
+  // not used again. 0: it was not.
   std::uint64_t used_numbers = 0;
 };
 
-// One line of JSON. A tensor's name that is not UTF-8 cannot be written: parse_run_info() refuses
-// what comes of it.
+// One line of JSON. A tensor name that is not UTF-8 cannot be written; parse_run_info() refuses the
+// result.
 [[nodiscard]] std::string run_info_to_json(const RunInfo& info);
-// Checks every field, and that the signature is that of the tensors; keys that it does not know are
-// passed over. kUnsupported for a newer format. `what` names the source in errors.
+// Checks every field, and that the signature matches the tensors; ignores unknown keys.
+// kUnsupported for a newer format. `what` names the source in errors.
 [[nodiscard]] Result<RunInfo> parse_run_info(std::string_view text, std::string_view what);
 
 }  // namespace driftless

@@ -15,14 +15,14 @@ namespace {
 constexpr std::uint64_t kLengthBytes = 8;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// An entry as the header has it; offsets count from the beginning of the data.
+// An entry of the header; offsets count from the beginning of the data.
 struct RawEntry {
   TensorSpec spec;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 };
 
-// The JSON text, after its length was held against the file and the cap.
+// The JSON text, once its length was checked against the file and the limit.
 Result<std::string_view> header_text(std::span<const std::byte> file, std::uint64_t file_bytes,
                                      std::string_view what) {
   if (file_bytes < kLengthBytes || file.size() < kLengthBytes) {
@@ -30,7 +30,7 @@ Result<std::string_view> header_text(std::span<const std::byte> file, std::uint6
                  " bytes, a safetensors file begins with the 8 bytes of its header's length");
   }
   std::uint64_t length = 0;
-  std::memcpy(&length, file.data(), kLengthBytes);  // little-endian, as the processor
+  std::memcpy(&length, file.data(), kLengthBytes);  // little-endian, like the processor
   if (length > kMaxSafetensorsHeaderBytes) {
     return error(StatusCode::kCorrupt, what, ": a header of ", length, " bytes, at most ",
                  kMaxSafetensorsHeaderBytes, " are allowed; is this a safetensors file?");
@@ -97,7 +97,7 @@ Result<std::map<std::string, std::string>> parse_metadata(const Json& object,
   return metadata;
 }
 
-// The entries in ascending order must lie side by side from 0 to the end of the data.
+// The entries, in ascending order, must cover the data from 0 to its end without gaps.
 Status check_contiguous(const std::vector<RawEntry>& entries, std::uint64_t data_bytes,
                         std::string_view file) {
   std::uint64_t expected = 0;
@@ -134,7 +134,7 @@ Result<std::vector<RawEntry>> parse_entries(const Json& root, std::string_view f
   return entries;
 }
 
-// The header's length and the header, as much of them as the file has.
+// Hashes the header and its length, as far as the file has them.
 Hash128 hash_of_header(std::span<const std::byte> file) {
   std::uint64_t length = 0;
   if (file.size() >= kLengthBytes) std::memcpy(&length, file.data(), kLengthBytes);
@@ -172,7 +172,7 @@ Result<SafetensorsFile> SafetensorsFile::open(MappedFile file) {
   SafetensorsFile opened;
   opened.file_ = std::move(file);
   const std::span<const std::byte> bytes = opened.file_.bytes();
-  opened.header_hash_ = hash_of_header(bytes);  // first: a write after it is noticed
+  opened.header_hash_ = hash_of_header(bytes);  // first, so that a later write is noticed
   DRIFTLESS_ASSIGN_OR_RETURN(opened.header_,
                              parse_safetensors_header(bytes, bytes.size(), opened.file_.path()));
   const std::vector<SafetensorsEntry>& tensors = opened.header_.tensors;

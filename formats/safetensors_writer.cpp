@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// SafetensorsWriter: the streaming half of safetensors.h.
+// SafetensorsWriter of safetensors.h.
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -23,8 +23,8 @@ std::string entry_text(std::string_view name, std::string_view dtype,
                 R"(,"data_offsets":[)", begin, ",", end, "]}");
 }
 
-// The bytes that a string takes in the header, quotes included. One that is not UTF-8 is never
-// written, whatever its bound.
+// The bytes of a string in the header, including quotes. A string that is not UTF-8 is never
+// written, whatever this returns.
 std::uint64_t quoted_bytes(std::string_view text) {
   const Result<std::string> quoted = json_quote(text, "");
   return quoted.ok() ? quoted->size() : text.size() + 2;
@@ -65,13 +65,13 @@ Result<std::string> safetensors_front(const std::map<std::string, std::string>& 
   json.resize(std::max(room, rounded_up(json.size())), ' ');
   std::string length(kHeaderLengthBytes, '\0');
   const std::uint64_t bytes = json.size();
-  std::memcpy(length.data(), &bytes, sizeof(bytes));  // little-endian, as the processor
+  std::memcpy(length.data(), &bytes, sizeof(bytes));  // little-endian, like the processor
   return length + json;
 }
 
 Result<SafetensorsWriter> SafetensorsWriter::create(FileSystem& fs, const std::string& path,
                                                     std::uint64_t header_bytes) {
-  DRIFTLESS_RETURN_IF_ERROR(check_room(path, header_bytes));  // before there is a file
+  DRIFTLESS_RETURN_IF_ERROR(check_room(path, header_bytes));  // before the file is created
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs.create(path));
   return create(std::move(file), header_bytes);
 }
@@ -188,7 +188,8 @@ Status SafetensorsWriter::add_metadata(std::string_view key, std::string_view va
 
 Result<std::uint64_t> SafetensorsWriter::finish() {
   DRIFTLESS_RETURN_IF_ERROR(check_between_tensors());
-  // While nothing has been written the data can still go anywhere: leave no hole for padding.
+  // While nothing was written, the place of the data is free: no padding is needed after the
+  // header.
   const bool movable = buffer_.size() == data_bytes_;
   DRIFTLESS_ASSIGN_OR_RETURN(
       const std::string front,

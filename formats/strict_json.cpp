@@ -9,8 +9,8 @@
 namespace driftless {
 namespace {
 
-// Builds the value while watching keys and depth. The parser itself does not recurse, so depth
-// costs no stack. The member names are nlohmann's.
+// Builds the value, and checks keys and depth. The parser does not recurse, so depth costs no
+// stack. nlohmann's library prescribes the names of the member functions.
 class StrictHandler {
  public:
   bool null() { return place(nullptr); }
@@ -35,7 +35,7 @@ class StrictHandler {
 
   bool parse_error(std::size_t position, const std::string&, const std::exception& reason) {
     const std::string_view text(reason.what());
-    const std::size_t bracket = text.find("] ");  // after nlohmann's own code
+    const std::size_t bracket = text.find("] ");  // after nlohmann's error code
     return fail(
         concat("is not valid JSON at byte ", position, ": ",
                shown(bracket == std::string_view::npos ? text : text.substr(bracket + 2), 200)));
@@ -50,7 +50,7 @@ class StrictHandler {
     return false;
   }
 
-  // Where the value goes: the root, the member just named, or the end of the open array.
+  // Stores the value: as the root, in the member just named, or at the end of the open array.
   Json* put(Json value) {
     if (open_.empty()) {
       root_ = std::move(value);
@@ -84,19 +84,19 @@ class StrictHandler {
   }
 
   Json root_;
-  // The containers being filled, outermost first. An element that is open is the last of its
-  // array, so that no array grows while one of its elements is pointed to.
+  // The containers being filled, outermost first. An open element is the last of its array, so no
+  // array grows while a pointer to one of its elements is in use.
   std::vector<Json*> open_;
   Json* member_ = nullptr;
   std::string problem_;
 };
 
-// What an error says of a value that is not as expected.
+// The description of an unexpected value in errors.
 std::string kind_of(const Json& value) {
   return value.is_number() ? value.dump() : std::string(value.type_name());
 }
 
-// A member that `is` holds of; `expected` says what that means.
+// The member if `is` returns true for it; `expected` describes that in the error.
 Result<const Json*> member_that(bool (Json::*is)() const noexcept, std::string_view expected,
                                 const Json& object, std::string_view key, std::string_view what) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Json* member, json_member(object, key, what));
@@ -115,7 +115,7 @@ Result<T> parsed_member(Result<T> (*parse)(std::string_view), const Json& object
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, std::string_view what) {
-  // nlohmann takes a NUL for the end of the text and skips a byte order mark.
+  // nlohmann's parser treats a NUL as the end of the text, and skips a byte order mark.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     return error(StatusCode::kCorrupt, what, ": is not valid JSON: NUL at byte ", nul);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON from outside, parsed strictly: UTF-8 without a byte order mark, no duplicate keys at any
-// level, at most 64 levels deep, nothing after the value. nlohmann's exceptions do not leave
-// strict_json.cpp. Include <nlohmann/json.hpp> in the .cpp file that looks into a Json.
+// Parses JSON from outside strictly: UTF-8 without a byte order mark, no duplicate keys at any
+// level, at most 64 levels deep, nothing after the value. Exceptions of nlohmann's library do not
+// leave strict_json.cpp. Include <nlohmann/json.hpp> in a .cpp file that reads a Json.
 #pragma once
 
 #include <cstddef>
@@ -21,21 +21,22 @@ using Json = nlohmann::json;
 
 inline constexpr std::size_t kMaxJsonDepth = 64;
 
-// kCorrupt where the text is not such JSON. `what` names the source in errors: a path, or "header
-// of x.safetensors". Numbers that do not fit 64 bits become floating point, which json_u64()
+// kCorrupt if the text is not such JSON. `what` names the source in errors: a path, or "header of
+// x.safetensors". Numbers that do not fit into 64 bits become floating point, which json_u64()
 // refuses.
 [[nodiscard]] Result<Json> parse_json(std::string_view text, std::string_view what);
 
-// One line of JSON for a string, with its quotes; kInvalidArgument, naming `what`, where it is not
+// A string as one line of JSON, with its quotes; kInvalidArgument, naming `what`, if it is not
 // UTF-8.
 [[nodiscard]] Result<std::string> json_quote(std::string_view text, std::string_view what);
 
-// Members of an object; kCorrupt naming `what` and the key where it is missing or of another type.
+// Members of an object. kCorrupt, naming `what` and the key, if the member is missing or of another
+// type.
 [[nodiscard]] Result<const Json*> json_member(const Json& object, std::string_view key,
                                               std::string_view what);
 [[nodiscard]] Result<std::string> json_string(const Json& object, std::string_view key,
                                               std::string_view what);
-// Of at most `most` bytes; empty if it is missing.
+// A string of at most `most` bytes; empty if it is missing.
 [[nodiscard]] Result<std::string> json_optional_string(const Json& object, std::string_view key,
                                                        std::size_t most, std::string_view what);
 [[nodiscard]] Result<std::uint64_t> json_u64(const Json& object, std::string_view key,
@@ -51,7 +52,7 @@ inline constexpr std::size_t kMaxJsonDepth = 64;
                                            std::string_view what);
 [[nodiscard]] Result<Digest> json_digest(const Json& object, std::string_view key,
                                          std::string_view what);
-// A name that `parse` knows; kUnsupported with its message otherwise.
+// A string that `parse` accepts; kUnsupported with the message of `parse` otherwise.
 template <typename T>
 [[nodiscard]] Result<T> json_kind(const Json& object, std::string_view key, std::string_view what,
                                   Result<T> (*parse)(std::string_view)) {

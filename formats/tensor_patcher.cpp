@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all patchers have in common, and the one that patches a tensor from its entries in buckets.
+// Common code of all patchers, and the one that patches a tensor from its entries in buckets.
 #include "formats/tensor_patcher.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace driftless {
 namespace {
 
-// The pieces of one block of a tensor, one after the other.
+// Applies the pieces of one block of a tensor, one after the other.
 class BlockPatcher {
  public:
   explicit BlockPatcher(const WeightLayout& layout) : layout_(&layout) {}
@@ -33,7 +33,7 @@ class BlockPatcher {
         case 4: overwrite<4>(byte_offset, chunk); break;
         default: overwrite<8>(byte_offset, chunk); break;
       }
-      if (at_ < view_.count()) return {};  // the rest lies past this chunk
+      if (at_ < view_.count()) return {};  // the rest lies after this chunk
     }
   }
 
@@ -46,7 +46,7 @@ class BlockPatcher {
  private:
   template <unsigned kUnitBytes>
   void overwrite(std::uint64_t byte_offset, std::span<std::byte> chunk) {
-    // A view's positions lie within the tensor, so none of this overflows.
+    // All positions of a view lie within the tensor, so nothing here overflows.
     const std::uint64_t end = (byte_offset + chunk.size()) / kUnitBytes;
     const std::uint64_t begin = byte_offset / kUnitBytes;
     const std::size_t count = view_.offsets.size();
@@ -86,14 +86,14 @@ class BlockPatcher {
 
   const WeightLayout* layout_;
   std::vector<BucketPiece> pieces_;
-  std::size_t piece_ = 0;              // the next to be opened
-  std::optional<EntryCursor> cursor_;  // of the open one
+  std::size_t piece_ = 0;              // the next to open
+  std::optional<EntryCursor> cursor_;  // of the open piece
   DeltaView view_;                     // of the cursor
-  std::size_t at_ = 0;                 // in view_: the next to be written
-  std::uint64_t next_position_ = 0;    // the least that may come next
+  std::size_t at_ = 0;                 // index in view_ of the next to write
+  std::uint64_t next_position_ = 0;    // least allowed next position
 };
 
-// Blocks of a tensor lie between each other: each goes through the chunks by itself.
+// The blocks of a tensor interleave, so each goes through the chunks separately.
 class BucketPatcher final : public TensorPatcher {
  public:
   BucketPatcher(const WeightLayout& layout, std::uint32_t tensor,

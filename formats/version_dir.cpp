@@ -35,8 +35,8 @@ Status incomplete(const std::string& path, std::string_view missing) {
                " is not there (yet); wait until the version is whole, then try again");
 }
 
-// A version's directory and its files are never links: what they lead to may be another run's, and
-// changes unseen.
+// A version's directory and its files must not be links: the target may belong to another run, and
+// change unnoticed.
 Status check_own(FileSystem& fs, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs.info(path));
   if (info.kind != FileKind::kSymlink) return {};
@@ -44,7 +44,7 @@ Status check_own(FileSystem& fs, const std::string& path) {
                ": a symbolic link, and a version has none: copy what it leads to (cp -rL)");
 }
 
-// The manifest, once DONE says that it is the one that was published.
+// The manifest, after DONE has confirmed that it is the published one.
 Result<Manifest> read_manifest(FileSystem& fs, const std::string& path, std::uint64_t version) {
   if (!exists(fs, join_path(path, kDoneName))) return incomplete(path, kDoneName);
   const std::string manifest_path = join_path(path, kManifestName);
@@ -67,7 +67,7 @@ Result<Manifest> read_manifest(FileSystem& fs, const std::string& path, std::uin
   return manifest;
 }
 
-// Sizes and names against the manifest. Files that are no payload do not matter.
+// Checks sizes and names against the manifest. Ignores files that are not payload.
 Status check_files(FileSystem& fs, const VersionDirectory& version) {
   if (version.directory_layout == DirectoryLayout::kHdf5) {
     return version.payload_files.empty() ? incomplete(version.path, kHdf5Name) : Status();
@@ -129,7 +129,7 @@ Status open_hf_delta(FileSystem& fs, VersionDirectory& version) {
   return check_shard_count(version);
 }
 
-// Flush files have no index: every rank's must be numbered from 0 without a gap.
+// Flush files have no index: each rank's files must be numbered from 0 without a gap.
 Status check_flush_numbers(const VersionDirectory& version) {
   std::uint32_t rank = 0;
   std::uint32_t flush = 0;
@@ -149,8 +149,8 @@ Status check_flush_numbers(const VersionDirectory& version) {
   return {};
 }
 
-// A checkpoint of others without an index: if the names tell that all files are there, their
-// headers are the index. What is half written has other names (slime), or is too short.
+// Opens another software's checkpoint without an index: if the names show that all files are there,
+// their headers replace the index. Half-written files have other names (slime), or are too short.
 Status open_without_index(FileSystem& fs, VersionDirectory& version) {
   const std::vector<std::string>& names = version.payload_files;
   const bool one = names.size() == 1 && names.front() == "model.safetensors";
@@ -167,7 +167,7 @@ Status open_without_index(FileSystem& fs, VersionDirectory& version) {
       return incomplete(version.path, kIndexName);
     }
     for (const SafetensorsEntry& entry : shard.header().tensors) {
-      // With a checksum under its own name it is part of a delta, whose index is to come.
+      // A tensor with a checksum in the metadata is part of a delta, whose index is still to come.
       if (shard.header().metadata.contains(entry.spec.name)) {
         return incomplete(version.path, kIndexName);
       }
@@ -182,14 +182,14 @@ Status open_without_index(FileSystem& fs, VersionDirectory& version) {
 Status open_flush(VersionDirectory& version) {
   if (!version.manifest) {
     if (version.payload_files.empty()) return incomplete(version.path, "any payload file");
-    // The files do not say what they build on: by their generation's rule, on the version before.
+    // The files do not name their base; by the rule of this format it is the version before.
     version.base_version = version.version - 1;
-    version.encoding = Encoding::kIndices;  // each file names its own
+    version.encoding = Encoding::kIndices;  // each file states its own
   }
   return check_flush_numbers(version);
 }
 
-// The manifest binds; what the index says must agree with it.
+// The manifest is authoritative; the index must agree with it.
 Status adopt_manifest(VersionDirectory& version) {
   const Manifest& manifest = *version.manifest;
   if (version.directory_layout == DirectoryLayout::kHfDelta &&
@@ -209,14 +209,16 @@ bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// The manifest where there is one, the payload files by its layout, and whether they are all there.
+// Reads the manifest, if there is one, and lists the payload files for its layout; checks that all
+// are there.
 Status read_contents(FileSystem& fs, const std::vector<std::string>& names,
                      VersionDirectory& version) {
   if (contains(names, kDoneName) && !contains(names, kManifestName)) {
     DRIFTLESS_RETURN_IF_ERROR(check_own(fs, join_path(version.path, kDoneName)));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string done,
                                read_text(fs, join_path(version.path, kDoneName), kMaxDoneBytes));
-    // Ours names a manifest, which is to come; that of others says nothing but that they are done.
+    // A DONE of Driftless names a manifest, which is still to come; that of other software only
+    // means that the writer has finished.
     if (hash128_from_hex(done.substr(0, done.find('\n'))).ok()) {
       return incomplete(version.path, kManifestName);
     }
@@ -226,7 +228,7 @@ Status read_contents(FileSystem& fs, const std::vector<std::string>& names,
     version.directory_layout = version.manifest->directory_layout;
   }
   for (const std::string& name : names) {
-    // Only we write these, and never without a manifest.
+    // Only Driftless writes these, and always with a manifest.
     if (!version.manifest &&
         (is_payload(name, DirectoryLayout::kFrames) || is_payload(name, DirectoryLayout::kHdf5))) {
       return incomplete(version.path, kManifestName);
@@ -238,13 +240,13 @@ Status read_contents(FileSystem& fs, const std::vector<std::string>& names,
   return version.manifest ? check_files(fs, version) : Status();
 }
 
-// Whether it is one of flush files, which others write without a manifest.
+// Whether the version consists of flush files, which other software writes without a manifest.
 bool looks_like_flush(const VersionDirectory& version) {
   return !version.payload_files.empty() &&
          version.payload_files.front().find("_flush") != std::string::npos;
 }
 
-// What a publisher that died left behind. Only called with the publishers' lock held.
+// Removes what a dead publisher left. Called only with the publishers' lock held.
 Status remove_stale(FileSystem& fs, const std::string& directory) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(directory));
   for (const std::string& name : names) {
@@ -255,7 +257,7 @@ Status remove_stale(FileSystem& fs, const std::string& directory) {
   return {};
 }
 
-// A delta says how it is encoded, a full version does not.
+// A delta states its encoding, a full version does not.
 Status read_delta_metadata(const Json& metadata, std::uint64_t version, std::string_view what,
                            HfDeltaIndex& index) {
   const auto number = [&](std::string_view key) -> Result<std::uint64_t> {
@@ -378,8 +380,8 @@ Status VersionWriter::publish(Manifest& manifest) {
   DRIFTLESS_RETURN_IF_ERROR(
       write_text(*fs_, file_path(kDoneName), concat(to_hex(xxh3_128(text)), "\n")));
   DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(hidden_path_));
-  // Who takes over has the lock first, and then removes hidden directories: the renaming fails
-  // then.
+  // A publisher that takes over first takes the lock and then removes hidden directories, so the
+  // renaming would fail.
   DRIFTLESS_ASSIGN_OR_RETURN(const bool held, lock_->held());
   if (!held) {
     return error(StatusCode::kWrongRun, join_path(directory_, kLockName),

@@ -8,11 +8,11 @@
 namespace driftless {
 namespace {
 
-// Stays in the second-level cache between the XOR and the compressor.
+// Size of a chunk, which stays in the L2 cache between the XOR and the compressor.
 constexpr std::size_t kEncodeBytes = std::size_t{256} << 10;
 constexpr std::size_t kDecodeBytes = std::size_t{128} << 10;
 
-// out = a ^ b, eight bytes at a time; the compiler makes vectors of it. `out` may be `a`.
+// out = a ^ b, eight bytes at a time; the compiler vectorizes it. `out` may be `a`.
 void xor_bytes(std::byte* out, const std::byte* a, const std::byte* b, std::size_t count) {
   std::size_t k = 0;
   for (; k + 8 <= count; k += 8) {
@@ -49,7 +49,7 @@ class XorPatcher final : public TensorPatcher {
   std::vector<std::byte> buffer_;
 };
 
-// make(at, chunk) makes each chunk of the XOR.
+// make(at, chunk) fills each chunk of the XOR.
 template <typename Make>
 Status encode_chunks(std::size_t size_bytes, const Make& make, unsigned workers,
                      const ByteSink& sink) {

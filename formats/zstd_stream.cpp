@@ -2,7 +2,7 @@
 #include "formats/zstd_stream.h"
 
 #ifdef DRIFTLESS_HAS_ZSTD_SEQUENCES
-#define ZSTD_STATIC_LINKING_ONLY  // the hook for sequences is not in the stable part of the API
+#define ZSTD_STATIC_LINKING_ONLY  // the sequence hook is not in the stable API
 #endif
 #include <zstd.h>
 
@@ -15,14 +15,14 @@ namespace driftless {
 namespace {
 
 constexpr int kLevel = 1;
-// Up to here one thread is quicker than starting others. The choice goes by size alone, so that the
+// Up to this size one thread is faster than starting others. Only the size decides, so that the
 // bytes do not depend on the machine.
 constexpr std::uint64_t kSerialBytes = std::uint64_t{1} << 20;
 // Fixed, because zstd would otherwise choose it from the number of workers.
 constexpr int kJobBytes = 2 << 20;
-// Deltas repeat themselves within a block or not at all: a larger window only makes offsets longer.
+// Matches in deltas are within a block or do not exist: a larger window only makes offsets longer.
 constexpr int kWindowLog = 17;
-// A block, the least that yields content, takes 4 bytes and yields at most 128 KiB.
+// The smallest block with content takes 4 bytes and yields at most 128 KiB.
 constexpr std::uint64_t kLeastBlockBytes = 4;
 constexpr std::uint64_t kMostBlockContent = std::uint64_t{128} << 10;
 
@@ -34,8 +34,8 @@ Status out_of_memory() {
 
 Status damaged(std::string_view what) { return error(StatusCode::kCorrupt, "zstd frame: ", what); }
 
-// The window that a decoder has to keep, from the frame's header (RFC 8878, 3.1.1.1). The caller
-// has checked that the header is whole.
+// The size of the window that a decoder must keep, from the frame's header (RFC 8878, 3.1.1.1). The
+// caller has checked that the header is whole.
 std::uint64_t window_bytes(std::span<const std::byte> frame, std::uint64_t content_bytes) {
   const auto descriptor = static_cast<unsigned>(frame[4]);
   if ((descriptor & 0x20U) != 0) return content_bytes;  // single segment
@@ -66,10 +66,10 @@ Result<std::uint64_t> check_header(std::span<const std::byte> frame) {
   return std::uint64_t{content};
 }
 
-// Compressing what is mostly zero: XORs of weights. zstd's own search for matches spends its time,
-// and its bits, on matches that a sparse XOR does not have. All that repeats in it is zero, so we
-// tell zstd where the runs of zeros are; it writes an ordinary frame from that. On a recorded RL
-// run the frames are a quarter smaller and made twice as fast.
+// Compresses content that is mostly zero: XORs of weights. zstd's own match search spends time and
+// bits on matches that a sparse XOR does not have. Only zeros repeat in it, so we pass the runs of
+// zeros to zstd, which writes an ordinary frame from them. On a recorded RL run the frames are a
+// quarter smaller and made twice as fast.
 #ifdef DRIFTLESS_HAS_ZSTD_SEQUENCES
 constexpr std::size_t kLeastRun = 5;  // shorter ones cost more than their literals
 
@@ -83,14 +83,14 @@ std::size_t end_of_zeros(const unsigned char* bytes, std::size_t at, std::size_t
   return at;
 }
 
-// zstd's hook: the sequences of one block. A run of zeros is one literal zero and a match that
-// repeats it.
+// zstd's hook: finds the sequences of one block. A run of zeros becomes one literal zero and a
+// match that repeats it.
 std::size_t find_runs(void* /*state*/, ZSTD_Sequence* out, std::size_t capacity, const void* source,
                       std::size_t size, const void* /*dictionary*/, std::size_t /*dictionary_size*/,
                       int /*level*/, std::size_t /*window*/) {
   const auto* const bytes = static_cast<const unsigned char*>(source);
   std::size_t count = 0;
-  std::size_t literals = 0;  // where those of the next sequence begin
+  std::size_t literals = 0;  // start of the next sequence's literals
   std::size_t zeros = 0;
   for (std::size_t at = 0; at < size;) {
     if (bytes[at] != 0) {
@@ -107,15 +107,16 @@ std::size_t find_runs(void* /*state*/, ZSTD_Sequence* out, std::size_t capacity,
     }
     at = end;
   }
-  if (zeros < size / 2) return ZSTD_SEQUENCE_PRODUCER_ERROR;  // zstd does better by itself
+  if (zeros < size / 2) return ZSTD_SEQUENCE_PRODUCER_ERROR;  // zstd's own search does better
   out[count++] = {0, static_cast<unsigned>(size - literals), 0, 0};
   return count;
 }
 
 #endif
 
-// Makes this context look for runs of zeros only; blocks that are not mostly zero go zstd's own
-// way. Does nothing if libzstd has no such hook (before 1.5.4). Not together with worker threads.
+// Makes this context look only for runs of zeros; zstd's own search handles blocks that are not
+// mostly zero. Does nothing if libzstd has no such hook (before 1.5.4). Not for use with worker
+// threads.
 void look_for_zero_runs([[maybe_unused]] ZSTD_CCtx* context) {
 #ifdef DRIFTLESS_HAS_ZSTD_SEQUENCES
   if (ZSTD_isError(ZSTD_CCtx_setParameter(context, ZSTD_c_enableSeqProducerFallback, 1))) return;
@@ -163,7 +164,7 @@ Status ZstdWriter::configure(unsigned workers, ZstdContent content) {
   } else if (!ZSTD_isError(
                  ZSTD_CCtx_setParameter(zstd, ZSTD_c_nbWorkers, static_cast<int>(workers)))) {
     code = ZSTD_CCtx_setParameter(zstd, ZSTD_c_jobSize, kJobBytes);
-  }  // A libzstd built without threads refuses: the frame is then made on the caller's thread.
+  }  // libzstd without threads refuses; the caller's thread then compresses
   return ZSTD_isError(code) ? error(StatusCode::kInternal, "zstd: ", ZSTD_getErrorName(code))
                             : Status();
 }

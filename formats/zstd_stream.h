@@ -18,7 +18,7 @@ namespace driftless {
 
 inline constexpr int kMaxWindowLog = 27;
 
-// What is to be compressed: tells the writer where to look.
+// The kind of content; the compressor searches accordingly.
 enum class ZstdContent : unsigned char { kAny, kMostlyZero };
 
 using ByteSink = std::function<Status(std::span<const std::byte>)>;
@@ -31,7 +31,7 @@ struct FreeZstd {
 // Writes one frame whose header states its content size. The bytes do not depend on `workers`.
 class ZstdWriter {
  public:
-  // `content_bytes` must be exactly what will be written. `workers` threads compress in the
+  // `content_bytes` must be exactly the number of bytes written. `workers` threads compress in the
   // background (0: the caller's thread, with other, equally valid bytes for content over 1 MiB).
   [[nodiscard]] static Result<ZstdWriter> create(std::uint64_t content_bytes, unsigned workers,
                                                  ByteSink sink,
@@ -43,50 +43,50 @@ class ZstdWriter {
  private:
   ZstdWriter() = default;
   [[nodiscard]] Status configure(unsigned workers, ZstdContent content);
-  // Feeds `bytes`; at the end of the content returns once the frame is complete.
+  // Compresses `bytes`; at the end of the content returns when the frame is complete.
   [[nodiscard]] Status feed(std::span<const std::byte> bytes, bool end);
 
   std::unique_ptr<ZSTD_CCtx_s, FreeZstd> context_;
   ByteSink sink_;
   std::uint64_t content_bytes_ = 0;
   std::uint64_t written_ = 0;
-  Status failure_;  // of an earlier call; repeated by every later one
+  Status failure_;  // of an earlier call; every later call returns it
   std::size_t out_bytes_ = 0;
   std::unique_ptr<std::byte[]> out_;
 };
 
-// Reads a frame that lies whole in memory. Refuses frames without content size, with a dictionary,
-// with a window above 2^27, and bytes after the frame.
+// Reads a frame that is completely in memory. Refuses frames without content size, with a
+// dictionary or with a window above 2^27, and bytes after the frame.
 class ZstdReader {
  public:
   [[nodiscard]] static Result<ZstdReader> open(std::span<const std::byte> frame);
 
   [[nodiscard]] std::uint64_t content_bytes() const { return content_bytes_; }
-  // Fills all of `bytes`; kCorrupt where the content ends before or the frame is damaged.
+  // Fills all of `bytes`; kCorrupt if the content ends before that or the frame is damaged.
   [[nodiscard]] Status read(std::span<std::byte> bytes);
   // Reads and drops this many bytes.
   [[nodiscard]] Status skip(std::uint64_t count);
-  // Ok only where exactly all of the content was read and the frame ended there.
+  // Ok only if exactly the whole content was read and the frame ended there.
   [[nodiscard]] Status finish();
 
  private:
   ZstdReader() = default;
-  // Decodes up to bytes.size() bytes and says how many.
+  // Decodes up to bytes.size() bytes and returns their number.
   [[nodiscard]] Result<std::size_t> decode(std::span<std::byte> bytes);
 
   std::unique_ptr<ZSTD_DCtx_s, FreeZstd> context_;
   std::span<const std::byte> frame_;
-  std::size_t at_ = 0;  // of the frame, read
+  std::size_t at_ = 0;  // bytes of the frame read so far
   std::uint64_t content_bytes_ = 0;
   std::uint64_t done_ = 0;
   bool ended_ = false;  // the frame's last byte was read
 };
 
-// Whole frames one after the other, without a new context for each.
+// Compresses whole frames one after the other with one context.
 class ZstdPacker {
  public:
   [[nodiscard]] static Result<ZstdPacker> create();
-  // Appends a frame of `content` to `out`, as ZstdWriter makes it on the caller's thread.
+  // Appends a frame of `content` to `out`, with the bytes that ZstdWriter without workers makes.
   [[nodiscard]] Status append(std::span<const std::byte> content, std::vector<std::byte>& out);
 
  private:
@@ -94,14 +94,15 @@ class ZstdPacker {
 };
 class ZstdUnpacker {
  public:
-  // Fills `content`. kCorrupt unless `frame` is one that ZstdReader takes, of exactly this content.
+  // Fills `content`. kCorrupt unless `frame` is one that ZstdReader accepts and has exactly this
+  // content size.
   [[nodiscard]] Status read(std::span<const std::byte> frame, std::span<std::byte> content);
 
  private:
-  std::unique_ptr<ZSTD_DCtx_s, FreeZstd> context_;  // once it is needed
+  std::unique_ptr<ZSTD_DCtx_s, FreeZstd> context_;  // created when first needed
 };
 
-// A whole frame at once. Refuses a content size above `max_bytes` before allocating.
+// Decompresses a whole frame. Refuses a content size above `max_bytes` before it allocates.
 [[nodiscard]] Result<std::vector<std::byte>> zstd_decompress(std::span<const std::byte> frame,
                                                              std::uint64_t max_bytes);
 [[nodiscard]] bool is_zstd_frame(std::span<const std::byte> bytes);  // by its magic

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of `compact` (docs/formats/compact.md), for the files that code tiles; others
-// include host_kernels.h. Nothing here reads units: how the sums of hazards are found is up to the
-// implementation. Functions are constexpr so that kernels on a GPU can call them.
+// The arithmetic of `compact` (docs/formats/compact.md), for files that code tiles; other files
+// include host_kernels.h. Nothing here reads units: each implementation computes the sums of
+// hazards itself. Functions are constexpr so that GPU kernels can call them.
 #pragma once
 
 #include <bit>
@@ -13,12 +13,12 @@
 
 namespace driftless::compact {
 
-// --- rANS, bytes and a state of 32 bits.
+// --- rANS with a state of 32 bits and output in bytes.
 inline constexpr unsigned kScaleBits = 20;  // of gaps
 inline constexpr std::uint32_t kLowState = std::uint32_t{1} << 24;
-inline constexpr unsigned kMaxRawBits = 16;  // of one push
+inline constexpr unsigned kMaxRawBits = 16;  // in one push
 
-// Sink: put(byte) takes the bytes of the stream, the last one first.
+// Sink: put(byte) receives the bytes of the stream, the last one first.
 template <typename Sink>
 class BasicEncoder {
  public:
@@ -30,7 +30,7 @@ class BasicEncoder {
     state_ = ((state_ / weight) << scale_bits) + state_ % weight + start;
   }
   constexpr void put_bits(std::uint32_t bits, unsigned count) {
-    while (count > kMaxRawBits) {  // the decoder meets the low ones last
+    while (count > kMaxRawBits) {  // the decoder reads the low bits last
       put_some(bits & 0xffffU, kMaxRawBits);
       bits >>= kMaxRawBits;
       count -= kMaxRawBits;
@@ -55,7 +55,7 @@ class BasicEncoder {
   std::uint32_t state_ = kLowState;
 };
 
-// Writes backwards from an end.
+// Writes backwards from the end of a buffer.
 struct BackwardBytes {
   std::byte* at;
   constexpr void put(std::byte byte) { *--at = byte; }
@@ -63,7 +63,7 @@ struct BackwardBytes {
 class Encoder : public BasicEncoder<BackwardBytes> {
  public:
   explicit Encoder(std::byte* end) : BasicEncoder(BackwardBytes{end}), end_(end) {}
-  // The stream, moved to `begin`; returns its bytes.
+  // Moves the stream to `begin`; returns its size in bytes.
   [[nodiscard]] std::uint32_t finish_at(std::byte* begin) {
     const std::byte* const first = finish().at;
     const auto size = static_cast<std::uint32_t>(end_ - first);
@@ -75,8 +75,8 @@ class Encoder : public BasicEncoder<BackwardBytes> {
   const std::byte* end_;
 };
 
-// Bytes: shift_in(state, count) moves the next `count` <= 3 bytes into a state of 32 bits, zeros
-// once there are none; good(): it had all of them; empty(): none is left.
+// Bytes: shift_in(state, count) shifts the next `count` <= 3 bytes into a state of 32 bits, or
+// zeros after the end; good(): no zeros were needed; empty(): no bytes are left.
 template <typename Bytes>
 class BasicDecoder {
  public:
@@ -85,11 +85,11 @@ class BasicDecoder {
     begun_ = state_ >= kLowState;
   }
 
-  // The place that the next symbol has below the scale.
+  // The position of the next symbol below the scale.
   [[nodiscard]] constexpr std::uint32_t peek(unsigned scale_bits) const {
     return state_ & ((std::uint32_t{1} << scale_bits) - 1);
   }
-  // `place` is what peek() said, and in [start, start + weight).
+  // Consumes a symbol. `place` is the result of peek(), and in [start, start + weight).
   constexpr void skip(std::uint32_t place, std::uint32_t start, std::uint32_t weight,
                       unsigned scale_bits) {
     state_ = weight * (state_ >> scale_bits) + place - start;
@@ -106,9 +106,9 @@ class BasicDecoder {
     }
     return bits;
   }
-  // False once more was read than there is.
+  // False after a read past the end.
   [[nodiscard]] constexpr bool good() const { return begun_ && bytes_.good(); }
-  // Whether all was read, and nothing else.
+  // Whether everything was read, and the final state is right.
   [[nodiscard]] constexpr bool finished() const {
     return good() && bytes_.empty() && state_ == kLowState;
   }
@@ -154,10 +154,10 @@ class Decoder : public BasicDecoder<HostBytes> {
   Decoder(const std::byte* begin, const std::byte* end) : BasicDecoder(HostBytes(begin, end)) {}
 };
 
-// --- Gaps. Hazards of the units are laid end to end on an axis; from the end of one change's to
-// the beginning of the next one's is a gap, exponentially distributed whatever the units are. A
-// turn of the axis, 6 half-lives, has 32 segments of even slope; a gap of more turns says so by
-// escapes of 1/64 each.
+// --- Gaps. The hazards of the units lie end to end on an axis. A gap reaches from the end of one
+// change's hazard to the beginning of the next one's; it is exponentially distributed, whatever the
+// units are. A turn of the axis is 6 half-lives long and has 32 segments, each of constant slope.
+// An escape, of 1/64 of the scale, stands for each turn that a gap skips.
 inline constexpr std::uint32_t kTurn = 65536;
 inline constexpr unsigned kSegmentBits = 11;
 inline constexpr std::size_t kSegments = kTurn >> kSegmentBits;
@@ -175,13 +175,13 @@ struct Axis {
   Segment segments[kSegments + 1];
   std::uint8_t by_place[(1U << kScaleBits) >> kSegmentBits];  // kSegments: an escape
 
-  // The share of the scale that lies before `at`, which is at most a turn.
+  // The share of the scale that lies before `at`; `at` is at most one turn.
   [[nodiscard]] constexpr std::uint32_t share_before(std::uint32_t at) const {
     const Segment& segment = segments[at >> kSegmentBits];
     return segment.start + segment.slope * (at & ((1U << kSegmentBits) - 1));
   }
-  // The point that a place below the scale belongs to: share_before(point) <= place <
-  // share_before(point + 1). A turn: an escape.
+  // The point to which a place below the scale belongs: share_before(point) <= place <
+  // share_before(point + 1). One turn means an escape.
   [[nodiscard]] constexpr std::uint32_t point_at(std::uint32_t place) const {
     const std::uint32_t s = by_place[place >> kSegmentBits];
     const Segment& segment = segments[s];
@@ -205,7 +205,7 @@ constexpr Axis make_axis() {
 inline constexpr Axis kAxis = make_axis();
 static_assert(kAxis.segments[kSegments].start == kEscapeStart);
 
-// `gap` is what lies between the changes, `hazard` that of the change; not 0.
+// `gap` is the gap before the change, `hazard` the hazard of the changed unit; not 0.
 template <typename Coder>
 constexpr void put_gap(Coder& encoder, const Axis& axis, std::uint32_t gap, std::uint32_t hazard) {
   const std::uint32_t begin = gap % kTurn;
@@ -217,13 +217,14 @@ constexpr void put_gap(Coder& encoder, const Axis& axis, std::uint32_t gap, std:
   }
 }
 
-// The decoder of a gap asks which unit has a point of the axis, then says what it was.
+// A decoded gap. The decoder finds the unit that has this point of the axis, then passes that
+// unit's hazard to skip_gap().
 struct GapPoint {
-  std::uint32_t place;  // as peeked
+  std::uint32_t place;  // the result of peek()
   std::uint32_t turns;  // skipped, in units of the axis
-  std::uint32_t point;  // from the end of the change before, turns included
+  std::uint32_t point;  // from the end of the change before, including turns
 };
-// False if no unit can be that far: `rest` is what the axis has left.
+// False if no unit is that far: `rest` is the remaining length of the axis.
 template <typename Coder>
 [[nodiscard]] constexpr bool peek_gap(Coder& decoder, const Axis& axis, std::uint32_t rest,
                                       GapPoint& gap) {
@@ -239,8 +240,8 @@ template <typename Coder>
     decoder.skip(gap.place, kEscapeStart, kEscapeWeight, kScaleBits);
   }
 }
-// `begin` is where the unit's hazard begins, from the end of the change before. False if an encoder
-// would not have skipped as many turns.
+// `begin` is where the unit's hazard begins, counted from the end of the change before. False if an
+// encoder would have written another number of escapes.
 template <typename Coder>
 [[nodiscard]] constexpr bool skip_gap(Coder& decoder, const Axis& axis, const GapPoint& gap,
                                       std::uint32_t begin, std::uint32_t hazard) {
@@ -252,10 +253,10 @@ template <typename Coder>
   return true;
 }
 
-// --- Steps: from the old value to the new one, which differs.
+// --- Steps: from the old value to the new one; they always differ.
 struct Step {
-  unsigned symbol;    // its weight is in the table
-  unsigned raw_bits;  // that follow it
+  unsigned symbol;    // index of its weight in the table
+  unsigned raw_bits;  // that follow the symbol
   std::uint32_t raw;
 };
 [[nodiscard]] constexpr Step step_between(const CompactFields& fields, std::uint32_t from,
@@ -271,7 +272,7 @@ struct Step {
   const std::uint32_t rest = distance & ((std::uint32_t{1} << (log - 1)) - 1);
   return {2 * log - 1 + half, log, (rest << 1) | (down ? 1U : 0U)};
 }
-// The steps of a row of a table; null: always symbol 0.
+// The steps of a row of a table; null: every step has symbol 0.
 [[nodiscard]] inline const CompactSteps* steps_of(const CompactTable& table, unsigned row) {
   return row == 0 ? nullptr : &table.steps[row - 1];
 }
@@ -284,7 +285,7 @@ constexpr void put_step(Coder& encoder, const CompactSteps* steps, const Step& s
   if (steps == nullptr) return;
   encoder.put(steps->starts[step.symbol], steps->weight(step.symbol), 8);
 }
-// False if the result is no value of the type.
+// False if the result is not a value of the type.
 template <typename Coder>
 [[nodiscard]] constexpr bool take_step(Coder& decoder, const CompactFields& fields,
                                        const CompactSteps* steps, std::uint32_t from,
@@ -325,7 +326,7 @@ inline void store(void* units, std::uint64_t at, std::uint32_t value) {
   std::memcpy(static_cast<std::byte*>(units) + at * sizeof(Unit), &unit, sizeof(Unit));
 }
 
-// Calls code(Unit{}) with the unsigned integer of the fields' width.
+// Calls code(Unit{}) with the unsigned integer type of the fields' width.
 template <typename Code>
 auto with_unit(const CompactFields& fields, const Code& code) {
   switch (fields.unit_bytes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What makes an E4M3 code of a bfloat16 weight, for all processors: integers and floats alone, so
-// that sources of a SIMD target may include it (cpu/operations.h), and so may device code. Every
+// Computes an E4M3 code from a bfloat16 weight, for all processors. Uses only integers and floats,
+// so that sources of a SIMD target (cpu/operations.h) and device code may include it. Every
 // function is internal to the file that includes it.
 #pragma once
 
@@ -8,21 +8,23 @@
 
 namespace driftless {
 
-// How weights become codes (core/quantize_rule.h): times the factor, or divided by it. At most
-// `most_added`, 8 to double what a code stands for, else 0, is added to a code.
+// The factor and the correction that turn weights into codes (core/quantize_rule.h): a weight is
+// multiplied by the factor or divided by it. Then min(code, most_added) is added to the code:
+// `most_added` is 8 to double the value of a code, otherwise 0.
 struct CodeRule {
   float factor;
   bool divides;
   std::uint32_t most_added;
 };
 
-// The E4M3 nearest to `value`. With the exponent e, of -6 at least, E4M3 has steps of 2^(e-3), and
-// so have floats next to 2^(e+20): adding that rounds. A code is 8 for each exponent above -6 and
-// its steps; below 8 it counts steps alone, so that to double it is to add min(code, 8).
+// The E4M3 code nearest to `value`. For an exponent e of at least -6, E4M3 has steps of 2^(e-3),
+// and so have floats near 2^(e+20): adding such a float rounds. A code counts 8 for each exponent
+// above -6, plus its steps. Below 8 it counts steps alone, so adding min(code, 8) doubles the
+// value.
 static constexpr unsigned char e4m3_of(float value, std::uint32_t most_added) {
   constexpr std::uint32_t kMagnitude = 0x7fffffffU, kExponent = 0x7f800000U;
   constexpr std::uint32_t kMost = 0x43e00000U;         // 448
-  constexpr std::uint32_t kLeastNormal = 0x3c800000U;  // 2^-6, of E4M3
+  constexpr std::uint32_t kLeastNormal = 0x3c800000U;  // 2^-6, the least normal E4M3
   const auto bits = __builtin_bit_cast(std::uint32_t, value);
   const std::uint32_t whole = bits & kMagnitude;
   const std::uint32_t size = whole > kMost ? kMost : whole;
@@ -44,7 +46,7 @@ static constexpr unsigned char code_of_bf16(std::uint16_t weight, float factor,
   return e4m3_of(kDivides ? value / factor : value * factor, most_added);
 }
 
-// The magnitude that counts for a block's scale: a NaN's does not.
+// The magnitude of a weight for its block's scale; 0 for a NaN, which does not count.
 static constexpr std::uint16_t size_of_bf16(std::uint16_t weight) {
   const auto size = static_cast<std::uint16_t>(weight & 0x7fffU);
   return size <= 0x7f80U ? size : std::uint16_t{0};

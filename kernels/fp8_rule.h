@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the largest magnitude of a block decides its scale and its codes, by the rules of
-// core/quantize_rule.h. For all processors; reference/ alone has its own, slower words for it.
+// Computes the scale and the code rule of a block from its largest magnitude, by the rules of
+// core/quantize_rule.h. For all processors; reference/ has its own, slower version.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@ struct Fp8Rule {
   float scale;
 };
 
-// `largest`: as the bits of a bfloat16.
+// `largest`: the bits of a bfloat16.
 [[nodiscard]] constexpr Fp8Rule fp8_rule(QuantizeRule rule, std::uint16_t largest) {
   constexpr float kMostE4M3 = 448, kLeastUe8m0 = 0x1p-22F;
   const auto at_least = [size = std::bit_cast<float>(std::uint32_t{largest} << 16)](float least) {
@@ -29,14 +29,14 @@ struct Fp8Rule {
     const float scale = at_least(1e-10F);
     return {{1 / scale, false, 0}, scale};
   }
-  // The smallest power of two of at least that.
+  // The smallest power of two that is at least this.
   constexpr std::uint32_t kFraction = 0x7fffffU;
   const auto bits = std::bit_cast<std::uint32_t>(at_least(1e-4F));
   const auto scale = std::bit_cast<float>((bits + kFraction) & ~kFraction);
   const float factor = 1 / scale;
   const float most = std::bit_cast<float>(std::uint32_t{largest} << 16) * factor;
   // Up to 232, half-way to the next code, rounds to 224.
-  const bool halves = scale > kLeastUe8m0 && most <= 232;  // not of infinities
+  const bool halves = scale > kLeastUe8m0 && most <= 232;  // false for infinities
   return {{factor, false, halves ? 8U : 0U}, halves ? scale / 2 : scale};
 }
 

@@ -17,11 +17,11 @@ std::uint64_t end_of(std::uint64_t offset, std::span<const Dim> dims, std::uint6
   return last >= kMost ? StridedMap::kOutside : static_cast<std::uint64_t>(last) + 1;
 }
 
-// Sorted by descending strides, every step leaps over all that lies inside it.
+// With descending strides, each step must be longer than everything inside it.
 bool distinct(std::vector<Dim> dims, std::uint64_t Dim::* stride) {
   std::sort(dims.begin(), dims.end(),
             [&](const Dim& a, const Dim& b) { return a.*stride > b.*stride; });
-  std::uint64_t inner = 0;  // the furthest that the dimensions inside reach
+  std::uint64_t inner = 0;  // the last offset that inner dimensions reach
   for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
     if ((*dim).*stride <= inner) return false;
     inner += (dim->size - 1) * ((*dim).*stride);
@@ -29,7 +29,7 @@ bool distinct(std::vector<Dim> dims, std::uint64_t Dim::* stride) {
   return true;
 }
 
-// A dimension whose steps are those of the next one carried on is one with it.
+// Joins a dimension with the next one if its steps continue that one's.
 std::vector<Dim> joined(const std::vector<Dim>& dims) {
   std::vector<Dim> out;
   for (const Dim& dim : dims) {
@@ -56,7 +56,7 @@ Status check_side(const char* side, const std::vector<Dim>& dims, std::uint64_t 
 
 using Meeting = std::pair<std::size_t, std::size_t>;
 
-// The bytes of one map as runs, ascending: dimensions that carry a run on are part of it.
+// The bytes of one map as ascending runs: dimensions that continue a run are part of it.
 class Runs {
  public:
   Runs(const PlacedMap& placed, MapSide side, std::size_t number)
@@ -82,11 +82,11 @@ class Runs {
     measure();
   }
   [[nodiscard]] std::size_t number() const { return number_; }
-  [[nodiscard]] std::uint64_t begin() const { return begin_; }  // of the run
+  [[nodiscard]] std::uint64_t begin() const { return begin_; }  // of the current run
   [[nodiscard]] std::uint64_t run_end() const { return begin_ + run_bytes_; }
   [[nodiscard]] std::uint64_t end() const { return end_; }  // of the last run
 
-  // Goes to the next run, if there is one.
+  // Advances to the next run, if there is one.
   [[nodiscard]] bool next() {
     for (Repeat& repeat : repeats_) {
       begin_ += repeat.bytes;
@@ -96,7 +96,7 @@ class Runs {
     }
     return false;
   }
-  // The outermost step, or 0; and the first of what it repeats.
+  // The outermost step, or 0; and the first of the runs that it repeats.
   [[nodiscard]] std::uint64_t period() const {
     return repeats_.empty() ? 0 : repeats_.back().bytes;
   }
@@ -122,8 +122,8 @@ class Runs {
   std::vector<Repeat> repeats_;  // ascending
 };
 
-// Columns of one matrix: if all repeat at the same step, and the first of all fit into one step,
-// these tell everything.
+// For columns of one matrix: if all maps repeat with the same step, and their first runs fit into
+// one step, only the first runs need to be compared.
 bool keep_first(std::span<Runs> cluster) {
   const std::uint64_t period = cluster.front().period();
   std::uint64_t end = 0;
@@ -136,7 +136,7 @@ bool keep_first(std::span<Runs> cluster) {
   return true;
 }
 
-// All runs of all, ascending.
+// Compares all runs of all maps, ascending.
 std::optional<Meeting> walk(std::span<Runs> cluster) {
   const auto later = [](const Runs* a, const Runs* b) { return a->begin() > b->begin(); };
   std::priority_queue<Runs*, std::vector<Runs*>, decltype(later)> waiting(later);
@@ -154,7 +154,7 @@ std::optional<Meeting> walk(std::span<Runs> cluster) {
   return std::nullopt;
 }
 
-// Those whose ranges meet are looked at closely.
+// Compares the runs of maps whose ranges overlap.
 std::optional<Meeting> find_in_ranges(std::span<Runs> all) {
   std::sort(all.begin(), all.end(),
             [](const Runs& a, const Runs& b) { return a.begin() < b.begin(); });
@@ -186,7 +186,7 @@ Result<StridedMap> StridedMap::make(const StridedView& source, std::uint64_t sou
   map.target_offset = target.offset;
   std::vector<Dim> dims;
   for (std::size_t d = 0; d < source.shape.size(); ++d) {
-    if (source.shape[d] == 0) {  // nothing goes anywhere
+    if (source.shape[d] == 0) {  // an empty map
       map.source_end = map.source_offset;
       map.target_end = map.target_offset;
       return map;

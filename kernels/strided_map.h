@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// StridedMap: which units of a tensor lie where in other memory. A view of the tensor (offset,
-// shape, strides) and a view of the other memory, of the same shape: what a copy between two
-// strided views moves. Rows or columns of a tensor, its transpose, an expert in a stack.
+// StridedMap maps units of a tensor to places in other memory. It pairs a view of the tensor
+// (offset, shape, strides) with a view of the other memory, of the same shape, as a copy between
+// two strided views does. Examples: rows or columns of a tensor, its transpose, an expert in a
+// stack.
 //
-// Made once by make(), which orders and joins the dimensions, so that a whole tensor or some of its
-// rows need no division, and some of its columns one. A plain value; device code reads it as it is.
+// make() orders and joins the dimensions once, so that a lookup needs no division for a whole
+// tensor or some of its rows, and one for some of its columns. A plain value; device code reads it
+// as it is.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +20,7 @@
 namespace driftless {
 
 struct StridedView {
-  std::uint64_t offset = 0;  // in units, as the strides
+  std::uint64_t offset = 0;  // in units, like the strides
   std::vector<std::uint64_t> shape;
   std::vector<std::uint64_t> strides;
 };
@@ -33,8 +35,8 @@ struct StridedMap {
     std::uint64_t target_stride = 1;
     bool operator==(const Dim&) const = default;
   };
-  // Units [begin, end) of the source that go to `target`, target + step, ...; or, where target is
-  // kOutside, that are not in the view.
+  // Units [begin, end) of the source, which map to `target`, target + step, ... If target is
+  // kOutside, they are not in the view.
   struct Run {
     std::uint64_t begin = 0, end = 0;
     std::uint64_t target = kOutside;
@@ -47,15 +49,15 @@ struct StridedMap {
   Dim dim[kMaxDims];  // descending source strides
   bool operator==(const StridedMap&) const = default;
 
-  // `source` is of a tensor of `source_units`, `target` of memory of `target_units`.
-  // kInvalidArgument for shapes that differ, for views that reach past the end or have the same
-  // unit twice (an expanded view), and for more than kMaxDims dimensions.
+  // `source` views a tensor of `source_units`, `target` memory of `target_units`. kInvalidArgument
+  // for different shapes, for views that reach past the end or contain a unit twice (an expanded
+  // view), and for more than kMaxDims dimensions.
   [[nodiscard]] static Result<StridedMap> make(const StridedView& source,
                                                std::uint64_t source_units,
                                                const StridedView& target,
                                                std::uint64_t target_units);
 
-  // All of a tensor onto itself.
+  // Maps a whole tensor to itself.
   [[nodiscard]] static constexpr StridedMap whole(std::uint64_t units) {
     StridedMap map;
     map.source_end = map.target_end = units;
@@ -63,21 +65,21 @@ struct StridedMap {
     return map;
   }
 
-  // How many units it has.
+  // The number of units in the view.
   [[nodiscard]] constexpr std::uint64_t units() const {
     std::uint64_t all = source_end > source_offset ? 1 : 0;
     for (std::uint32_t d = 0; d < dims; ++d) all *= dim[d].size;
     return all;
   }
-  // Whether its units are all of [source_offset, source_end).
+  // Whether the view contains every unit of [source_offset, source_end).
   [[nodiscard]] constexpr bool solid() const { return units() == source_end - source_offset; }
-  // Whether the whole view is one run whose target steps by one: a copy.
+  // Whether the whole view is one run with target step 1: a copy.
   [[nodiscard]] constexpr bool plain() const {
     return dims == 0 || (dims == 1 && dim[0].source_stride == 1 && dim[0].target_stride == 1);
   }
 
-  // The dimension along which units adjoin in the target, if it is not that along which they adjoin
-  // in the source: a transpose. Else `dims`.
+  // The dimension along which units adjoin in the target, if they do not adjoin along it in the
+  // source (a transpose). Otherwise `dims`.
   [[nodiscard]] constexpr std::uint32_t crossing() const {
     if (dims < 2 || dim[dims - 1].source_stride != 1 || dim[dims - 1].target_stride == 1) {
       return dims;
@@ -87,7 +89,7 @@ struct StridedMap {
     return d;
   }
 
-  // Where the source's unit `position` goes, or kOutside.
+  // The target place of the source's unit `position`, or kOutside.
   [[nodiscard]] constexpr std::uint64_t target_of(std::uint64_t position) const {
     if (position < source_offset || position >= source_end) return kOutside;
     std::uint64_t rest = position - source_offset;
@@ -101,7 +103,7 @@ struct StridedMap {
     return rest == 0 ? target : kOutside;
   }
 
-  // A run that `position` lies in, as long as is cheap to tell.
+  // A run that contains `position`, as long as can be determined cheaply.
   [[nodiscard]] constexpr Run run_at(std::uint64_t position) const {
     if (position >= source_end) return {position, kOutside, kOutside, 1};
     if (position < source_offset) return {position, source_offset, kOutside, 1};
@@ -123,7 +125,7 @@ struct StridedMap {
   }
 
  private:
-  // 32-bit division is several times faster, and nearly always enough.
+  // Uses a 32-bit division if possible, because it is several times faster.
   [[nodiscard]] static constexpr std::uint64_t divide(std::uint64_t a, std::uint64_t b) {
     if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
     return a / b;
@@ -131,21 +133,21 @@ struct StridedMap {
 };
 
 enum class MapSide : std::uint8_t { kSource, kTarget };
-// The units that a map has on one side, in memory whose unit 0 lies at byte `address`.
+// One side of a map, in memory whose unit 0 is at byte `address`.
 struct PlacedMap {
   const StridedMap* map = nullptr;
   std::uint64_t address = 0;
   unsigned unit_bytes = 1;
 };
-// The numbers of two that have a byte in common there; nothing if none have. Exact: columns of one
-// matrix interleave and are apart. O(maps), but O(runs) for those that interleave without a common
-// step.
+// The indices of two maps that share a byte on this side; empty if there are none. Exact:
+// interleaved columns of one matrix do not share bytes. O(maps), or O(runs) for maps that
+// interleave without a common step.
 [[nodiscard]] std::optional<std::pair<std::size_t, std::size_t>> find_meeting(
     std::span<const PlacedMap> maps, MapSide side);
-// The same for two maps of one memory.
+// The same for two maps in the same memory.
 [[nodiscard]] bool meet(const StridedMap& a, const StridedMap& b, MapSide side);
 
-// Whether the maps, of one tensor of `units`, together have every unit of it exactly once.
+// Whether the maps, all of one tensor of `units`, together contain every unit exactly once.
 [[nodiscard]] bool covers_once(std::span<const StridedMap* const> maps, std::uint64_t units);
 
 }  // namespace driftless

@@ -12,10 +12,10 @@
 namespace driftless {
 namespace {
 
-// A task compares one piece of a large pair, or several small pairs whole.
+// A task compares one piece of a large pair, or several whole small pairs.
 struct DiffTask {
   std::size_t first_pair = 0, pairs = 1;
-  std::uint64_t origin = 0, units = 0;  // of the piece; unused where pairs > 1
+  std::uint64_t origin = 0, units = 0;  // of the piece; unused if pairs > 1
 };
 
 std::uint64_t bytes_of(const TensorPair& pair) { return pair.units * pair.unit_bytes; }
@@ -26,7 +26,7 @@ std::uint64_t piece_units(const TensorPair& pair, const DiffOptions& options) {
 
 std::vector<DiffTask> plan(std::span<const TensorPair> pairs, const DiffOptions& options) {
   std::vector<DiffTask> tasks;
-  bool open = false;  // whether the last task may take further pairs
+  bool open = false;  // whether the last task may take more pairs
   std::uint64_t open_bytes = 0;
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     const TensorPair& pair = pairs[i];
@@ -48,8 +48,8 @@ std::vector<DiffTask> plan(std::span<const TensorPair> pairs, const DiffOptions&
   return tasks;
 }
 
-// What one task found: the results of its pieces one after the other. Memory is taken once, is not
-// cleared, and is touched by the system only as far as changes are found.
+// The results of one task: those of its pieces, one after the other. Memory is allocated once and
+// not cleared; the system provides pages only as far as changes are found.
 class DiffSlot {
  public:
   void reserve(std::uint64_t units, std::uint64_t value_bytes, bool old_values) {
@@ -203,7 +203,7 @@ Digest digest_tensor(const HostKernels& kernels, const DigestTensorKey& key,
     sums[worker].digest += kernels.digest(key, from, bytes.subspan(from, size));
     return Status{};
   });
-  static_cast<void>(done);  // the work cannot fail
+  static_cast<void>(done);  // the tasks cannot fail
   Digest total;
   for (const Sum& sum : sums) total += sum.digest;
   return total;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host kernels over whole tensors: cut into pieces that fit a core's cache, spread over
-// threads, with results in order. Any number of units, more than 2^32 included.
+// Applies the host kernels to whole tensors: divides them into pieces that fit into a core's cache,
+// runs these on several threads, and keeps the results in order. Any number of units, also more
+// than 2^32.
 #pragma once
 
 #include <cstddef>
@@ -22,44 +23,43 @@ struct TensorPair {
   std::uint64_t units = 0;
   const std::byte* old_data = nullptr;
   const std::byte* new_data = nullptr;
-  ValueCast cast =
-      ValueCast::kNone;  // through which the new side is read: HostKernels::diff_cast()
+  ValueCast cast = ValueCast::kNone;  // converts the new side: HostKernels::diff_cast()
 };
 
-// One compared piece: units [origin, origin + units) of `pair`, and what changed there
-// (delta.origin is the piece's origin; delta may be empty).
+// One compared piece: units [origin, origin + units) of `pair`, and the changes there (delta.origin
+// is the piece's origin; delta may be empty).
 struct DiffPiece {
   const TensorPair* pair = nullptr;
   std::uint64_t origin = 0;
   std::uint64_t units = 0;
   DeltaView delta;
-  const std::byte* old_values = nullptr;  // as delta.values; null unless asked for
+  const std::byte* old_values = nullptr;  // in the order of delta.values; null unless requested
 };
 
 struct DiffOptions {
   unsigned threads = 1;
   std::uint64_t piece_bytes = std::uint64_t{2} << 20;  // of one side; bounds the memory per thread
-  bool old_values = false;                             // pieces carry them, too
+  bool old_values = false;                             // pieces include the old values
 };
 
-// Compares every pair. `in_parallel` (may be empty) sees every piece on the thread that compared
-// it, while its bytes are still in the cache, in no particular order. `in_order` sees every piece
-// that changed, one at a time, ascending by position in `pairs` and by origin. Pieces of large
-// pairs hold `piece_bytes` of a side; small pairs are one piece each (one without units, too), and
-// share tasks. Views die with the call that they are passed to. Memory: (2 * threads + 2) * (4 +
-// unit_bytes, or twice that with old values) * piece units, and slack.
+// Compares every pair. Calls `in_parallel` (may be empty) for every piece on the thread that
+// compared it, while the piece is still in the cache, in no particular order. Calls `in_order` for
+// every piece that changed, one at a time, ascending by position in `pairs` and by origin. A piece
+// of a large pair has `piece_bytes` of one side; each small pair is one piece (also a pair without
+// units), and small pairs share tasks. Views are valid during the call only. Memory: (2 * threads +
+// 2) * (4 + unit_bytes, or twice that with old values) * piece units, plus slack.
 [[nodiscard]] Status diff_tensors(const HostKernels& kernels, std::span<const TensorPair> pairs,
                                   const DiffOptions& options,
                                   const std::function<Status(const DiffPiece&)>& in_parallel,
                                   const std::function<Status(const DiffPiece&)>& in_order);
 
-// HostKernels::digest_change() of a block's changes, whose tensor it lies in at `place`. Positions
-// of `delta` are the block's; `old_values` as its values.
+// HostKernels::digest_change() for the changes of a block, which lies at `place` in its tensor.
+// Positions of `delta` count in the block; `old_values` are in the order of its values.
 [[nodiscard]] Digest digest_block_change(const HostKernels& kernels, const DigestTensorKey& key,
                                          const BlockPlace& place, const DeltaView& delta,
                                          const std::byte* old_values);
 
-// The tensor's digest, all of it.
+// The digest of a whole tensor.
 [[nodiscard]] Digest digest_tensor(const HostKernels& kernels, const DigestTensorKey& key,
                                    std::span<const std::byte> bytes, unsigned threads);
 

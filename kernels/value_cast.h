@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between floating-point types, by their bits: what torch's copy_() does between
-// tensors of two types. Widening keeps every value, NaN payloads included (a signalling NaN of
-// float16 becomes quiet, as processors make it). Narrowing rounds to nearest, ties to even; a NaN
-// becomes the type's quiet NaN, of the same sign in float16. Of NaNs other than from bfloat16 to
-// float32 torch itself gives different bits, by processor and by the tensor's strides: who needs
-// the bits that it wrote reads them there (HostKernels::diff_cast()).
+// Conversions between floating-point types on their bits, as torch's copy_() makes them between
+// tensors of two types. Widening keeps every value, including NaN payloads (a signalling NaN of
+// float16 becomes quiet, as on processors). Narrowing rounds to nearest, ties to even; a NaN
+// becomes the type's quiet NaN, in float16 with its sign. For NaNs, except from bfloat16 to
+// float32, torch's result depends on the processor and on the tensor's strides: a caller that needs
+// the bits that torch wrote must read them (HostKernels::diff_cast()).
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ enum class ValueCast : std::uint8_t {
   kF16ToBF16,
 };
 
-// Nothing if there is no such conversion here.
+// Empty if there is no such conversion.
 [[nodiscard]] constexpr std::optional<ValueCast> value_cast(DType from, DType to) {
   if (from == to) return ValueCast::kNone;
   if (from == DType::kBF16 && to == DType::kF32) return ValueCast::kBF16ToF32;
@@ -61,7 +61,7 @@ enum class ValueCast : std::uint8_t {
 [[nodiscard]] constexpr bool is_nan_f32(std::uint32_t bits) {
   return (bits & 0x7fffffffU) > 0x7f800000U;
 }
-// Of a bfloat16 or a float16.
+// Whether the bits are a NaN of bfloat16 or float16.
 [[nodiscard]] constexpr bool is_nan_16(DType dtype, std::uint16_t bits) {
   return (bits & 0x7fffU) > (dtype == DType::kBF16 ? 0x7f80U : 0x7c00U);
 }
@@ -77,7 +77,7 @@ enum class ValueCast : std::uint8_t {
   if (size > 0x7f800000U) return sign | 0x7e00U;
   if (size >= 0x477ff000U) return sign | 0x7c00U;  // rounds to 65536 or more
   std::uint32_t kept = 0, rest = 0, half = 0;
-  if (size >= 0x38800000U) {  // normal there
+  if (size >= 0x38800000U) {  // a normal float16
     kept = (size - 0x38000000U) >> 13;
     rest = size & 0x1fffU;
     half = 0x1000U;
@@ -93,8 +93,8 @@ enum class ValueCast : std::uint8_t {
   return static_cast<std::uint16_t>(sign | kept);
 }
 
-// Whether the value that went in can be told from what came out: widening. (Of a signalling NaN of
-// float16, the quiet one is told.)
+// Whether the input can be computed from the output: true for widening. (For a signalling NaN of
+// float16 the result is the quiet one.)
 [[nodiscard]] constexpr bool reversible(ValueCast cast) {
   return cast == ValueCast::kNone || cast == ValueCast::kBF16ToF32 || cast == ValueCast::kF16ToF32;
 }
@@ -112,7 +112,7 @@ template <typename Bits>
   return bits;
 }
 
-// A conversion as types and a function.
+// A conversion as two types and a function.
 template <typename FromBits, typename ToBits, ToBits (*kApply)(FromBits)>
 struct CastBy {
   using From = FromBits;
@@ -125,7 +125,7 @@ using SameBits = CastBy<Bits, Bits, same_bits<Bits>>;
 using BF16ToF32 = CastBy<std::uint16_t, std::uint32_t, f32_of_bf16>;
 using F16ToF32 = CastBy<std::uint16_t, std::uint32_t, f32_of_f16>;
 
-// The value that a reversible conversion made `bits` of; false if it makes them of none.
+// The input from which a reversible conversion made `bits`; false if no input gives them.
 template <typename Cast>
 [[nodiscard]] constexpr bool undo_cast(typename Cast::To bits, typename Cast::From& value) {
   if constexpr (std::is_same_v<Cast, BF16ToF32>) {
@@ -143,7 +143,7 @@ template <typename Cast>
   }
 }
 
-// use(Cast{}) with the conversion's types, for units of `to_bytes` that come out.
+// Calls use(Cast{}) with the conversion's types, for outputs of `to_bytes`.
 template <typename Use>
 constexpr auto with_cast(ValueCast cast, unsigned to_bytes, Use&& use) {
   using U16 = std::uint16_t;
@@ -165,7 +165,7 @@ constexpr auto with_cast(ValueCast cast, unsigned to_bytes, Use&& use) {
   }
 }
 
-// Bytes of the values that go in, if those that come out have `to_bytes`.
+// The width in bytes of the inputs, if outputs have `to_bytes`.
 [[nodiscard]] constexpr unsigned source_bytes(ValueCast cast, unsigned to_bytes) {
   return with_cast(cast, to_bytes, [](auto conversion) {
     return static_cast<unsigned>(sizeof(typename decltype(conversion)::From));

@@ -15,7 +15,7 @@ OpenRoad open_with_fallback(FallbackRoads roads) {
   open.threads = both.second.threads && (!both.first.ok() || both.first->threads);
   open.fallback = [state] { return state->used ? state->roads.name : std::string(); };
   open.withdraw_end = both.withdraw_end;
-  // Receivers that have not gone over yet listen on the first road.
+  // Receivers that have not switched yet wait for the end on the first road.
   open.tell_end = [state](std::string_view text) -> Status {
     const FallbackRoads& here = state->roads;
     Status told;

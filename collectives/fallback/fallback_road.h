@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A road with another one behind it: its fallback. Versions go by the first road until the
-// publisher ranks agree that one of them cannot go on there; from then on all versions go by the
-// second.
+// A road with a fallback, a second road. Versions use the first road until the publisher ranks
+// agree that one of them cannot continue there; from then on all versions use the second road.
 //
-// The leader announces the run on the second road when it goes over: that announcement is the sign
-// for receivers. They look for it every kFallbackLook, and then read what the second road lists; of
-// the first one they still read versions that they miss, as long as that serves them. The leader
-// alone decides: a receiver that cannot read the first road while the trainer publishes there fails
-// as it would without a fallback.
+// When the leader switches, it announces the run on the second road; receivers take that
+// announcement as the sign. They look for it every kFallbackLook, and then read the versions that
+// the second road lists. They still read missing versions from the first road as long as it serves
+// them. Only the leader decides: a receiver that cannot read the first road while the trainer
+// publishes there fails as it would without a fallback.
 //
-// A run that is on the second road when the trainer starts goes on there: the first road forgets
-// its versions with its processes, and their numbers must not be used again.
+// If a run is already on the second road when the trainer starts, it continues there: the first
+// road forgets its versions with its processes, and their numbers must not be used again.
 #pragma once
 
 #include "collectives/road_kind.h"
@@ -18,26 +17,26 @@
 namespace driftless {
 
 struct FallbackRoads {
-  // How the first road was opened; if not ok, the second is used from the start.
+  // The result of opening the first road; if not ok, the second road is used from the start.
   Result<OpenRoad> first = OpenRoad();
   OpenRoad second = {};
   std::string name = {};   // of the second road: "shared_fs"
   std::string label = {};  // "[P2P]"
   bool leads = false;      // the leading trainer
-  // [leading trainer] Whether a run is announced on the second road already.
+  // [leading trainer] Returns whether a run is already announced on the second road.
   std::function<bool()> held = {};
-  // The end of a run on the second road; may be empty.
+  // The end of a run on the second road; the functions may be empty.
   std::function<Status()> withdraw_end = {};
   std::function<Status(std::string_view text)> tell_end = {};
   std::function<Result<std::optional<std::string>>()> hear_end = {};
-  // Is given "<label> <reason>; using <name> instead.", once in each receiver and once in the
+  // Receives "<label> <reason>; using <name> instead.", once in each receiver and once in the
   // leading trainer.
   std::function<void(std::string_view line)> say = {};
 };
 
 inline constexpr std::chrono::milliseconds kFallbackLook{500};
 
-// Its senders have a SendRoad::fallback().
+// Opens a road whose senders return a SendRoad::fallback().
 [[nodiscard]] OpenRoad open_with_fallback(FallbackRoads roads);
 
 }  // namespace driftless

@@ -6,7 +6,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSlice{1'000};  // of a call to the first road, between two looks
+constexpr milliseconds kSlice{1'000};  // limit for one call to the first road
 constexpr milliseconds kBetween{20};
 
 const Status& status_of(const Status& status) { return status; }
@@ -58,7 +58,7 @@ class Receiver final : public ReceiveRoad {
     return fetch(id,
                  [&](ReceiveRoad& road) { return road.fetch_ranges(id, part, ranges, deadline); });
   }
-  // What is still read of the first road changes old_.
+  // Reads that still use the first road change old_.
   [[nodiscard]] bool fetches_at_once() const override {
     return state_->used && old_.empty() && second_->fetches_at_once();
   }
@@ -73,7 +73,7 @@ class Receiver final : public ReceiveRoad {
         },
         [&] {
           Status told = second_->report(report, deadline);
-          // The publisher reads both, and a receiver counts once.
+          // The publisher reads the reports of both roads, and must count a receiver once.
           if (told.ok() && reported_) reported_ = !first_->leave(Deadline::after(kSlice)).ok();
           return told;
         });
@@ -97,7 +97,7 @@ class Receiver final : public ReceiveRoad {
   }
 
  private:
-  // Whether the trainer publishes on the second road. Looks there every kFallbackLook.
+  // Whether the trainer publishes on the second road. Checks that every kFallbackLook.
   bool look(bool now = false) {
     if (state_->used) return true;
     if (!now && !next_look_.expired()) return false;
@@ -112,7 +112,7 @@ class Receiver final : public ReceiveRoad {
     return true;
   }
 
-  // By the first road, in slices, until the trainer has gone over; then by the second.
+  // Uses the first road, in slices, until the trainer has switched; then the second.
   template <typename Found, typename First, typename Second>
   Found either(const Deadline& deadline, const First& first, const Second& second) {
     Backoff backoff(kBetween, kBetween);
@@ -148,18 +148,18 @@ class Receiver final : public ReceiveRoad {
     if (first_ == nullptr) return not_there(state_->roads.name, id);
     auto found = from(*first_);
     if (found.ok() || !look(!state_->used)) return found;
-    // What is listed next is what the second road has.
+    // The next list() is that of the second road alone.
     old_.clear();
     return not_there(state_->roads.name, id);
   }
 
   const std::shared_ptr<State> state_;
-  const std::unique_ptr<ReceiveRoad> first_;  // null: it could not be made
-  const Status trouble_;                      // why
+  const std::unique_ptr<ReceiveRoad> first_;  // null: it could not be opened
+  const Status trouble_;                      // the reason
   const std::unique_ptr<ReceiveRoad> second_;
   Deadline next_look_ = Deadline::after(milliseconds(0));
-  std::vector<PublicationId> old_;  // that the first road had when the trainer had gone over
-  bool reported_ = false;           // on the first road
+  std::vector<PublicationId> old_;  // on the first road when the trainer switched
+  bool reported_ = false;           // it has reported on the first road
 };
 
 }  // namespace

@@ -6,10 +6,10 @@
 namespace driftless::fallback {
 namespace {
 
-// Why this rank could not go on by the first road. Parts are written on threads of their own.
+// The failure of the first road on this rank. Threads of their own write parts.
 class Trouble {
  public:
-  // A fence is no trouble of the road's: nothing of this trainer may become visible anywhere.
+  // A fence is not a failure of the road: nothing of this trainer may become visible on any road.
   Status note(Status found) {
     if (found.ok() || found.code() == StatusCode::kWrongRun) return found;
     const std::scoped_lock lock(mutex_);
@@ -53,7 +53,7 @@ class NotingFile final : public File {
   const std::shared_ptr<Trouble> trouble_;
 };
 
-// What is left is for the second road, and for the ranks to agree on it.
+// Leaves half of the time for the second road, and for the ranks to agree on it.
 Deadline half(const Deadline& deadline) { return deadline.sooner(deadline.remaining() / 2); }
 
 class Sender final : public SendRoad, public Fallback {
@@ -80,7 +80,7 @@ class Sender final : public SendRoad, public Fallback {
           second_->announce(*run_info, deadline)
               .with_context(concat(reason, "; and going over to ", state_->roads.name)));
     }
-    if (!state_->roads.leads) state_->used = true;  // the leader says it for all
+    if (!state_->roads.leads) state_->used = true;  // only the leader reports the switch
     state_->go_over(reason);
     return {};
   }
@@ -122,7 +122,7 @@ class Sender final : public SendRoad, public Fallback {
     return road().published(id, deadline);
   }
 
-  // Receivers that have not gone over yet report on the first road.
+  // Receivers that have not switched yet report on the first road.
   Result<std::vector<ReceiverReport>> receivers() override {
     DRIFTLESS_ASSIGN_OR_RETURN(std::vector<ReceiverReport> all, road().receivers());
     if (!used() || first_ == nullptr) return all;
@@ -149,11 +149,11 @@ class Sender final : public SendRoad, public Fallback {
   }
 
  private:
-  // Publisher::open() goes over before anything else if there is no first road.
+  // Publisher::open() switches before anything else if there is no first road.
   [[nodiscard]] SendRoad& road() const { return used() || first_ == nullptr ? *second_ : *first_; }
 
   const std::shared_ptr<State> state_;
-  const std::unique_ptr<SendRoad> first_;  // null: it could not be made
+  const std::unique_ptr<SendRoad> first_;  // null: it could not be opened
   const std::unique_ptr<SendRoad> second_;
   const std::shared_ptr<Trouble> trouble_;
 };

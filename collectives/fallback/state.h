@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a process shares between its ends of both roads. Private to collectives/fallback.
+// The state that a process's ends of both roads share. Private to collectives/fallback.
 #pragma once
 
 #include <atomic>
@@ -10,9 +10,9 @@ namespace driftless::fallback {
 
 struct State {
   FallbackRoads roads;
-  std::atomic<bool> used = false;  // the second road is
+  std::atomic<bool> used = false;  // the second road is in use
 
-  // Once in a process.
+  // Has an effect once in a process.
   void go_over(std::string_view reason) {
     if (used.exchange(true) || !roads.say) return;
     roads.say(concat(roads.label, " ", reason, "; using ", roads.name, " instead."));

@@ -38,14 +38,15 @@ std::uint64_t bytes_in(const Directory& directory) {
   return bytes;
 }
 
-// Segments of a sender that lives, or that died.
+// Reports the segments of a live or dead sender.
 Finding examine_segments(const HostShmOptions& options) {
   const Result<Directory> directory = Directory::open(options, false);
   const Finding none{"segments", kOk, "none of a dead process"};
   if (directory.status().code() == StatusCode::kNotFound) return none;
   if (!directory.ok()) return failed("segments", directory.status(), "remove that directory");
   const Result<Descriptor> lock = directory->open_file(kLockName, false);
-  // Given back at once. A sender that starts in that microsecond is refused, and started again.
+  // Released at once. A sender that starts in that microsecond is refused, and has to be started
+  // again.
   const bool dead = lock.ok() && ::flock(lock->get(), LOCK_SH | LOCK_NB) == 0;
   if (lock.ok() && !dead) {
     const Result<std::string> holder = directory->read(kLockName, kMaxEndBytes);

@@ -36,7 +36,7 @@ constexpr std::array kKeys = {
 };
 #undef DRIFTLESS_FIELD
 
-// Also if another road is chosen: an agent hands versions over by host_shm.
+// Also checked if another road is chosen: an agent hands versions over by host_shm.
 Status check(const RoadOptions& options, const RoadUse&) {
   return check_host_shm(options_in<HostShmOptions>(options));
 }

@@ -27,7 +27,7 @@ bool is_plain(std::string_view name) {
          std::ranges::all_of(name, plain);
 }
 
-// Ours, and closed to everybody else.
+// Checks that this user owns the file, and that others have no access.
 Status check_private(int fd, mode_t kind, const std::string& path) {
   struct stat found{};
   if (::fstat(fd, &found) != 0) return errno_status(errno, path);
@@ -153,7 +153,7 @@ Status Directory::remove(const std::string& name) const {
 }
 
 Result<std::vector<std::string>> Directory::list() const {
-  // A descriptor of its own: the position in the directory belongs to it.
+  // A separate descriptor, because it contains the position in the directory.
   const int fd = ::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return errno_status(errno, path_);
   DIR* handle = ::fdopendir(fd);

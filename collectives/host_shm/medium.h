@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The private directory that both sides of the host_shm road share: its names, and how files in it
-// are made and opened. Everything is opened relative to the directory, never through a symbolic
-// link, and only if it is ours and closed to others.
+// The private directory that both sides of the host_shm road share: the names in it, and how its
+// files are created and opened. All files are opened relative to the directory, never through a
+// symbolic link, and only if this user owns them and no other user has access.
 #pragma once
 
 #include "collectives/host_shm/host_shm_road.h"
@@ -10,7 +10,7 @@
 
 namespace driftless::host_shm {
 
-// RoadOpener::examine.
+// Implements RoadOpener::examine.
 [[nodiscard]] std::vector<Finding> examine(const RoadOptions& options, std::uint64_t space_bytes,
                                            const Deadline& deadline);
 
@@ -28,34 +28,35 @@ inline constexpr std::uint64_t kMaxEndBytes = std::uint64_t{64} << 10;
 [[nodiscard]] std::string segment_name(const PublicationId& id, std::string_view token,
                                        std::uint64_t index);
 
-// An open directory. Names given to its calls are plain.
+// An open directory. Names that its calls take must be plain.
 class Directory {
  public:
-  // The road's own; if it is missing, it is made, or that is kNotFound. kCorrupt, saying whose it
-  // is, if it is not private.
+  // Opens the road's directory; creates it if `make`, otherwise kNotFound if it is missing.
+  // kCorrupt, naming the owner, if it is not private.
   [[nodiscard]] static Result<Directory> open(const HostShmOptions& options, bool make);
-  // One below it, made if it is missing.
+  // Opens a directory below it, and creates it if it is missing.
   [[nodiscard]] Result<Directory> below(const char* name) const;
 
   [[nodiscard]] const std::string& path() const { return path_; }
-  // A new file of ours; kAlreadyExists.
+  // Creates a private file; kAlreadyExists if the name is taken.
   [[nodiscard]] Result<Descriptor> create(const std::string& name) const;
-  // An existing one; kNotFound. kCorrupt if it is not a plain file, ours, and closed to others.
+  // Opens an existing file; kNotFound. kCorrupt if it is not a plain, private file of this user.
   [[nodiscard]] Result<Descriptor> open_file(const std::string& name, bool write) const;
-  // An existing one to be read and written, or a new one.
+  // Opens a file to read and write it, and creates it if it is missing.
   [[nodiscard]] Result<Descriptor> open_or_create(const std::string& name) const;
-  // A small file's content. kNotFound; kCorrupt if it is longer.
+  // The content of a small file. kNotFound; kCorrupt if it is longer than `max_bytes`.
   [[nodiscard]] Result<std::string> read(const std::string& name, std::uint64_t max_bytes) const;
-  // At every moment the old content or the new one.
+  // Replaces a file atomically: readers see the old content or the new one.
   [[nodiscard]] Status replace(const std::string& name, std::string_view content) const;
-  // A new file with this content under `temporary`; put_new() gives it its name. kAlreadyExists if
-  // that is taken, kNotFound if somebody has removed the temporary file.
+  // Writes a new file under the name `temporary`; put_new() gives it its final name. put_new()
+  // returns kAlreadyExists if that is taken, kNotFound if another process has removed the temporary
+  // file.
   [[nodiscard]] Status write_new(const std::string& temporary, std::string_view content) const;
   [[nodiscard]] Status put_new(const std::string& temporary, const std::string& name) const;
-  // Ok if it is not there.
+  // Ok if the file does not exist.
   [[nodiscard]] Status remove(const std::string& name) const;
   [[nodiscard]] Result<std::vector<std::string>> list() const;
-  // Whether `name` is still the file that is open.
+  // Whether `name` still refers to the open file.
   [[nodiscard]] bool is(const std::string& name, const Descriptor& file) const;
 
  private:
@@ -68,13 +69,13 @@ class Directory {
   Descriptor fd_;
 };
 
-// The lock of the directory's sender. Any thread.
+// The lock of the directory's sender. Thread-safe.
 class SenderLock {
  public:
-  // kBusy, naming the process, if another sender lives.
+  // kBusy, naming the process, if another sender holds it.
   [[nodiscard]] static Result<SenderLock> take(const Directory& directory);
-  // Ok while the lock is ours. kWrongRun, naming who sends now, once its file was removed or
-  // replaced: another sender may have taken the directory over, and what is in it is not ours.
+  // Ok while this process holds the lock. kWrongRun, naming the current sender, once the lock file
+  // was removed or replaced: another sender may own the directory and its files now.
   [[nodiscard]] Status check(const Directory& directory) const;
 
  private:
@@ -82,13 +83,13 @@ class SenderLock {
   Descriptor file_;
 };
 
-// Bytes of an open file. kNoSpace, saying what to raise, where memory is full.
+// Writes bytes into an open file. kNoSpace, naming the setting to raise, if memory is full.
 [[nodiscard]] Status write_all(const Descriptor& file, std::uint64_t offset,
                                std::span<const std::byte> bytes, std::string_view what);
-// All that is in it now; kCorrupt if that is longer.
+// Reads the current content; kCorrupt if it is longer than `max_bytes`.
 [[nodiscard]] Result<std::string> read_whole(const Descriptor& file, std::uint64_t max_bytes,
                                              std::string_view what);
-// The exclusive lock of a file, without waiting; false where somebody lives who holds it.
+// Takes the exclusive lock of a file without waiting; false if a living process holds it.
 [[nodiscard]] Result<bool> lock_file(const Descriptor& file, std::string_view what);
 
 }  // namespace driftless::host_shm

@@ -13,11 +13,11 @@ namespace driftless {
 namespace host_shm {
 namespace {
 
-// receivers/<id>: what this receiver says, in a file that it locks as long as it lives. One thread
-// at a time. Dropped without leave() it is as if the process died.
+// receivers/<id>: this receiver's report, in a file that it locks while it lives. One thread at a
+// time. Destruction without leave() has the effect of the process's death.
 class ReportSlot {
  public:
-  // kBusy, at the deadline, where another receiver that lives has this id.
+  // kBusy, at the deadline, if another live receiver has this id.
   [[nodiscard]] Status say(const HostShmOptions& options, const ReceiverReport& report,
                            const Deadline& deadline) {
     if (!id_.empty() && id_ != report.id) DRIFTLESS_RETURN_IF_ERROR(leave());
@@ -48,13 +48,13 @@ class ReportSlot {
       DRIFTLESS_ASSIGN_OR_RETURN(Descriptor file, receivers.open_or_create(id));
       const std::string what = join_path(receivers.path(), id);
       DRIFTLESS_ASSIGN_OR_RETURN(const bool locked, lock_file(file, what));
-      // The sender may have taken it for a dead one's, and removed it, before it was locked.
+      // The sender may have removed the file as a dead receiver's before it was locked.
       if (!locked || !receivers.is(id, file)) continue;
       file_ = std::move(file);
       id_ = id;
       directory_ = std::move(receivers);
       if (heartbeat_ == 0)
-        heartbeat_ = random_hash128().low | 1U;  // another one than before a restart
+        heartbeat_ = random_hash128().low | 1U;  // differs from that before a restart
       return {};
     } while (backoff.sleep(deadline));
     return error(StatusCode::kBusy, "host_shm: a receiver named '", id,
@@ -62,12 +62,12 @@ class ReportSlot {
   }
 
   std::optional<Directory> directory_;  // of the file
-  std::string id_;                      // empty: none is open
+  std::string id_;                      // empty: no file is open
   Descriptor file_;                     // locked
   std::uint64_t heartbeat_ = 0;
 };
 
-// The segment, mapped. Its size was checked: reading within it cannot fail.
+// Maps the segment. Its size was checked, so reading within it cannot fail.
 Result<MappedFile> map_segment(const Descriptor& file, const std::string& name,
                                std::uint64_t size) {
   struct stat found{};
@@ -150,7 +150,7 @@ class Receiver final : public ReceiveRoad {
     return map_segment(*file, part.name, size);
   }
 
-  // Views of a mapping: no page is touched before the caller reads it.
+  // Returns views of a mapping: no page is touched before the caller reads it.
   Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
                                                std::span<const ByteRange> ranges,
                                                const Deadline& deadline) override {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies in the small files of the host_shm road: the record of a publication, and what a
-// receiver says. Both end with their xxh3-128, so that half of one is not taken for a whole.
+// The content of the small files of the host_shm road: the record of a publication, and the report
+// of a receiver. Both end with their xxh3-128, so that a half-written one is recognized.
 #pragma once
 
 #include "collectives/road.h"
@@ -20,14 +20,14 @@ struct Record {
   std::vector<RecordPart> parts;
 };
 [[nodiscard]] std::string record_to_bytes(const Record& record);
-// kCorrupt if it is not one. Lengths are checked before memory is taken.
+// kCorrupt if the bytes are not a record. Checks lengths before it allocates.
 [[nodiscard]] Result<Record> record_from_bytes(std::string_view bytes, std::string_view what);
 
 struct Report {
   ReceiverReport report;
-  std::uint64_t heartbeat = 0;  // another one in every report: a sign of life
+  std::uint64_t heartbeat = 0;  // changes with every report: a sign of life
 };
-// At most kMaxReportBytes, for a report that check_report() lets pass.
+// At most kMaxReportBytes for a report that check_report() accepts.
 [[nodiscard]] std::string report_to_bytes(const Report& report);
 [[nodiscard]] Result<Report> report_from_bytes(std::string_view bytes, std::string_view what);
 

@@ -14,7 +14,7 @@ namespace driftless {
 namespace host_shm {
 namespace {
 
-// A part in a segment of its own.
+// A part in its own segment.
 class SegmentPart final : public HashedPart {
  public:
   SegmentPart(const std::string& name, std::string file_name, Descriptor file, TakeRoom room,
@@ -35,7 +35,8 @@ class SegmentPart final : public HashedPart {
     return read_at(file_, offset, bytes, name());
   }
 
-  // No byte of it is left without memory: a reader of the mapping can then not be hit by a lack.
+  // Allocates memory for every byte, so that a reader of the mapping never fails for lack of
+  // memory.
   Status complete(PartReceipt& receipt, const Deadline& deadline) override {
     receipt.locator = index_;
     const bool may_have_holes = size_bytes() > 0 && !known_hash().has_value();
@@ -59,7 +60,7 @@ class SegmentPart final : public HashedPart {
   const std::uint64_t index_;
 };
 
-// The publications that the sender holds, and the room that they take. Any thread.
+// The publications that the sender holds, and the memory that they use. Thread-safe.
 class HeldSegments {
  public:
   HeldSegments(const HostShmOptions& options, std::shared_ptr<const Directory> directory,
@@ -69,7 +70,7 @@ class HeldSegments {
         directory_(std::move(directory)),
         lock_(std::move(lock)) {}
 
-  // kAlreadyExists, or kInvalidArgument if a newer one of its kind is there.
+  // kAlreadyExists, or kInvalidArgument if a newer one of its kind exists.
   [[nodiscard]] Status check_new(const PublicationId& id) const {
     const std::scoped_lock lock(mutex_);
     for (const auto& [other, held] : publications_) {
@@ -84,29 +85,29 @@ class HeldSegments {
     return {};
   }
 
-  // The hash of its manifest, if it is held.
+  // The hash of the publication's manifest, if the publication is held.
   [[nodiscard]] std::optional<Hash128> manifest(const PublicationId& id) const {
     const std::scoped_lock lock(mutex_);
     const auto found = publications_.find(id);
     return found == publications_.end() ? std::nullopt : std::optional(found->second.manifest);
   }
 
-  // `id` is being written from now on; what was begun before and not put is given up.
+  // Begins `id`; gives up a publication that was begun and not put.
   void begin(const PublicationId& id) {
     const std::scoped_lock lock(mutex_);
     pending_ = id;
     pending_bytes_ = 0;
   }
 
-  // Room for so many more of its bytes: removes the oldest versions and, for an anchor, the
-  // one before. kNoSpace, saying what to raise.
+  // Reserves `bytes` more for the publication under construction: removes the oldest versions and,
+  // for an anchor, the one before. kNoSpace names the setting to raise.
   [[nodiscard]] Status take_room(std::uint64_t bytes) {
     const std::scoped_lock lock(mutex_);
     const auto fits = [&] {
       const std::uint64_t taken = used_bytes_ + pending_bytes_;
       return taken <= size_bytes_ && bytes <= size_bytes_ - taken;
     };
-    // What can never fit makes nobody else go.
+    // If it can never fit, nothing else is removed.
     const bool hopeless = pending_bytes_ > size_bytes_ || bytes > size_bytes_ - pending_bytes_;
     while (!hopeless && !fits() && drop_one()) {
     }
@@ -120,7 +121,7 @@ class HeldSegments {
                  "; raise it");
   }
 
-  // Its record is there: it is held, and what has to go for it goes.
+  // Its record is written: holds it, and removes the publications that exceed the limits.
   void put(const Hash128& manifest, std::vector<std::string> segments) {
     const std::scoped_lock lock(mutex_);
     publications_[pending_] = {manifest, std::move(segments), pending_bytes_};
@@ -131,7 +132,7 @@ class HeldSegments {
   }
 
   void give_up() { begin({}); }
-  // All of it.
+  // Removes all publications.
   void clear() {
     const std::scoped_lock lock(mutex_);
     while (!publications_.empty()) drop(publications_.begin());
@@ -144,9 +145,8 @@ class HeldSegments {
     std::uint64_t bytes = 0;
   };
   using Publications = std::map<PublicationId, Held>;
-  // With the mutex held.
-  // For a version the oldest one; for an anchor all versions but the newest, then the anchor before
-  // it.
+  // The functions below need the mutex. drop_one() drops the oldest version; for an anchor, all
+  // versions but the newest, then the anchor before it.
   [[nodiscard]] bool drop_one() {
     const bool anchor = pending_.kind == PublicationKind::kAnchor;
     if (count(PublicationKind::kVersion) > (anchor ? 1U : 0U)) {
@@ -158,10 +158,10 @@ class HeldSegments {
     return true;
   }
 
-  // The record first: what has none is not there. The record of that name is another sender's once
-  // the lock is lost; segments have names of their own.
+  // Removes the record first: without it the publication does not exist. If the lock is lost, a
+  // record of that name belongs to another sender; names of segments are unique.
   void drop(Publications::iterator at) {
-    // What cannot be removed now is removed by the next sender's start.
+    // The next sender removes at its start what cannot be removed now.
     if (lock_->check(*directory_).ok()) {
       const Status ignored = directory_->remove(record_name(at->first));
     }
@@ -185,21 +185,22 @@ class HeldSegments {
   const std::uint64_t size_bytes_;
   const unsigned versions_;
   std::shared_ptr<const Directory> directory_;
-  std::shared_ptr<const SenderLock> lock_;  // who does not hold it removes nothing by name
+  std::shared_ptr<const SenderLock> lock_;  // without it nothing is removed by name
   mutable std::mutex mutex_;
   Publications publications_;
-  std::uint64_t used_bytes_ = 0;     // of all of them
+  std::uint64_t used_bytes_ = 0;     // by held publications
   PublicationId pending_;            // being written
-  std::uint64_t pending_bytes_ = 0;  // of it
+  std::uint64_t pending_bytes_ = 0;  // reserved for it
 };
 
-constexpr int kLooks = 5;  // at a report that is being written
+constexpr int kLooks = 5;  // attempts to read a report that is being written
 
-// The sender's view. Alive is who holds its lock and spoke within `patience` of our own clock.
+// The sender's view. A receiver is alive if it holds its lock and reported within `patience` by
+// this process's clock.
 class ReportWatch {
  public:
   explicit ReportWatch(std::chrono::milliseconds patience) : patience_(patience) {}
-  // Removes the files of the dead.
+  // Returns the reports of live receivers, and removes the files of dead ones.
   [[nodiscard]] Result<std::vector<ReceiverReport>> look(const Directory& directory) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.list());
     const auto now = Deadline::Clock::now();
@@ -208,12 +209,12 @@ class ReportWatch {
     for (const std::string& name : names) {
       const std::string what = join_path(directory.path(), name);
       const Result<Descriptor> file = directory.open_file(name, true);
-      if (!file.ok()) continue;  // has left meanwhile, or is none of ours
+      if (!file.ok()) continue;  // it has left meanwhile, or is not private
       const Result<bool> dead = lock_file(*file, what);
       if (dead.ok() && *dead) {
-        // Locked by us: a receiver of this name that starts now makes a new file.
+        // This process holds the lock: a receiver of this name that starts now makes a new file.
         if (directory.is(name, *file)) const Status ignored = directory.remove(name);
-        seen_.erase(name);  // it did not sign off
+        seen_.erase(name);  // it did not call leave()
         continue;
       }
       Result<Report> report = error(StatusCode::kCorrupt, what);
@@ -222,7 +223,7 @@ class ReportWatch {
         if (text.ok()) report = report_from_bytes(*text, what);
       }
       const auto before = seen_.find(name);
-      if (!report.ok() && before == seen_.end()) continue;  // has said nothing yet
+      if (!report.ok() && before == seen_.end()) continue;  // no report yet
       Seen entry = before == seen_.end() ? Seen{*report, now} : before->second;
       if (report.ok() && report->report.id == name && report->heartbeat != entry.last.heartbeat) {
         entry = {*report, now};
@@ -237,7 +238,7 @@ class ReportWatch {
     seen_ = std::move(seen);
     return alive;
   }
-  // The ids of those that removed their files since the first look.
+  // The ids of receivers that removed their files since the first look().
   [[nodiscard]] std::vector<std::string> left() const { return {left_.begin(), left_.end()}; }
 
  private:
@@ -250,8 +251,9 @@ class ReportWatch {
   std::set<std::string> left_;
 };
 
-// What a dead sender left; the lock is held. What receivers said stays: they may live. Twice: one
-// that is not dead, but has lost its lock, may have named its record while the first round removed.
+// Removes what a dead sender left; the lock is held. Keeps the reports, because their receivers may
+// live. Runs twice: a live sender that has lost its lock may have named its record during the first
+// round.
 Status clear_leftovers(const Directory& directory) {
   for (int round = 0; round < 2; ++round) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.list());
@@ -278,7 +280,7 @@ class Sender final : public SendRoad {
 
   Sender(const Sender&) = delete;
   Sender& operator=(const Sender&) = delete;
-  // Nothing stays but the lock's file, the last word and what receivers that live said.
+  // Leaves only the lock file, the end of the run and the reports of live receivers.
   ~Sender() override {
     drop();
     held_->clear();
@@ -375,7 +377,7 @@ class Sender final : public SendRoad {
     return held_->manifest(id);
   }
 
-  // What it does not list is gone with its processes.
+  // Versions that are not listed ended with their processes.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return watch_.look(receivers_); }
   [[nodiscard]] std::vector<std::string> left() const override { return watch_.left(); }
@@ -385,7 +387,7 @@ class Sender final : public SendRoad {
     PublicationId id;
     std::string token;
     std::vector<std::shared_ptr<SegmentPart>> parts;
-    std::optional<std::vector<PartReceipt>> receipts;  // once flushed
+    std::optional<std::vector<PartReceipt>> receipts;  // set by flush()
   };
   [[nodiscard]] Status check_begun(std::string_view what) const {
     if (pending_.has_value()) return {};
@@ -393,9 +395,9 @@ class Sender final : public SendRoad {
   }
 
   [[nodiscard]] Status check_held() const { return lock_->check(*directory_); }
-  // A sender that takes over first has the lock, and then removes every file that it finds. So if
-  // the lock is still ours once the record is written, and another takes over after that, the
-  // record is gone before it can get its name.
+  // A new sender first takes the lock, and then removes every file that it finds. So if this one
+  // still holds the lock after it wrote the record, and another takes over later, the record is
+  // removed before it can get its name.
   [[nodiscard]] Status put_record(std::string_view bytes) {
     const std::string temporary = concat(record_name(pending_->id), ".", pending_->token, ".tmp");
     Status done = directory_->write_new(temporary, bytes);
@@ -411,7 +413,8 @@ class Sender final : public SendRoad {
     if (!pending_.has_value()) return;
     for (const auto& part : pending_->parts) {
       part->close();
-      const Status ignored = directory_->remove(part->file_name());  // by the next start, then
+      // If this fails, the next start removes it.
+      const Status ignored = directory_->remove(part->file_name());
     }
     held_->give_up();
     pending_.reset();

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The hub of files. In the directory:
+// The hub in a directory:
 //
-//   leader                      the session of the leader that is there
-//   .lock                       held by it
-//   <session>/<peer>/up/<n>     messages to it, numbered from 0, each renamed into place
-//   <session>/<peer>/down/<n>   messages from it
+//   leader                      the session of the current leader
+//   .lock                       the leader holds it
+//   <session>/<peer>/up/<n>     messages to the leader, numbered from 0, each renamed into place
+//   <session>/<peer>/down/<n>   messages from the leader
 //   <session>/<peer>/gone       either side has ended the link
 //
-// Who reads a message removes it. A hub that ends leaves the directories of the links that there
-// are, with what was said last; each link removes its own, and the last one the session's.
+// The reader of a message removes it. A hub that ends leaves the directories of existing links,
+// with the last messages; each link removes its own, and the last link the session's.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,7 +32,7 @@ constexpr std::string_view kLock = ".lock";
 constexpr milliseconds kLockWait{2'000};
 constexpr std::uint64_t kSessionBytes = 64;
 
-// kNotFound if it is not there: the leader makes it.
+// kNotFound if the directory does not exist: the leader creates it.
 Status check_private(const std::string& path) {
   struct stat info{};
   if (::lstat(path.c_str(), &info) != 0) return errno_status(errno, concat("hub: ", path));
@@ -52,7 +52,7 @@ class Mailbox {
   [[nodiscard]] Status put(std::string_view message) {
     FileSystem& fs = posix_file_system();
     const std::string part = join_path(dir_, ".part");
-    const Status old = fs.remove_file(part);  // there only if a write before failed
+    const Status old = fs.remove_file(part);  // exists only after a failed write
     {
       DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs.create(part));
       DRIFTLESS_RETURN_IF_ERROR(
@@ -88,7 +88,7 @@ Status lost(std::string_view why) {
 }
 
 void mark_gone(const std::string& dir) {
-  // If that fails the other side's patience ends the link.
+  // If that fails, the link ends by the other side's patience.
   const Status marked = write_text(posix_file_system(), join_path(dir, kGone), "");
 }
 
@@ -105,16 +105,17 @@ class FileHub final : public Hub {
       : lock_(std::move(lock)), root_(std::move(root)), dir_(join_path(root_, session)) {}
   ~FileHub() override {
     FileSystem& fs = posix_file_system();
-    const Result<bool> still_held = lock_->held();  // else the names are another leader's
+    const Result<bool> still_held = lock_->held();  // otherwise the files belong to another leader
     const bool held = still_held.ok() && *still_held;
     if (held) const Status name = fs.remove_file(join_path(root_, kLeader));
-    // In this order, and a link in the other: whoever comes second sees the first, and removes.
+    // The link uses the opposite order: the second side sees the first one's mark, and removes the
+    // directory.
     std::erase_if(peers_,
                   [&](const auto& peer) { return exists(fs, join_path(peer.second.dir, kGone)); });
     for (const auto& [made, peer] : known_) {
       if (!peers_.contains(peer)) const Status ended = remove_tree(fs, join_path(dir_, made));
     }
-    // What is left of others that died is the next leader's to remove.
+    // The next leader removes what dead links left.
     const Status session = peers_.empty() ? remove_tree(fs, dir_) : Status();
     if (held) const Status unlocked = fs.remove_file(join_path(root_, kLock));
   }
@@ -191,9 +192,10 @@ class FileLink final : public Link {
     mark_gone(peer_.dir);
     const Result<std::string> now = read_text(fs, join_path(root_, kLeader), kSessionBytes);
     const bool over = now.ok() ? *now != session_ : now.status().code() == StatusCode::kNotFound;
-    if (!over) return;  // the hub sees the mark
+    if (!over) return;  // the hub finds the mark
     const Status mine = remove_tree(fs, peer_.dir);
-    const Status session = fs.remove_directory(join_path(root_, session_));  // if it is empty
+    // Succeeds only if it is empty.
+    const Status session = fs.remove_directory(join_path(root_, session_));
   }
 
   Status send(std::string_view message, const Deadline&) override {
@@ -209,7 +211,7 @@ class FileLink final : public Link {
       if (!message.ok()) return lost(message.status().message());
       if (message->has_value()) return message;
       const Status there = check_leader();
-      if (!there.ok()) {  // what it said before it went comes first
+      if (!there.ok()) {  // messages sent before it left come first
         message = peer_.down.take();
         if (message.ok() && message->has_value()) return message;
         return there;
@@ -228,7 +230,7 @@ class FileLink final : public Link {
   }
 
   const std::string root_, session_;
-  std::mutex mutex_;  // of what is sent
+  std::mutex mutex_;  // protects sending
   FilePeer peer_;
 };
 
@@ -263,8 +265,8 @@ Result<std::unique_ptr<Hub>> make_file_hub(const std::string& directory) {
   }
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(directory));
   for (const std::string& name : names) {
-    // Sessions of leaders that did not end in order, or whose links are just about to remove them:
-    // what cannot be removed disturbs nobody.
+    // Sessions of leaders that did not end in order, or whose links are about to remove them. A
+    // directory that cannot be removed does no harm.
     if (hash128_from_hex(name).ok()) {
       const Status removed = remove_tree(fs, join_path(directory, name));
     }

@@ -17,14 +17,14 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::uint64_t kMostHelloBytes = 4096;
-constexpr milliseconds kMailSlice{100};    // between two looks at who is missing
-constexpr milliseconds kJoinSlice{2'000};  // of one try
+constexpr milliseconds kMailSlice{100};    // between two checks for missing ranks
+constexpr milliseconds kJoinSlice{2'000};  // for one attempt
 
-// A process' first message over each link.
+// A process's first message over each link.
 struct GroupHello {
   std::uint64_t rank = 0, size = 0;
-  std::uint64_t process = 0;  // drawn by it
-  std::uint64_t session = 0;  // that it has joined; 0: none
+  std::uint64_t process = 0;  // random number of the process
+  std::uint64_t session = 0;  // the session that it has joined; 0: none
   std::string attempt;
   std::string from;  // for messages
   template <typename Fields, typename Self>
@@ -38,12 +38,12 @@ struct GroupHello {
   }
 };
 
-// Rank 0's reply to it.
+// Rank 0's reply to a GroupHello.
 struct GroupWelcome {
   enum class Kind : std::uint8_t {
     kJoined,
-    kNotNow,  // a process of another start may leave, and make room
-    kNever,   // the session that it had joined is over
+    kNotNow,  // a process of another start may leave and make room
+    kNever,   // the session that it had joined has ended
   };
   Kind kind = Kind::kJoined;
   std::uint64_t session = 0;
@@ -75,7 +75,7 @@ std::string attempt_text(const std::string& attempt) {
   return attempt.empty() ? "" : concat(" of attempt '", attempt, "'");
 }
 
-// Rank 0's side.
+// The mail of rank 0.
 class LeaderMail final : public GroupMail {
  public:
   LeaderMail(std::shared_ptr<Port> port, std::unique_ptr<Hub> hub, GroupPlace place)
@@ -94,7 +94,7 @@ class LeaderMail final : public GroupMail {
     return concat(rank_name(rank), " (", at->second.from, "; its link was lost)");
   }
 
-  // The same to all: broadcasts.
+  // Every message goes to all ranks: broadcasts.
   Status send(unsigned to, std::string bytes, const Deadline&) override {
     const auto at = members_.find(to);
     if (at != members_.end() && at->second.peer) hub_->send(*at->second.peer, bytes);
@@ -127,7 +127,7 @@ class LeaderMail final : public GroupMail {
   struct Member {
     std::uint64_t process = 0;
     std::string from;
-    std::optional<std::uint64_t> peer;  // none: its link was lost
+    std::optional<std::uint64_t> peer;  // empty: its link was lost
   };
 
   [[nodiscard]] std::string missing() const {
@@ -204,14 +204,14 @@ class LeaderMail final : public GroupMail {
   const std::unique_ptr<Hub> hub_;
   const GroupPlace place_;
   const std::uint64_t session_;
-  std::map<unsigned, Member> members_;       // by rank
-  std::map<std::uint64_t, unsigned> ranks_;  // by peer
+  std::map<unsigned, Member> members_;       // keyed by rank
+  std::map<std::uint64_t, unsigned> ranks_;  // keyed by peer
   std::deque<Letter> letters_;
-  std::string last_;     // that was sent
-  std::string refused_;  // the last process that was
+  std::string last_;     // the last message sent
+  std::string refused_;  // the last refused process
 };
 
-// Every other rank's.
+// The mail of every other rank.
 class MemberMail final : public GroupMail {
  public:
   MemberMail(Connector connector, const GroupPlace& place)
@@ -250,7 +250,7 @@ class MemberMail final : public GroupMail {
     return !deadline.expired();
   }
 
-  // Until rank 0 has taken it in, and has what this rank said last.
+  // Tries until rank 0 has accepted this process and has received its last message.
   [[nodiscard]] Status join(const Deadline& deadline) {
     Waiting waiting;
     const auto whom = [this] {
@@ -265,13 +265,13 @@ class MemberMail final : public GroupMail {
   }
 
  private:
-  // A try that ran out of time does not hide why earlier ones failed.
+  // An attempt that timed out must not hide why earlier ones failed.
   void lose(const Status& why) {
     if (lost_.empty() || why.code() != StatusCode::kDeadlineExceeded) lost_ = why.message();
     link_.reset();
   }
 
-  // Sets over_ if no further try can do better.
+  // Sets over_ if another attempt cannot succeed.
   [[nodiscard]] Status try_join(const Deadline& deadline) {
     const Status joined = greet(deadline.sooner(kJoinSlice));
     if (joined.ok()) {
@@ -317,10 +317,10 @@ class MemberMail final : public GroupMail {
   const Connector connector_;
   GroupHello hello_;
   std::unique_ptr<Link> link_;
-  std::string last_;                                   // that was sent
-  std::optional<std::string> came_;                    // and not taken
+  std::string last_;                                   // the last message sent
+  std::optional<std::string> came_;                    // arrived, and not yet taken
   std::string lost_;                                   // why there is no link
-  Backoff again_{milliseconds(5), milliseconds(200)};  // between tries to join
+  Backoff again_{milliseconds(5), milliseconds(200)};  // between attempts to join
   Status over_;
 };
 

@@ -16,11 +16,11 @@ using mpi_rma::MpiMailbox;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Of messages to the leader, and from it.
+// Tags of messages to the leader and from it.
 constexpr int kUpTag = 21;
 constexpr int kDownTag = 22;
 
-// Before each message: the link that it belongs to, and whether it is the link's last.
+// Precedes each message: the link that it belongs to, and whether it is the link's last.
 struct Header {
   std::uint64_t link = 0;
   std::uint64_t last = 0;
@@ -38,7 +38,7 @@ struct Arrived {
   return mailbox.send(to, concat(begin, message));
 }
 
-// The next message, if one is there.
+// The next message, if one has arrived.
 Result<std::optional<Arrived>> take(MpiMailbox& mailbox, int from) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<MpiMailbox::Letter> letter, mailbox.take(from));
   if (!letter) return std::optional<Arrived>();
@@ -64,7 +64,8 @@ Status check_threads() {
 class MpiHub final : public Hub {
  public:
   explicit MpiHub(MPI_Comm job) : mailbox_(job, kDownTag, kUpTag) {}
-  // Nothing else tells the other side: between processes of a job no connection closes.
+  // The other side learns of the end only by this message: between processes of a job no connection
+  // closes.
   ~MpiHub() override {
     for (const auto& [peer, rank] : ranks_) {
       const Status told = hub::send(mailbox_, rank, {peer, 1}, "");
@@ -99,13 +100,13 @@ class MpiHub final : public Hub {
   }
 
  private:
-  // Links are named by the processes that make them, with numbers that nobody else has.
+  // The process that makes a link gives it a unique number.
   void hear(Arrived arrived, std::vector<HubEvent>& events) {
     const std::uint64_t link = arrived.header.link;
     if (!ranks_.contains(link)) {
       if (arrived.header.last != 0 || ended_.contains(link)) return;
       for (const auto& [other, rank] : std::map(ranks_)) {
-        if (rank == arrived.from) end(other, events);  // it has made a new one
+        if (rank == arrived.from) end(other, events);  // it has made a new link
       }
       ranks_[link] = arrived.from;
       events.push_back({HubEvent::Kind::kCame, link, {}});
@@ -120,7 +121,7 @@ class MpiHub final : public Hub {
   void end(std::uint64_t peer, std::vector<HubEvent>& events) {
     const auto found = ranks_.find(peer);
     if (found == ranks_.end()) return;
-    // If it does not get there the other side's patience ends the link.
+    // If it does not arrive, the link ends by the other side's patience.
     const Status told = hub::send(mailbox_, found->second, {peer, 1}, "");
     ranks_.erase(found);
     ended_[peer] = true;
@@ -129,8 +130,8 @@ class MpiHub final : public Hub {
 
   std::mutex mutex_;
   MpiMailbox mailbox_;
-  std::map<std::uint64_t, int> ranks_;   // of the links that there are
-  std::map<std::uint64_t, bool> ended_;  // late words of these are passed over
+  std::map<std::uint64_t, int> ranks_;   // of the open links
+  std::map<std::uint64_t, bool> ended_;  // late messages of these links are ignored
   std::vector<std::uint64_t> dropped_;
 };
 
@@ -158,7 +159,7 @@ class MpiLink final : public Link {
         if (!backoff.sleep(deadline)) return std::optional<std::string>();
         continue;
       }
-      if ((*arrived)->header.link != number_) continue;  // of an earlier link
+      if ((*arrived)->header.link != number_) continue;  // from an earlier link
       if ((*arrived)->header.last != 0) {
         return error(StatusCode::kIo, "hub: the leader has ended the link");
       }
@@ -169,7 +170,7 @@ class MpiLink final : public Link {
  private:
   const int leader_;
   const std::uint64_t number_;
-  std::mutex mutex_;  // of what is sent
+  std::mutex mutex_;  // protects sending
   MpiMailbox mailbox_;
 };
 

@@ -15,23 +15,23 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kServeSlice{20};
 constexpr std::size_t kMostHeldBytes = 4 * kMaxMessageBytes;
-constexpr std::size_t kMostNameBytes = 64;  // of a service
+constexpr std::size_t kMostNameBytes = 64;  // for a service
 constexpr std::string_view kServed = "served";
 
 }  // namespace
 
-// The hub, the thread that serves it, and what came for each service.
+// The hub, the thread that polls it, and the events of each service.
 class Exchange {
  public:
   explicit Exchange(std::unique_ptr<Hub> hub)
       : hub_(std::move(hub)), thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
-  // False: it is served already.
+  // False: the service is already served.
   [[nodiscard]] bool open(const std::string& name) {
     const std::scoped_lock lock(mutex_);
     return services_.try_emplace(name).second;
   }
-  // Its peers receive what was sent to them, and no more.
+  // Its peers still receive the messages that were sent to them.
   void close(const std::string& name) {
     const std::scoped_lock lock(mutex_);
     for (auto it = peers_.begin(); it != peers_.end();) {
@@ -67,7 +67,7 @@ class Exchange {
  private:
   struct Service {
     std::vector<HubEvent> events;
-    std::size_t held_bytes = 0;  // of their texts
+    std::size_t held_bytes = 0;  // of the events' texts
     std::condition_variable came;
   };
 
@@ -79,14 +79,14 @@ class Exchange {
     }
   }
 
-  // With the mutex held.
+  // Needs the mutex.
   void handle(HubEvent event) {
     if (event.kind == HubEvent::Kind::kCame) {
       peers_.try_emplace(event.peer);
       return;
     }
     const auto found = peers_.find(event.peer);
-    if (found == peers_.end()) return;  // of a service that is closed
+    if (found == peers_.end()) return;  // from a peer of a closed service
     if (event.kind == HubEvent::Kind::kSaid && found->second.empty()) {
       return name_service(event.peer, found->second, event.text);
     }
@@ -118,7 +118,8 @@ class Exchange {
     tell(service->second, {HubEvent::Kind::kCame, peer, {}});
   }
 
-  // Of the peer that has most, what it said is forgotten; its end is the last that is heard of it.
+  // Drops the peer with the most bytes, and its messages that no service has taken; the service
+  // gets only its end.
   void drop_largest() {
     std::map<std::uint64_t, std::size_t> bytes;
     for (const auto& [name, service] : services_) {
@@ -146,7 +147,7 @@ class Exchange {
   const std::unique_ptr<Hub> hub_;
   std::mutex mutex_;
   std::map<std::string, Service> services_;
-  std::map<std::uint64_t, std::string> peers_;  // their services; "": none was named
+  std::map<std::uint64_t, std::string> peers_;  // their services; "": not yet named
   std::size_t held_bytes_ = 0;                  // of all services
   std::jthread thread_;                         // started last
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Port: one hub for several services of a run, so that all of them share an address: groups of the
-// trainers, a road, the road that takes its place. A connection that was admitted names a service
-// first, and belongs to it from then on.
+// Port: one hub for several services of a run, so that all of them share an address: the group of
+// the trainers, a road, its fallback. An admitted connection first names a service, and belongs to
+// it from then on.
 //
-// The hub listens while the leading trainer serves anything. A thread of the port's own answers
-// connections from then on, also while a service is not looked at. It holds at most 1 GiB of
-// messages that services have not taken; beyond that it drops the peer with the most of them.
+// The hub listens while the leading trainer serves at least one service. The port's own thread
+// answers connections, even if a service does not poll. It holds at most 1 GiB of messages that
+// services have not taken; beyond that it drops the peer with the most bytes.
 #pragma once
 
 #include "collectives/hub/hub.h"
@@ -20,20 +20,21 @@ class Port {
   using Connect = std::function<Result<Connector>()>;
   Port(Listen listen, Connect connect) : listen_(std::move(listen)), connect_(std::move(connect)) {}
 
-  // [leading trainer] The hub of a service. It keeps what listens. kBusy if this process serves it
-  // already. One thread at a time.
+  // [leading trainer] Makes the hub of a service; the hub keeps the listener alive. kBusy if this
+  // process already serves it. One thread at a time.
   [[nodiscard]] Result<std::unique_ptr<Hub>> serve(const std::string& service);
-  // Links to a service of the leading trainer. Its failures may pass, too, if the leader listens
-  // and does not serve it: it may soon.
+  // Makes links to a service of the leading trainer. A failure may be temporary even if the leader
+  // listens: it may not serve this service yet.
   [[nodiscard]] Result<Connector> connector(const std::string& service) const;
 
  private:
   const Listen listen_;
   const Connect connect_;
-  std::weak_ptr<Exchange> exchange_;  // services hold it
+  std::weak_ptr<Exchange> exchange_;  // the hubs of services own it
 };
 
-// TCP (library driftless_hub_tcp). `bound`: make_tcp_hub()'s; outlives the port.
+// A port over TCP (library driftless_hub_tcp). `bound`: as for make_tcp_hub(); must outlive the
+// port.
 [[nodiscard]] std::shared_ptr<Port> make_tcp_port(const HubOptions& options,
                                                   std::string* bound = nullptr);
 

@@ -16,14 +16,14 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Long gets go in pieces: MPI counts in int, and on one host a get is a copy that no deadline ends.
-// Each one costs a round trip over UCX, so they are not small.
+// Long gets are divided into pieces: MPI counts in int, and on one host a get is a copy that no
+// deadline ends. Each piece costs a round trip over UCX, so they are not small.
 constexpr std::uint64_t kBytesOfGet = std::uint64_t{16} << 20;
 constexpr std::size_t kMostRequests = 64;
 constexpr milliseconds kFarewell{10'000};
-// MPI does not tell whether a look moved anything; the time it took does.
+// MPI does not report whether a poll made progress; its duration shows it.
 constexpr microseconds kWorked{5};
-constexpr microseconds kEager{200};  // after that: not even the core is offered to others
+constexpr microseconds kEager{200};  // after that it does not even yield the core
 constexpr microseconds kSpin{2'000};
 
 constexpr std::string_view kFlags =
@@ -32,7 +32,7 @@ constexpr std::string_view kFlags =
 
 constexpr const char* kDefaultDirectory = "/dev/shm";
 constexpr const char* kVariable = "osc_sm_backing_directory";  // Open MPI's
-constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;       // for MPI's own
+constexpr std::uint64_t kSlack = std::uint64_t{1} << 20;       // for MPI's own memory
 
 std::string read_variable(int index) {
   MPI_T_cvar_handle handle = nullptr;
@@ -54,9 +54,9 @@ std::string window_directory() {
   return directory.empty() ? kDefaultDirectory : directory;
 }
 
-// Room for windows in this host's shared memory: kNoSpace if the directory in which MPI keeps
-// shared windows has not `needed_bytes` free, ok if that cannot be learnt. Asked before MPI is:
-// Open MPI's processes do not all return when one of them cannot make a shared window.
+// Checks the space for windows in this host's shared memory: kNoSpace if the directory in which MPI
+// keeps shared windows has fewer than `needed_bytes` free, ok if that is unknown. Checked before
+// MPI is called: in Open MPI not all processes return if one of them cannot make a shared window.
 Status check_shared_memory(std::uint64_t needed_bytes) {
   const std::string directory = window_directory();
   struct statvfs info{};
@@ -106,7 +106,7 @@ Status Medium::connect(MPI_Comm world) {
 }
 
 Status Medium::agree(const Status& mine, std::string_view what) {
-  // The least of x and of ~x over all ranks tells whether x is the same everywhere.
+  // The minimum of x and of ~x over all ranks shows whether x is the same everywhere.
   const std::array<std::uint64_t, 5> facts{publishers_, options_.ring_bytes, options_.ring_versions,
                                            options_.anchor_bytes, options_.announcement_bytes};
   std::array<std::uint64_t, 11> least{};
@@ -166,8 +166,8 @@ Status Medium::check_room() const {
   return check_shared_memory(leader_map_.window_bytes + others);
 }
 
-// On one node a shared window is asked for first: its pages come into being when they are touched,
-// while some ways to make the other kind touch them all at once.
+// On one node tries a shared window first: its pages are allocated when touched, while some ways to
+// make the other kind touch all of them at once.
 Status Medium::make_window() {
   window_bytes_ = publishes() ? map(rank_).window_bytes : 0;
   for (const bool shared : {true, false}) {
@@ -177,7 +177,7 @@ Status Medium::make_window() {
     DRIFTLESS_RETURN_IF_ERROR(mpi_status(
         MPI_Allreduce(MPI_IN_PLACE, &worst, 1, MPI_INT, MPI_MAX, comm_), "MPI_Allreduce"));
     if (worst == 0) return {};
-    // Freeing is collective: a window that only some ranks have is left to the end of the process.
+    // Freeing is collective: a window that only some ranks have is kept until the process ends.
     win_ = MPI_WIN_NULL;
     base_ = nullptr;
     if (!shared) {
@@ -206,7 +206,7 @@ Status Medium::start_access() {
   DRIFTLESS_RETURN_IF_ERROR(mpi_status(MPI_Win_lock_all(0, win_), "MPI_Win_lock_all"));
   accessible_ = true;
   if (publishes()) {
-    // Only what must be zero is touched.
+    // Touches only the bytes that must be zero.
     const std::uint64_t begun = rank_ == 0 ? leader_map_.announcement : sizeof(Control);
     std::memset(base_, 0, begun);
     Control control;
@@ -223,7 +223,7 @@ Status Medium::close() {
   closed_ = true;
   sweep();
   if (!all_are_done()) {
-    // Somebody may still reach into the windows: they stay, and so does memory that MPI may write.
+    // Other ranks may still access the windows: they stay, and so does memory that MPI may write.
     for (Abandoned& left : abandoned_) new std::shared_ptr<const void>(std::move(left.owner));
     abandoned_.clear();
     return error(StatusCode::kDeadlineExceeded, "mpi_rma: rank ", rank_,
@@ -239,9 +239,9 @@ Status Medium::close() {
   return {};
 }
 
-// A barrier with an end. Freeing is collective, so one rank that cannot keeps all from it. Twice,
-// so that a rank which came after the others had given up does not free alone: they are missing in
-// the second round.
+// A barrier with a deadline. Freeing is collective, so one rank that cannot free keeps all others
+// from it. Runs twice, so that a rank which arrived after the others had given up does not free
+// alone: they are missing in the second round.
 bool Medium::all_are_done() {
   for (int round = 0; round < 2; ++round) {
     const auto clean = std::make_shared<int>(abandoned_.empty() ? 1 : 0);
@@ -270,8 +270,8 @@ void Medium::sweep() {
   });
 }
 
-// Over networks without RDMA each look moves some kilobytes, so it spins while they come in. After
-// a while without any it sleeps between looks.
+// Over networks without RDMA each poll moves some kilobytes, so it spins while bytes arrive. After
+// a while without any it sleeps between polls.
 Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<const void> owner,
                     const Deadline& deadline, std::string_view what) {
   Backoff backoff(microseconds(10), microseconds(100));
@@ -284,7 +284,7 @@ Status Medium::wait(std::vector<MPI_Request>& requests, std::shared_ptr<const vo
     int count = 0;
     const int code = MPI_Testsome(static_cast<int>(requests.size()), requests.data(), &count,
                                   ended.data(), MPI_STATUSES_IGNORE);
-    if (code == MPI_SUCCESS && count == MPI_UNDEFINED) break;  // none is left
+    if (code == MPI_SUCCESS && count == MPI_UNDEFINED) break;  // no active request
     now = Deadline::Clock::now();
     Status status = mpi_status(code, what);
     if (status.ok() && count == 0) status = deadline.check(what);
@@ -344,7 +344,7 @@ Result<std::vector<std::byte>> Medium::get(unsigned rank, std::uint64_t offset, 
   return std::move(*bytes);
 }
 
-// A put's request says only that its memory may be used again, and a flush has no deadline: so the
+// A put's request shows only that its memory may be reused, and a flush has no deadline: so the
 // bytes are read back until they are there.
 Status Medium::put(unsigned rank, std::uint64_t offset, std::span<const std::byte> bytes,
                    const Deadline& deadline, std::string_view what) {

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Medium: the communicator and the windows that both sides of the mpi_rma road share in a process.
 //
-// Passive target for its whole life: locked once, when it is made. Reads and writes of other ranks'
-// windows are request-based and tested until they are done or the deadline has passed; the memory
-// of one that was given up is kept until MPI has done with it. Own stores become visible by
-// std::atomic_thread_fence, which the unified memory model (checked) allows from any thread, and by
-// sync().
+// Each window is in a passive-target epoch during its whole life: it is locked once, when it is
+// made. Reads and writes of other ranks' windows are request-based, and tested until they are done
+// or the deadline has passed; the memory of an abandoned request is kept until MPI has finished it.
+// A rank's own stores become visible through std::atomic_thread_fence (the unified memory model,
+// which is checked, allows that from any thread) and through sync().
 //
-// One thread at a time, and where MPI_THREAD_MULTIPLE was not granted always the thread that
-// initialized MPI.
+// One thread at a time; without MPI_THREAD_MULTIPLE always the thread that initialized MPI.
 #pragma once
 
 #include <mpi.h>
@@ -20,25 +19,24 @@
 
 namespace driftless::mpi_rma {
 
-// A stretch of another rank's window and where its bytes go.
+// A stretch of another rank's window, and the memory that receives its bytes.
 struct Piece {
-  unsigned rank = 0;  // publisher
+  unsigned rank = 0;  // of the publisher
   std::uint64_t offset = 0;
   std::span<std::byte> into;
 };
 
 class Medium {
  public:
-  // Collective; all ranks succeed, or none does.
+  // Collective; either all ranks succeed or all fail.
   [[nodiscard]] static Result<std::unique_ptr<Medium>> create(MPI_Comm world, unsigned publishers,
                                                               const MpiRmaOptions& options);
-  ~Medium();  // close(), if that was not called
+  ~Medium();  // calls close() if nobody has
   Medium(const Medium&) = delete;
   Medium& operator=(const Medium&) = delete;
 
-  // Collective; waits for the others, but not for ever. kDeadlineExceeded if one did not come,
-  // or somebody's get never ended: windows and communicators are then left to the end of the
-  // process.
+  // Collective; waits for the other ranks, for a limited time. kDeadlineExceeded if a rank did not
+  // call it, or a get never ended: windows and communicators are then kept until the process ends.
   [[nodiscard]] Status close();
 
   [[nodiscard]] const MpiRmaOptions& options() const { return options_; }
@@ -51,25 +49,25 @@ class Medium {
   [[nodiscard]] const WindowMap& map(unsigned publisher) const {
     return publisher == 0 ? leader_map_ : other_map_;
   }
-  // Of this rank; empty on receivers.
+  // The window of this rank; empty on receivers.
   [[nodiscard]] std::span<std::byte> window() { return {base_, window_bytes_}; }
   [[nodiscard]] MPI_Win handle() const { return win_; }  // for measurements
-  // On which nobody sends, for a ProgressPoll.
+  // A communicator without messages, for a ProgressPoll.
   [[nodiscard]] MPI_Comm quiet() const { return quiet_comm_; }
 
-  // All pieces; `owner` keeps their memory alive. The stretches must lie within the windows: MPI
-  // itself does not check.
+  // Reads all pieces; `owner` keeps their memory alive. The stretches must lie within the windows:
+  // MPI does not check that.
   [[nodiscard]] Status get(std::span<const Piece> pieces, std::shared_ptr<const void> owner,
                            const Deadline& deadline, std::string_view what);
-  // A small stretch of publisher `rank`'s window.
+  // Reads a small stretch of publisher `rank`'s window.
   [[nodiscard]] Result<std::vector<std::byte>> get(unsigned rank, std::uint64_t offset,
                                                    std::uint64_t size, const Deadline& deadline,
                                                    std::string_view what);
-  // Returns once the bytes are there.
+  // Writes into publisher `rank`'s window, and returns once the bytes are there.
   [[nodiscard]] Status put(unsigned rank, std::uint64_t offset, std::span<const std::byte> bytes,
                            const Deadline& deadline, std::string_view what);
-  // Own stores before are visible to gets that start after, and puts of others that have ended are
-  // visible to own loads.
+  // Makes this rank's earlier stores visible to gets that start later, and completed puts of other
+  // ranks visible to this rank's loads.
   [[nodiscard]] Status sync();
 
  private:
@@ -86,11 +84,11 @@ class Medium {
   [[nodiscard]] Status make_window();
   [[nodiscard]] int allocate(bool shared);
   [[nodiscard]] Status start_access();
-  // Collective: what any rank's failure means for this one.
+  // Collective: combines the statuses of all ranks into this rank's result.
   [[nodiscard]] Status agree(const Status& mine, std::string_view what);
   [[nodiscard]] Status wait(std::vector<MPI_Request>& requests, std::shared_ptr<const void> owner,
                             const Deadline& deadline, std::string_view what);
-  void sweep();  // forgets what was given up and has ended since
+  void sweep();  // frees abandoned requests that have ended
   [[nodiscard]] bool all_are_done();
 
   const MpiRmaOptions options_;
@@ -107,10 +105,10 @@ class Medium {
   std::vector<Abandoned> abandoned_;
 };
 
-// A word of the own window that others read while it is written.
+// Stores a word of this rank's window that other ranks may read at the same time.
 inline void store_word(std::uint64_t& word, std::uint64_t value) {
   std::atomic_ref<std::uint64_t>(word).store(value, std::memory_order_release);
-  // Nothing that is written after may be seen before.
+  // Later stores must not become visible before this one.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

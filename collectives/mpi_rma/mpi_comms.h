@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicators of a job that MPI joins. Built if MPI is there.
+// The communicators of a job that uses MPI. Built only with MPI.
 #pragma once
 
 #include <mpi.h>
@@ -7,9 +7,9 @@
 namespace driftless {
 
 struct MpiComms {
-  // All processes but bystanders, trainers first. Null on a bystander.
+  // All processes except bystanders, trainers first. Null on a bystander.
   MPI_Comm everybody = MPI_COMM_NULL;
-  // Those of this process' role, in the same order.
+  // The processes with this process's role, in the same order.
   MPI_Comm role = MPI_COMM_NULL;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The publisher ranks' group over two-sided messages of MPI. No collective call after creation.
+// The publisher ranks' group over MPI's two-sided messages. No collective call after creation.
 #include <mpi.h>
 
 #include "collectives/message_group.h"
@@ -40,7 +40,7 @@ class MpiGroupMail final : public GroupMail {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<int> ranks, mailbox_->unsent(since));
     return std::vector<unsigned>(ranks.begin(), ranks.end());
   }
-  // Once nothing more has arrived, lets go on what is being sent.
+  // If nothing has arrived, frees finished send requests.
   Result<std::optional<Letter>> take() override {
     DRIFTLESS_ASSIGN_OR_RETURN(std::optional<MpiMailbox::Letter> letter,
                                mailbox_->take(MPI_ANY_SOURCE));

@@ -16,7 +16,7 @@ MpiMailbox::~MpiMailbox() {
 }
 
 Status MpiMailbox::send(int to, std::string bytes) {
-  const Result<std::vector<int>> of_others = unsent(sent_);  // lets go what has ended
+  const Result<std::vector<int>> of_others = unsent(sent_);  // frees finished requests
   Transfer& sending = in_flight_->sending.emplace_back();
   sending.letter = {to, std::move(bytes)};
   sending.number = ++sent_;
@@ -62,7 +62,7 @@ Result<std::optional<MpiMailbox::Letter>> MpiMailbox::take(int from) {
     if (!started.ok()) receiving.pop_back();
     DRIFTLESS_RETURN_IF_ERROR(started);
   }
-  std::set<int> behind;  // one of theirs is still arriving
+  std::set<int> behind;  // ranks with an earlier message that is still arriving
   for (auto it = receiving.begin(); it != receiving.end(); ++it) {
     if (behind.contains(it->letter.peer)) continue;
     int done = 0;

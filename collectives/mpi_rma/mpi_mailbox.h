@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// MpiMailbox: two-sided messages over a communicator that return their errors and never wait. What
-// MPI still works on when it is destroyed, to or from a rank that is gone, is left to the end of
-// the process.
+// MpiMailbox: two-sided messages over a communicator that return their errors and never wait.
+// Requests that are unfinished at its destruction, to or from a rank that is gone, are kept until
+// the process ends.
 //
-// send() and unsent() by one thread at a time, and take() by one, which may be another.
+// One thread at a time may call send() and unsent(), and one thread, possibly another, take().
 #pragma once
 
 #include <mpi.h>
@@ -20,17 +20,17 @@ class MpiMailbox {
   ~MpiMailbox();
 
   struct Letter {
-    int peer = 0;  // to or from whom
+    int peer = 0;  // destination or source
     std::string bytes;
   };
   [[nodiscard]] Status send(int to, std::string bytes);
-  // Those whose messages are not on their way yet, of all since mark() returned `since`.
+  // The ranks to which messages, sent since mark() returned `since`, are not yet on their way.
   [[nodiscard]] Result<std::vector<int>> unsent(std::uint64_t since);
   [[nodiscard]] std::uint64_t mark() const { return sent_; }
-  // The next message of rank `from` (or MPI_ANY_SOURCE), if it has arrived. Those of one rank come
-  // in their order.
+  // The next message of rank `from` (or MPI_ANY_SOURCE), if one has arrived. Messages of one rank
+  // come in order.
   [[nodiscard]] Result<std::optional<Letter>> take(int from);
-  // Whether MPI works on nothing of ours.
+  // Whether all requests of this mailbox are finished.
   [[nodiscard]] bool idle();
 
  private:
@@ -39,7 +39,7 @@ class MpiMailbox {
     std::uint64_t number = 0;
     MPI_Request request = MPI_REQUEST_NULL;
   };
-  // In a place of their own: MPI works on their bytes.
+  // Allocated separately, because MPI uses the bytes while the request is unfinished.
   struct InFlight {
     std::list<Transfer> sending, receiving;
   };

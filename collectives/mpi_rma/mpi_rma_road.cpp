@@ -11,7 +11,7 @@ namespace driftless {
 Result<std::unique_ptr<MpiRmaWorld>> MpiRmaWorld::create(MPI_Comm world, unsigned publishers,
                                                          const MpiRmaOptions& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(auto medium, mpi_rma::Medium::create(world, publishers, options));
-  // On one node a get is a copy out of shared memory, which needs no help.
+  // On one node a get is a copy out of shared memory, which needs no help of the target.
   const bool helped =
       options.progress_thread && medium->threads() && medium->publishes() && !medium->one_node();
   std::unique_ptr<MpiRmaWorld> made(new MpiRmaWorld(std::move(medium)));
@@ -43,7 +43,7 @@ Status MpiRmaWorld::check_side(bool right, std::string_view side) const {
 
 Result<std::unique_ptr<SendRoad>> MpiRmaWorld::sender() {
   DRIFTLESS_RETURN_IF_ERROR(check_side(publishes(), "publisher"));
-  // What lies in the window is known to the first one alone.
+  // Only the first sender knows the content of the window.
   if (std::exchange(sender_made_, true)) {
     return error(StatusCode::kInvalidArgument, "mpi_rma: the sender was made already");
   }

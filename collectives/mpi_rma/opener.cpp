@@ -13,7 +13,8 @@ Result<OpenRoad> open(const RoadOptions& given, const RoadPlace& place) {
   if (settings.anchor_auto) options.anchor_bytes = place.anchor_bytes;
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<MpiRmaWorld> made,
                              MpiRmaWorld::create(place.mpi->everybody, place.trainers, options));
-  // Freeing windows is collective. If close() is not reached the job is being ended, and they stay.
+  // Freeing windows is collective. If close() is not reached, the job is being ended, and they
+  // stay.
   const auto world = std::shared_ptr<MpiRmaWorld>(made.release(), [](MpiRmaWorld*) {});
   OpenRoad road;
   road.sender = [world] { return world->sender(); };

@@ -6,7 +6,7 @@
 
 namespace driftless::mpi_rma {
 
-// A part as the publisher sees it.
+// The publisher's file of a part.
 class RingFile final : public File {
  public:
   RingFile(std::shared_ptr<PartRing> ring, std::uint64_t turn, std::size_t index, std::string name)
@@ -73,7 +73,7 @@ Result<std::vector<PartReceipt>> PartRing::flush() {
     if (!part.placed) DRIFTLESS_RETURN_IF_ERROR(place(part).with_context(part.name));
   }
   std::vector<PartReceipt> receipts;
-  for (Part& part : parts_) {  // only now: placing one may have moved another
+  for (Part& part : parts_) {  // after all are placed, because placing one may move others
     const PartLabel label{
         .version = current_->version, .size_bytes = part.size, .name = xxh3_128(part.name)};
     std::memcpy(block(part), &label, sizeof(label));
@@ -92,7 +92,7 @@ Result<std::uint64_t> PartRing::append(std::string_view bytes) {
   const std::uint64_t capacity = memory_.size();
   std::uint64_t position = head_;
   if (bytes.size() > capacity) return too_small(bytes.size());
-  // Parts stay where the receipts say they are, so only the new bytes may be set elsewhere.
+  // Parts stay where the receipts place them, so only the new bytes may be placed elsewhere.
   if (position % capacity + bytes.size() > capacity) position = round_up(position, capacity);
   const std::uint64_t end = position + bytes.size();
   if (end - current_->begin > capacity) {
@@ -142,7 +142,7 @@ Status PartRing::write(std::uint64_t turn, std::size_t index, std::uint64_t offs
     const std::uint64_t old_size = part.size;
     DRIFTLESS_RETURN_IF_ERROR(grow(part, offset + bytes.size()));
     part.hash.reset();
-    // A gap reads as zeros, as that of a file does.
+    // A gap reads as zeros, as in a file.
     if (offset > old_size) std::memset(this->bytes(part) + old_size, 0, offset - old_size);
   }
   const std::shared_lock lock(mutex_);
@@ -214,14 +214,14 @@ Status PartRing::grow(Part& part, std::uint64_t size) {
   return {};
 }
 
-// The growing part is the last one in the ring: what follows it is free or belongs to older
+// The growing part is the last one in the ring: the bytes after it are free or belong to older
 // publications.
 Status PartRing::grow_in_ring(Part& part, std::uint64_t size) {
   const std::uint64_t capacity = memory_.size();
   const std::uint64_t needed = sizeof(PartLabel) + size;
   std::uint64_t target = part.at;
   if (target % capacity + needed > capacity) target = round_up(target, capacity);
-  // If it is the only part, the publication begins with it.
+  // If it is the first part, the publication begins with it.
   const bool first = part.at == current_->begin;
   const std::uint64_t begin = first ? target : current_->begin;
   if (target + needed - begin > capacity) return compact(part, size);
@@ -237,8 +237,8 @@ Status PartRing::grow_in_ring(Part& part, std::uint64_t size) {
   return {};
 }
 
-// Everything else is evicted, and the parts are moved together from the begin of the memory, `last`
-// behind the others.
+// Evicts everything else, and moves the parts together to the beginning of the memory, `last` after
+// the others.
 Status PartRing::compact(Part& last, std::uint64_t size) {
   const std::uint64_t capacity = memory_.size();
   std::vector<Part*> order;
@@ -275,7 +275,7 @@ Status PartRing::compact(Part& last, std::uint64_t size) {
   return {};
 }
 
-// From its buffer into the ring, behind all others there.
+// Copies a part from its buffer into the ring, after all others there.
 Status PartRing::place(Part& part) {
   const std::uint64_t size = std::exchange(part.size, 0);
   part.placed = true;
@@ -290,7 +290,7 @@ Status PartRing::place(Part& part) {
   return {};
 }
 
-// Room for positions up to `end_position`; the caller has made sure that current_ itself fits.
+// Makes room for positions up to `end_position`; the caller has checked that current_ itself fits.
 void PartRing::evict_before(std::uint64_t end_position) {
   while (!live_.empty() && end_position - live_.front().begin > memory_.size()) evict_oldest();
 }

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// PartRing: where the parts of one publisher rank lie in a stretch of memory that receivers read.
+// PartRing: places the parts of one publisher rank in memory that receivers read.
 //
-// Publications follow each other around the ring; each part is contiguous. The oldest ones make
-// room for a new one. Before a byte of an older publication is overwritten, raise(v) is called:
-// what is below version v is no longer whole. Nothing of the publication under construction was
-// seen by anybody, so its parts may still be moved; they are, if that makes it fit. A
-// publication whose parts (each rounded up to kPartAlignment) sum up to no more than the memory
-// always fits.
+// Publications follow each other around the ring; each part is contiguous. The oldest publications
+// make room for a new one. Before a byte of an older publication is overwritten, the ring calls
+// raise(v): versions below v are no longer whole. No receiver has seen the publication under
+// construction, so its parts may still move, and they do if that makes it fit. A publication always
+// fits if its parts, each rounded up to kPartAlignment, together do not exceed the memory.
 //
-// The first open part grows in place. Parts that are opened while another is open are kept in
-// memory of their own until they are synced with no other part open, or until flush().
+// The first open part grows in place. A part that is opened while another one is open has separate
+// memory until it is synced with no other part open, or until flush().
 //
-// Calls are made by one thread, except those on the files, which may come from any thread, pwrite()
-// and pread() at the same time. A file that outlives its publication refuses to be used. Knows
-// nothing of MPI.
+// One thread makes the calls, except those on the files: any thread may make these, also pwrite()
+// and pread() at the same time. A file that outlives its publication refuses all calls. Does not
+// use MPI.
 #pragma once
 
 #include <array>
@@ -34,12 +33,12 @@ inline constexpr std::uint64_t kPartAlignment = 64;
   return (value + unit - 1) / unit * unit;
 }
 
-// Lies right before the bytes of each part: a receiver sees that it got what it asked for.
+// Precedes the bytes of each part, so that a receiver can check that it read the right part.
 struct PartLabel {
   std::uint64_t magic = 0x6c62'616c'7472'6170;  // "partlabl"
   std::uint64_t version = 0;
   std::uint64_t size_bytes = 0;
-  Hash128 name;  // hash of it
+  Hash128 name;  // hash of the name
   std::array<std::uint64_t, 3> unused{};
 
   friend bool operator==(const PartLabel&, const PartLabel&) = default;
@@ -48,21 +47,21 @@ static_assert(sizeof(PartLabel) == kPartAlignment);
 
 class PartRing : public std::enable_shared_from_this<PartRing> {
  public:
-  // `memory` outlives the ring. At most `versions` publications lie in it, the new one included.
-  // `option` is what to raise when it is too small: "road.ring_size".
+  // `memory` must outlive the ring. It holds at most `versions` publications, including the new
+  // one. `option` names the setting to raise if the ring is too small: "road.ring_size".
   PartRing(std::span<std::byte> memory, unsigned versions, std::string option,
            std::function<void(std::uint64_t)> raise);
 
-  // A new publication; versions never descend. One under construction is dropped.
+  // Begins a publication, and drops one under construction; versions never descend.
   void begin(std::uint64_t version);
-  // kAlreadyExists for a name that this publication has.
+  // kAlreadyExists if this publication has a part of that name.
   [[nodiscard]] Result<std::unique_ptr<File>> create(const std::string& name);
-  // All parts in the order of their creation; the locator counts from the begin of the memory. All
-  // must be synced and closed. Afterwards nothing moves.
+  // All parts in the order of their creation; a locator is an offset in the memory. All parts must
+  // be synced and closed. Nothing moves afterwards.
   [[nodiscard]] Result<std::vector<PartReceipt>> flush();
-  // After flush(): further bytes of the same publication; returns where they lie.
+  // After flush(): adds bytes to the same publication; returns their offset.
   [[nodiscard]] Result<std::uint64_t> append(std::string_view bytes);
-  // The publication stays until it is evicted.
+  // Completes the publication, which then stays until it is evicted.
   void finish();
   void drop();
 
@@ -73,17 +72,17 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
     std::uint64_t at = 0;    // position of its label, see head_
     std::uint64_t size = 0;  // without the label
     bool open = false;
-    bool placed = false;  // in the ring; else in `buffer`
+    bool placed = false;  // in the ring; otherwise in `buffer`
     PartBuffer buffer;
     std::unique_ptr<PartHash> hashing = std::make_unique<PartHash>();
-    std::optional<Hash128> hash;  // since the last sync()
+    std::optional<Hash128> hash;  // valid since the last sync()
   };
   struct Publication {
     std::uint64_t version = 0;
     std::uint64_t begin = 0;  // position
   };
 
-  // Of files; `turn` tells the publication.
+  // Calls of files; `turn` identifies the publication.
   [[nodiscard]] Status write(std::uint64_t turn, std::size_t index, std::uint64_t offset,
                              std::span<const std::byte> bytes);
   [[nodiscard]] Status read(std::uint64_t turn, std::size_t index, std::uint64_t offset,
@@ -91,7 +90,7 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   [[nodiscard]] Status sync(std::uint64_t turn, std::size_t index);
   void close(std::uint64_t turn, std::size_t index);
 
-  // All below with the mutex held.
+  // The functions below need the mutex.
   [[nodiscard]] Status check(std::uint64_t turn, std::size_t index) const;
   [[nodiscard]] Status grow(Part& part, std::uint64_t size);
   [[nodiscard]] Status grow_in_ring(Part& part, std::uint64_t size);
@@ -99,7 +98,7 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   [[nodiscard]] Status place(Part& part);
   void evict_before(std::uint64_t end_position);
   void evict_oldest();
-  [[nodiscard]] std::byte* block(const Part& part);  // its label, or nothing if not placed
+  [[nodiscard]] std::byte* block(const Part& part);  // its label, or null if not placed
   [[nodiscard]] std::byte* bytes(Part& part);
   [[nodiscard]] Status too_small(std::uint64_t needed) const;
   void drop_locked();
@@ -109,18 +108,18 @@ class PartRing : public std::enable_shared_from_this<PartRing> {
   const std::string option_;
   const std::function<void(std::uint64_t)> raise_;
 
-  // Exclusive where parts are added, grow or move; shared where their bytes are copied.
+  // Exclusive while parts are added, grow or move; shared while their bytes are copied.
   std::shared_mutex mutex_;
-  // Positions ascend for ever; position p is byte p % memory_.size().
-  std::uint64_t head_ = 0;  // the next free one
+  // Positions ascend without limit; position p is byte p % memory_.size().
+  std::uint64_t head_ = 0;  // the next free position
   std::deque<Publication> live_;
   std::optional<Publication> current_;
   std::vector<Part> parts_;             // of current_
-  std::optional<std::size_t> growing_;  // the open part that lies in the ring: the last one there
-  // append() found no room behind the parts, which cannot move any more: the next publication
-  // starts at the begin of the memory, where there is as much as can be.
+  std::optional<std::size_t> growing_;  // the open part in the ring: the last one there
+  // append() found no room after the parts, which cannot move any more: the next publication starts
+  // at the beginning of the memory, where most space is available.
   bool restart_ = false;
-  std::uint64_t turn_ = 0;  // counts publications: a file of another one is refused
+  std::uint64_t turn_ = 0;  // counts publications; files of other publications are refused
 };
 
 }  // namespace driftless::mpi_rma

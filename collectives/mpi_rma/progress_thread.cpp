@@ -12,10 +12,10 @@ namespace {
 
 using std::chrono::microseconds;
 
-// MPI does not tell whether it had something to do; the time it took does. A call that found
-// nothing takes one or two microseconds.
+// MPI does not report whether it had work; the duration shows it. A call without work takes one or
+// two microseconds.
 constexpr microseconds kThreadWorked{5};
-constexpr microseconds kThreadSpin{200};  // after it had something to do
+constexpr microseconds kThreadSpin{200};  // after the last work
 constexpr microseconds kShortest{50};
 constexpr microseconds kLongest{1'000};
 
@@ -32,7 +32,7 @@ ProgressPoll::ProgressPoll(MPI_Comm comm) {
 ProgressPoll::~ProgressPoll() {
   if (never_ == MPI_REQUEST_NULL || !mpi_runs()) return;
   MPI_Cancel(&never_);
-  MPI_Wait(&never_, MPI_STATUS_IGNORE);  // of a receive that was cancelled: at once
+  MPI_Wait(&never_, MPI_STATUS_IGNORE);  // ends at once: the receive was cancelled
 }
 
 void ProgressPoll::poll() {

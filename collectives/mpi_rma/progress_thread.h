@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ProgressPoll lets MPI work once; ProgressThread does so in a publisher that computes. Over
-// networks without RDMA a get of a receiver waits until its target enters MPI; this thread enters
-// it again and again. Needs MPI_THREAD_MULTIPLE. Ends with its owner.
+// ProgressPoll lets MPI make progress once; ProgressThread does so repeatedly in a publisher that
+// computes. Over networks without RDMA a receiver's get waits until its target enters MPI, so this
+// thread enters MPI again and again. Needs MPI_THREAD_MULTIPLE. Ends with its owner.
 #pragma once
 
 #include <mpi.h>
@@ -11,9 +11,9 @@
 
 namespace driftless::mpi_rma {
 
-// MPI_Test of a request that never completes enters MPI's engine every time, while MPI_Iprobe may
-// look at the messages only (Open MPI over UCX: 99 times of 100). One thread at a time; several may
-// share a communicator that nobody sends to.
+// MPI_Test of a request that never completes enters MPI's progress engine every time, while
+// MPI_Iprobe may only look at messages (Open MPI over UCX: in 99 of 100 calls). One thread at a
+// time; several may share a communicator without messages.
 class ProgressPoll {
  public:
   explicit ProgressPoll(MPI_Comm comm);
@@ -29,8 +29,8 @@ class ProgressPoll {
 
 class ProgressThread {
  public:
-  // Works without a pause while there is something to do, else every 50 us at first, every 1 ms
-  // after a while. Nobody sends on `quiet`.
+  // Polls without a pause while there is work, otherwise every 50 us at first and every 1 ms later.
+  // No rank may send on `quiet`.
   explicit ProgressThread(MPI_Comm quiet);
   ~ProgressThread();
 

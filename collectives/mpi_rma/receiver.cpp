@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The receiving side: everything is read from the publishers' windows; a slot in the leader's says
-// who reads.
+// The receiving side: it reads everything from the publishers' windows, and reports in a slot of
+// the leader's window.
 #include <array>
 #include <cstring>
 
@@ -31,7 +31,8 @@ class RmaReceiver final : public ReceiveRoad {
  public:
   explicit RmaReceiver(Medium& medium)
       : medium_(medium), leader_(medium.map(0)), pool_(std::make_shared<PartPool>(kIdleBytes)) {
-    // Of another receiver that this process had before the leader has seen other heartbeats.
+    // An earlier receiver of this process may have used the slot: the leader must see other
+    // heartbeats.
     slot_.heartbeat = slot_.hold_heartbeat = random_hash128().low;
   }
 
@@ -72,7 +73,7 @@ class RmaReceiver final : public ReceiveRoad {
 
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     Backoff wait = backoff();
-    // Even if there is no time to wait there is time to look.
+    // There is time for one look even if there is none to wait.
     const bool late = deadline.remaining() < kOneLook;
     const Deadline look = late ? Deadline::after(kOneLook) : deadline;
     do {
@@ -90,7 +91,7 @@ class RmaReceiver final : public ReceiveRoad {
 
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
     const std::uint64_t mark = id.kind == PublicationKind::kAnchor ? id.version + 1 : 0;
-    // Before the record is looked at: an anchor that is there after this stays.
+    // Before the record is read: an anchor that exists after this stays.
     if (mark != 0 || slot_.held_mark != 0) DRIFTLESS_RETURN_IF_ERROR(hold(mark, deadline));
     DRIFTLESS_ASSIGN_OR_RETURN(const LeaderRecords now, records(deadline));
     const std::optional<Record> record = now.find(id);
@@ -105,7 +106,7 @@ class RmaReceiver final : public ReceiveRoad {
     return error(StatusCode::kCorrupt, what, " is not what its record's hash says");
   }
 
-  // The part's label comes along with the ranges: it tells that they are of this part.
+  // The part's label is read with the ranges: it shows that they are of this part.
   Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
                                                std::span<const ByteRange> ranges,
                                                const Deadline& deadline) override {
@@ -137,7 +138,7 @@ class RmaReceiver final : public ReceiveRoad {
     }
     return places.files(part.name, owner, memory);
   }
-  // MPI may not have threads; the gets of one call are on their way together.
+  // MPI may not allow threads; the gets of one call are in flight together.
   [[nodiscard]] bool fetches_at_once() const override { return false; }
 
   Status report(const ReceiverReport& report, const Deadline& deadline) override {
@@ -164,7 +165,8 @@ class RmaReceiver final : public ReceiveRoad {
   }
 
  private:
-  // The label, and the ranges behind it in `memory`. What adjoins is one piece.
+  // The pieces for the label and for the ranges after it in `memory`. Adjoining ranges are one
+  // piece.
   [[nodiscard]] static std::vector<Piece> pieces_of(const PartReceipt& part,
                                                     std::span<const ByteRange> ranges,
                                                     const RangePlaces& places, std::byte* memory) {
@@ -192,7 +194,7 @@ class RmaReceiver final : public ReceiveRoad {
     return records;
   }
 
-  // Of all publishers, at the same time.
+  // Reads the controls of all publishers at the same time.
   [[nodiscard]] Result<std::vector<Control>> controls(const Deadline& deadline) {
     const auto found = std::make_shared<std::vector<Control>>(medium_.publishers());
     std::vector<Piece> pieces;
@@ -218,7 +220,8 @@ class RmaReceiver final : public ReceiveRoad {
     return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
 
-  // Looked at after bytes of publisher `rank` were read: what is whole now was whole then.
+  // Called after bytes of publisher `rank` were read: a publication that is whole now was whole
+  // then.
   [[nodiscard]] Status check_still_there(unsigned rank, const PublicationId& id,
                                          const Deadline& deadline) {
     const auto bytes = std::make_shared<std::vector<std::byte>>(leader_.slots + sizeof(Control));
@@ -240,7 +243,7 @@ class RmaReceiver final : public ReceiveRoad {
     return {medium_.options().poll_first, medium_.options().poll_longest};
   }
 
-  // Says to the leader that anchor `mark` - 1 is being read; 0: none.
+  // Reports to the leader that anchor `mark` - 1 is being read; 0: none.
   [[nodiscard]] Status hold(std::uint64_t mark, const Deadline& deadline) {
     slot_.held_mark = mark;
     ++slot_.hold_heartbeat;
@@ -261,7 +264,7 @@ class RmaReceiver final : public ReceiveRoad {
   const WindowMap& leader_;
   const std::shared_ptr<PartPool> pool_;
   ReceiverSlot slot_;
-  std::uint64_t newest_mark_ = 0;  // as last seen; it never falls
+  std::uint64_t newest_mark_ = 0;  // as last read; it never falls
 };
 
 }  // namespace

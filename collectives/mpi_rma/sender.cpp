@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sending side: parts into the own window, records and manifests into the leader's.
+// The sending side: writes parts into its own window, records and manifests into the leader's.
 #include <cstring>
 #include <mutex>
 
@@ -13,12 +13,12 @@ namespace {
 using Clock = Deadline::Clock;
 using std::chrono::milliseconds;
 
-// An anchor is not kept for a receiver that has stopped reading it.
+// After this time without progress of a receiver its anchor is not kept for it any more.
 constexpr milliseconds kHoldPatience{60'000};
 
-// What the leader remembers of a receiver.
+// The leader's knowledge of a receiver.
 struct Peer {
-  ReceiverSlot slot;  // the last whole one
+  ReceiverSlot slot;  // the last whole one read
   Clock::time_point seen;
   Clock::time_point held;
 };
@@ -136,11 +136,11 @@ class Sender final : public SendRoad {
   Status abort() override {
     if (!id_) return {};
     if (anchor()) {
-      // Also if a seal went through unnoticed: receivers then see that it is not there.
+      // Also if a seal succeeded unnoticed: receivers then see that the anchor is gone.
       forget_anchor();
       ring().drop();
     } else if (flushed_ && !leads()) {
-      ring().finish();  // should it be sealed after all, its bytes are whole
+      ring().finish();  // if it is sealed after all, its bytes are whole
     } else {
       ring().drop();
     }
@@ -161,7 +161,7 @@ class Sender final : public SendRoad {
     return hash_in(LeaderRecords::read(leader, bytes));
   }
 
-  // What it does not list is gone with its processes.
+  // Versions that are not listed ended with their processes.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override {
     DRIFTLESS_RETURN_IF_ERROR(check_leader("receivers"));
@@ -229,8 +229,8 @@ class Sender final : public SendRoad {
     return {};
   }
 
-  // On the leader what was not sealed is dropped. The other ranks are not told of the seal: what
-  // they flushed and did not abort was sealed.
+  // The leader drops an unsealed publication. The other ranks get no message about the seal: a
+  // publication that they flushed and did not abort was sealed.
   void end_last() {
     if (!id_) return;
     if (flushed_ && !leads()) {
@@ -241,7 +241,7 @@ class Sender final : public SendRoad {
     id_.reset();
   }
 
-  // Called before bytes of lower versions are overwritten, by whatever thread writes a part.
+  // Called before bytes of lower versions are overwritten, by any thread that writes a part.
   void end_below(std::uint64_t version) {
     const std::lock_guard lock(records_mutex_);
     if (version <= control().versions_from) return;
@@ -259,23 +259,23 @@ class Sender final : public SendRoad {
     store_word(control().anchor_mark, 0);
   }
 
-  // Records change under records_mutex_: a thread that writes a part may have to take some off.
+  // Records change under records_mutex_: a thread that writes a part may have to remove some.
   [[nodiscard]] LeaderRecords records() const {
     const std::lock_guard lock(records_mutex_);
     return LeaderRecords::read(map_, window_.first(map_.slots));
   }
 
-  // No reader takes it for whole before its last byte is there.
+  // No reader accepts it before its last byte is there.
   void write_record(std::uint64_t offset, const Record& record) {
     const std::lock_guard lock(records_mutex_);
     Record whole = record;
     whole.hash = hash_of(whole);
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // after what it speaks of
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // after the bytes that it describes
     std::memcpy(window_.data() + offset, &whole, sizeof(whole));
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
 
-  // With the mutex held.
+  // Needs the mutex.
   void erase_record(std::uint64_t offset) {
     std::memset(window_.data() + offset, 0, sizeof(Record));
     std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -295,7 +295,7 @@ class Sender final : public SendRoad {
     for (std::size_t i = 0; i < peers_.size(); ++i) {
       const auto slot = load<ReceiverSlot>(window_, map_.slots + i * sizeof(ReceiverSlot));
       Peer& peer = peers_[i];
-      // Half of a put, or nothing yet: the last whole one counts.
+      // A half-done put, or none yet: the last whole slot counts.
       if (!is_whole(slot) || slot.heartbeat == peer.slot.heartbeat) continue;
       if (slot.id_bytes > slot.id.size() || slot.proof_bytes > slot.proof.size() ||
           slot.needs_bytes > slot.needs.size()) {
@@ -310,10 +310,10 @@ class Sender final : public SendRoad {
   Medium& medium_;
   const WindowMap& map_;
   const std::span<std::byte> window_;
-  std::shared_ptr<PartRing> steps_, anchors_;  // files share them
-  std::optional<PublicationId> id_;            // begun; on the leader until it is sealed
+  std::shared_ptr<PartRing> steps_, anchors_;  // shared with the files
+  std::optional<PublicationId> id_;            // begun; on the leader until sealed
   bool flushed_ = false;
-  std::vector<Peer> peers_;  // by receiver; leader
+  std::vector<Peer> peers_;  // by receiver; on the leader only
   mutable std::mutex records_mutex_;
   ProgressPoll progress_;
 };

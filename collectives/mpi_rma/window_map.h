@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in a publisher rank's window, and the records in it. Displacements are in bytes.
+// The layout of a publisher rank's window, and the records in it. Displacements are in bytes.
 //
 //   all publishers:  Control | ring of versions | anchor
-//   the leader:      Control | Record of the announcement | Record of the anchor | of versions
-//   |
-//                    ReceiverSlot of each receiver | announcement | ring of versions | anchor
+//   the leader:      Control | Record of the announcement | Record of the anchor |
+//                    Records of versions | ReceiverSlot of each receiver | announcement |
+//                    ring of versions | anchor
 //
-// A Control's words are stored one by one, each at once. Everything else that is written while
-// somebody may read it ends with a hash of itself: what is read with a wrong one is not there
-// (yet). The processes of a job have the same byte order.
+// The words of a Control are stored one by one, each atomically. Everything else that may be read
+// while it is written ends with its own hash: a reader treats content with a wrong hash as missing.
+// All processes of a job have the same byte order.
 #pragma once
 
 #include <array>
@@ -24,30 +24,31 @@ inline constexpr std::uint64_t kWindowMagic = 0x3177'616d'7266'7264;  // "drfrma
 struct Control {
   std::uint64_t magic = kWindowMagic;
   std::uint64_t window_bytes = 0;
-  std::uint64_t versions_from = 0;  // lower versions are not whole here any more
-  std::uint64_t anchor_mark = 0;    // version + 1 of the anchor that lies whole here; 0: none
+  std::uint64_t versions_from = 0;  // lower versions are no longer whole here
+  std::uint64_t anchor_mark = 0;    // version + 1 of the anchor that is whole here; 0: none
   std::uint64_t newest_mark = 0;    // leader: the newest version + 1; 0: none yet
   std::array<std::uint64_t, 3> unused{};
 };
 static_assert(sizeof(Control) == 64);
 
-// Of a manifest or of the announcement, which lie in the leader's window. All zero: none.
+// The record of a manifest or of the announcement, which are in the leader's window. All zero:
+// none.
 struct Record {
   std::uint64_t version = 0;
   std::uint64_t kind = 0;    // PublicationKind
   std::uint64_t offset = 0;  // displacement
   std::uint64_t size_bytes = 0;
   Hash128 content_hash;
-  Hash128 hash;  // of all before
+  Hash128 hash;  // of all members above
 };
 static_assert(sizeof(Record) == 64);
 
 enum class SlotState : std::uint32_t { kEmpty = 0, kNameless = 1, kRegistered = 2, kLeft = 3 };
 
-// What a receiver says of itself, put into the leader's window.
+// A receiver's report, which the receiver puts into the leader's window.
 struct ReceiverSlot {
   std::uint64_t heartbeat = 0;       // changes with every put
-  std::uint64_t hold_heartbeat = 0;  // changes while it reads the anchor it holds
+  std::uint64_t hold_heartbeat = 0;  // changes while the receiver reads an anchor
   std::uint64_t version = 0;
   std::uint64_t held_mark = 0;  // version + 1 of the anchor that it reads; 0: none
   SlotState state = SlotState::kEmpty;
@@ -57,11 +58,11 @@ struct ReceiverSlot {
   std::array<char, kMaxReceiverIdBytes> id{};
   std::array<char, kMaxProofBytes> proof{};
   std::array<char, kMaxNeedsBytes> needs{};
-  Hash128 hash;  // of all before
+  Hash128 hash;  // of all members above
 };
 static_assert(sizeof(ReceiverSlot) == 1800);
 
-// Records and slots: those whose last member is the hash of all before it.
+// Records and slots: types whose last member is the hash of all members before it.
 template <typename T>
 [[nodiscard]] Hash128 hash_of(const T& value) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) % 8 == 0);
@@ -72,7 +73,7 @@ template <typename T>
   return value.hash == hash_of(value);
 }
 
-// A copy of what lies at `offset`.
+// Copies the T at `offset`.
 template <typename T>
 [[nodiscard]] T load(std::span<const std::byte> bytes, std::uint64_t offset) {
   T value;
@@ -92,9 +93,10 @@ struct WindowMap {
   [[nodiscard]] std::uint64_t version_record(std::uint64_t index) const {
     return version_records + index * sizeof(Record);
   }
-  // Of options that check_options() accepts.
+  // The map for options that check_options() accepts.
   [[nodiscard]] static WindowMap of(const MpiRmaOptions& options, unsigned receivers, bool leader);
-  // [offset, offset + size) and the label before it lie within the ring or within the anchor.
+  // Whether [offset, offset + size) and the label before it lie within the ring or within the
+  // anchor.
   [[nodiscard]] bool holds_part(PublicationKind kind, std::uint64_t offset,
                                 std::uint64_t size) const;
 };
@@ -102,7 +104,7 @@ struct WindowMap {
 [[nodiscard]] Status check_options(const MpiRmaOptions& options, unsigned publishers,
                                    unsigned ranks);
 
-// A copy of what receivers look at first: Control and all Records of the leader.
+// A copy of what receivers read first: the leader's Control and all Records.
 struct LeaderRecords {
   Control control;
   Record announcement;

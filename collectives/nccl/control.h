@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Control: what the sending side of a publisher rank asks of the leader. On the leader it is
+// Control: the requests of a publisher rank's sending side to the leader. On the leader it is
 // LeaderControl; on other ranks calls travel over a Link.
 #pragma once
 
@@ -24,23 +24,23 @@ using hub::Link;
 // A publication that was begun.
 struct Attempt {
   std::uint64_t number = 0;
-  std::uint64_t generation = 0;  // of the group that it goes to
-  unsigned receivers = 0;        // in that group
+  std::uint64_t generation = 0;  // of the group that receives it
+  unsigned receivers = 0;        // number of receivers in that group
 };
 
 class Control {
  public:
   virtual ~Control() = default;
-  [[nodiscard]] virtual Status announce(std::string_view run_info) = 0;  // leader, like seal()
+  // On the leader only, like seal().
+  [[nodiscard]] virtual Status announce(std::string_view run_info) = 0;
   [[nodiscard]] virtual Result<Attempt> begin(const PublicationId& id,
                                               const Deadline& deadline) = 0;
-  // What this rank has to send: attempt, generation, parts, and the meeting unless the communicator
-  // of this generation is there already. Ok: every receiver of the group has been told to receive
-  // it.
+  // Offers what this rank will send: attempt, generation, parts and, unless the communicator of
+  // this generation exists, the meeting. Ok: every receiver of the group was asked to receive it.
   [[nodiscard]] virtual Status offer(Message offer, const Deadline& deadline) = 0;
-  // Not ok once the attempt cannot be committed any more. Does not wait.
+  // Not ok if the attempt can no longer be committed. Does not wait.
   [[nodiscard]] virtual Status check(std::uint64_t attempt) = 0;
-  // This rank could not send.
+  // Reports that this rank could not send.
   virtual void failed(std::uint64_t attempt, const Status& why) = 0;
   [[nodiscard]] virtual Status seal(std::uint64_t attempt, std::string_view manifest,
                                     const Deadline& deadline) = 0;
@@ -51,34 +51,36 @@ class Control {
   [[nodiscard]] virtual std::vector<std::string> left() const { return {}; }
 };
 
-// For publisher ranks other than the leader. Connects when it is first used, and again once the
-// link was lost. `start`: NcclOptions::start.
+// For publisher ranks other than the leader. Connects when first used, and again if the link was
+// lost. `start`: NcclOptions::start.
 [[nodiscard]] std::unique_ptr<Control> make_remote_control(Connector connector, unsigned rank,
                                                            unsigned ranks, std::uint64_t start);
 
-// LeaderControl: what the leading publisher rank knows, and the thread that answers everybody else.
+// LeaderControl: the road's state on the leading publisher rank, and the thread that answers all
+// other processes.
 //
-// A receiver is in the group from its hello until it leaves, falls silent or loses its link. The
-// group of a publication is the one that is there when the leader begins it. Groups are numbered
-// (generations): as long as nobody comes or goes and nothing fails, ranks and receivers use the
-// communicators that they have; a new generation makes new ones.
+// A receiver is in the group from its hello until it leaves, falls silent or loses its link. A
+// publication goes to the group that exists when the leader begins it. Groups are numbered
+// (generations): as long as no receiver comes or goes and nothing fails, ranks and receivers reuse
+// their communicators; a new generation makes new ones.
 //
-// A publication is committed when every receiver of its group that is still there has acknowledged
-// all parts with the hashes that the publisher ranks computed. One that goes while parts travel
-// breaks the communicators of the others, too, so that attempt is over; one that goes later is not
-// waited for, unless it was the only one. Without any receiver a publication commits at once.
+// A publication is committed when every remaining receiver of its group has acknowledged all parts
+// with the hashes that the publisher ranks computed. A receiver that goes while parts travel breaks
+// the communicators of the others, too, so that attempt fails. One that goes later is not waited
+// for, unless it was the only one. Without receivers a publication commits at once.
 //
-// Its last word to everybody is a goodbye: from then on nobody answers, so nobody needs to wait for
-// an answer. What was asked before is answered first. It does not wait for receivers to leave.
+// On destruction the leader answers the pending requests and sends a goodbye to all: nothing is
+// answered after that, so no process needs to wait for an answer. It does not wait for receivers to
+// leave.
 //
-// Every call may come from any thread.
+// Thread-safe.
 class LeaderControl final : public Control {
  public:
-  // Throws std::system_error if no thread can be had.
+  // Throws std::system_error if no thread can be created.
   LeaderControl(const NcclOptions& options, unsigned ranks, std::unique_ptr<Hub> hub);
-  ~LeaderControl() override;  // says goodbye; the thread ends first
+  ~LeaderControl() override;  // the thread sends the goodbye and ends
 
-  // Of the leader's own rank.
+  // Calls of the leader's own rank.
   Status announce(std::string_view run_info) override;
   Result<Attempt> begin(const PublicationId& id, const Deadline& deadline) override;
   Status offer(Message offer, const Deadline& deadline) override;
@@ -95,19 +97,19 @@ class LeaderControl final : public Control {
   using Clock = Deadline::Clock;
   struct Peer {
     bool greeted = false;
-    bool receives = false;                 // else a publisher rank
+    bool receives = false;                 // false: a publisher rank
     bool member = false;                   // receives the next publication
     std::optional<ReceiverReport> report;  // the last one
-    Clock::time_point heard;               // anything
+    Clock::time_point heard;               // time of its last message
     Clock::time_point reported;
   };
-  // A publication between begin() and its end.
+  // A publication between begin() and its commit or failure.
   struct Pending {
     std::uint64_t number = 0;
     PublicationId id;
     std::set<std::uint64_t> members;
     std::map<unsigned, std::vector<PartReceipt>> offers;       // by rank
-    std::map<std::uint64_t, std::set<unsigned>> acknowledged;  // by receiver: ranks
+    std::map<std::uint64_t, std::set<unsigned>> acknowledged;  // by receiver: the ranks
     std::set<std::uint64_t> committed;                         // by receiver
     bool had_members = false;
     Status failure;
@@ -117,7 +119,7 @@ class LeaderControl final : public Control {
   void handle(const HubEvent& event);
   void say_goodbye();
 
-  // All below with the mutex held.
+  // The functions below need the mutex.
   void handle(std::uint64_t peer, const Message& message);
   void greet(std::uint64_t peer, const Message& message);
   void take_report(std::uint64_t peer, const Message& message);
@@ -148,16 +150,16 @@ class LeaderControl final : public Control {
   const std::unique_ptr<Hub> hub_;
 
   mutable std::mutex mutex_;
-  std::set<std::string> left_;  // ids of receivers that signed off
+  std::set<std::string> left_;  // ids of receivers that called leave()
   std::condition_variable changed_;
   std::map<std::uint64_t, Peer> peers_;
   std::optional<std::string> run_info_;
   std::optional<Pending> pending_;
-  RetentionRing ring_;  // of what is published
+  RetentionRing ring_;  // the published versions
   bool began_ = false;
   std::uint64_t attempts_ = 0;
   std::uint64_t generation_ = 0;
-  std::set<std::uint64_t> group_;  // of this generation
+  std::set<std::uint64_t> group_;  // receivers of this generation
   bool group_is_broken_ = true;
   bool stop_ = false;
   std::thread thread_;  // started last

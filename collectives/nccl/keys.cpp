@@ -41,7 +41,7 @@ std::string rendezvous_text(const RoadOptions& options, std::size_t) {
 }
 
 constexpr std::array kKeys = {
-    // The GPU of the process, which the job has a key for.
+    // The GPU of the process; the job has a key for it.
     Rows::key<setting::GpuNumber, DRIFTLESS_FIELD(device)>("gpu.device", "")
         .once("road.nccl.device"),
     ring_size<DRIFTLESS_FIELD(ring_bytes)>(),

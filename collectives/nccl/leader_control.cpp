@@ -81,7 +81,7 @@ void LeaderControl::handle(std::uint64_t peer, const Message& message) {
       return;
     default: break;
   }
-  if (!publishes) return;  // what follows is not a receiver's to say
+  if (!publishes) return;  // receivers may not send the messages below
   switch (message.kind) {
     case MessageKind::kBegin: {
       const Result<Attempt> attempt = join_attempt(message.id);
@@ -117,7 +117,7 @@ void LeaderControl::greet(std::uint64_t peer, const Message& message) {
       message.count == ranks_ && message.rank < ranks_ && message.session == options_.start;
   if (!came.receives && !ours) {
     hub_->drop(peer);    // a rank of another job, or of an earlier start of this one
-    peers_.erase(peer);  // messages that have arrived already are ignored, too
+    peers_.erase(peer);  // ignores messages that have already arrived, too
     return;
   }
   send(peer, {.kind = MessageKind::kWelcome,
@@ -131,7 +131,7 @@ void LeaderControl::take_report(std::uint64_t peer, const Message& message) {
   ReceiverReport report{message.name, message.id.version, message.text, message.needs};
   const Status good = check_report(report);
   if (good.ok() && said.receives) {
-    // A receiver that was started again under its name has taken the place of its forerunner.
+    // A receiver that was restarted under its id replaces the earlier one.
     for (auto& [other, known] : peers_) {
       if (other != peer && known.report && known.report->id == report.id) known.report.reset();
     }
@@ -182,7 +182,7 @@ void LeaderControl::remove_silent() {
   const Clock::time_point now = Clock::now();
   std::vector<std::uint64_t> silent;
   for (const auto& [peer, known] : peers_) {
-    // Publisher ranks speak only when they publish.
+    // Publisher ranks send messages only while they publish.
     const bool speaks = known.receives || !known.greeted;
     if (speaks && now - known.heard > options_.silence) silent.push_back(peer);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LeaderControl's publications: from begin() to the commit, or the end of an attempt.
+// Publications in LeaderControl: from begin() to the commit or the failure of an attempt.
 
 #include "collectives/nccl/control.h"
 #include "core/wait_visibly.h"
@@ -60,7 +60,7 @@ Result<Attempt> LeaderControl::begin(const PublicationId& id, const Deadline& de
   return join_attempt(id);
 }
 
-// After a failure: a rendezvous of files or MPI does not tell who has died, and a group with a dead
+// After a failure: a hub of files or MPI does not show which peer has died, and a group with a dead
 // member would fail again.
 void LeaderControl::probe_members(std::unique_lock<std::mutex>& lock, const Deadline& deadline) {
   const Clock::time_point asked = Clock::now();
@@ -122,7 +122,7 @@ Status LeaderControl::take_offer(Message offer) {
                  offer.generation, ", this is ", generation_);
   }
   pending_->offers[offer.rank] = offer.parts;
-  // Passed on to the receivers.
+  // Forwarded to the receivers.
   offer.kind = MessageKind::kReceive;
   offer.request = 0;
   offer.index = 0;
@@ -145,7 +145,7 @@ void LeaderControl::fail(const Status& why) {
   for (const std::uint64_t peer : pending_->members) {
     send(peer, {.kind = MessageKind::kDrop, .attempt = pending_->number});
   }
-  // Publisher ranks that wait for the others of their communicator need not wait longer.
+  // Publisher ranks that wait for other members of their communicator need not wait any longer.
   for (const auto& [peer, known] : peers_) {
     if (!known.greeted || known.receives) continue;
     send(peer,
@@ -156,7 +156,7 @@ void LeaderControl::fail(const Status& why) {
 
 void LeaderControl::drop_pending() {
   if (!pending_) return;
-  // What still travels is cut off, and a communicator that was cut off is not used again.
+  // Broadcasts in progress are aborted, and an aborted communicator is not reused.
   const bool whole = pending_->offers.empty() || all_acknowledged();
   if (!whole && pending_->failure.ok()) {
     fail(error(StatusCode::kBusy, "nccl: ", to_string(pending_->id), " was aborted"));
@@ -174,7 +174,7 @@ void LeaderControl::abort(std::uint64_t attempt) {
   changed_.notify_all();
 }
 
-// Members that have not acknowledged all that was offered.
+// The members that have not acknowledged all offered parts.
 std::set<std::uint64_t> LeaderControl::unacknowledged() const {
   std::set<std::uint64_t> some = pending_->members;
   std::erase_if(some, [&](std::uint64_t peer) {
@@ -218,7 +218,8 @@ Status LeaderControl::seal(std::uint64_t attempt, std::string_view manifest,
     return error(StatusCode::kIo, "nccl: no receiver is left that has ", to_string(pending_->id));
   }
   commit(manifest);
-  // From here on it is published. Who does not say that it is visible there is gone, or will be.
+  // The publication is visible from here on. A member that does not confirm that is gone, or will
+  // be dropped.
   const auto seen = [&] {
     return std::ranges::all_of(
         pending_->members, [&](std::uint64_t peer) { return pending_->committed.contains(peer); });

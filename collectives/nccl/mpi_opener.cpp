@@ -8,7 +8,7 @@ namespace nccl {
 namespace {
 
 Result<OpenRoad> open_by_mpi(const RoadOptions& options, const RoadPlace& place) {
-  const MPI_Comm everybody = place.mpi->everybody;  // the leading trainer is its first
+  const MPI_Comm everybody = place.mpi->everybody;  // rank 0 is the leading trainer
   return open_road(options, place,
                    {[everybody] { return hub::make_mpi_hub(everybody); },
                     [everybody] { return hub::make_mpi_connector(everybody, 0); }});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's calls, from libnccl.so.2, which is loaded when a process first needs it: nothing links it.
-// It is found where the loader looks for libraries of the one that this is in, which includes the
-// folder that PyPI's package nvidia-nccl-cu13 has beside ours.
+// NCCL's functions, from libnccl.so.2, which is loaded when a process first needs it; nothing links
+// to it. The loader searches for it as for dependencies of the library that contains this code,
+// which includes the folder of PyPI's package nvidia-nccl-cu13 beside that of Driftless.
 #pragma once
 
 #include <nccl.h>
@@ -24,7 +24,8 @@ struct NcclCalls {
   decltype(&ncclBroadcast) broadcast = nullptr;
 };
 
-// kUnsupported, with the loader's reason and what to install. From any thread; stays loaded.
+// kUnsupported, with the loader's reason and what to install. Thread-safe; the library stays
+// loaded.
 [[nodiscard]] Result<const NcclCalls*> nccl_calls();
 
 }  // namespace driftless::nccl

@@ -15,10 +15,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// NCCL's: make_nccl_fabric() has loaded them before anything here is made.
+// NCCL's functions; make_nccl_fabric() has loaded them before anything here is created.
 const NcclCalls& calls() { return **nccl_calls(); }
 
-// Makes `device` current on this thread, for as long as it lives.
+// Makes `device` current on this thread during its lifetime.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) { cudaSetDevice(device); }
@@ -29,7 +29,7 @@ class DeviceGuard {
 
 Status cuda_status(cudaError_t code, std::string_view what) {
   if (code == cudaSuccess) return {};
-  cudaGetLastError();  // not to be found by whoever asks next
+  cudaGetLastError();  // clears the error, so that later calls do not find it
   const StatusCode meant =
       code == cudaErrorMemoryAllocation ? StatusCode::kNoSpace : StatusCode::kIo;
   return error(meant, "nccl: ", what, ": CUDA says ", cudaGetErrorString(code));
@@ -52,9 +52,9 @@ constexpr milliseconds kFarewell{200};
 
 // One ncclComm_t and its stream.
 //
-// Non-blocking: NCCL's calls return at once, and ncclCommGetAsyncError tells how far they are, so
-// that a peer that never comes can be given up. The destructor lets what has ended leave the
-// machine (another receiver may still be served from here), shortly, and then aborts.
+// Non-blocking: NCCL's calls return at once, and ncclCommGetAsyncError reports their progress, so
+// that a missing peer can be given up. The destructor first gives sent data a short time to leave
+// the machine (another receiver may still be reading it), and then aborts.
 class NcclCommunicator final : public Communicator {
  public:
   [[nodiscard]] static Result<std::unique_ptr<Communicator>> connect(int device,
@@ -125,7 +125,7 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  // What poll() waits for: NCCL's own work (connecting, launching), then the GPU's.
+  // poll() waits first for NCCL's work (connecting, launching), then for the GPU's.
   enum class State : unsigned char { kConnecting, kIdle, kLaunching, kRunning };
   explicit NcclCommunicator(int device) : device_(device) {}
   [[nodiscard]] Status start(const ncclUniqueId& id, unsigned rank, unsigned size) {
@@ -161,9 +161,9 @@ class NcclCommunicator final : public Communicator {
   bool lost_ = false;
 };
 
-// Memory comes from a pool of its own and goes back to it in the order of a stream: cudaMalloc and
-// cudaFree may wait for everything that runs, also for a broadcast whose peer is dead. Shared with
-// the blocks, which may outlive the fabric.
+// Memory comes from a private pool and returns to it in the order of a stream: cudaMalloc and
+// cudaFree may wait for all running work, including a broadcast whose peer is dead. Shared with the
+// blocks, which may outlive the fabric.
 class DevicePool {
  public:
   explicit DevicePool(int device) : device_(device) {}
@@ -183,7 +183,7 @@ class DevicePool {
     properties.location.id = device_;
     DRIFTLESS_RETURN_IF_ERROR(
         cuda_status(cudaMemPoolCreate(&pool_, &properties), "making a memory pool"));
-    std::uint64_t keep = keep_bytes;  // unused, instead of being given back to the device
+    std::uint64_t keep = keep_bytes;  // unused memory that is not returned to the device
     DRIFTLESS_RETURN_IF_ERROR(
         cuda_status(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep),
                     "setting up a memory pool"));
@@ -215,7 +215,7 @@ class DevicePool {
   cudaStream_t stream_ = nullptr;
 };
 
-// Pinned memory, used again: pinning costs far more than the copy.
+// A pool of pinned memory: pinning costs far more than the copy.
 class PinnedPool {
  public:
   explicit PinnedPool(std::uint64_t idle_bytes) : most_(idle_bytes) {}
@@ -223,7 +223,7 @@ class PinnedPool {
     for (const auto& [size, memory] : idle_) cudaFreeHost(memory);
   }
 
-  // As much as asked for, or more: what it has is returned.
+  // At least `size` bytes; returns the actual size with the memory.
   [[nodiscard]] Result<std::pair<std::uint64_t, void*>> take(std::uint64_t size) {
     {
       const std::scoped_lock lock(mutex_);
@@ -260,7 +260,7 @@ class PinnedPool {
   std::uint64_t bytes_ = 0;
 };
 
-// Of the library that is loaded, which need not be the one that this was compiled with.
+// The version of the loaded library, which may differ from the one at compile time.
 Result<int> own_version() {
   int version = 0;
   DRIFTLESS_RETURN_IF_ERROR(nccl_status(calls().get_version(&version), "asking for its version"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings of the nccl road, without CUDA or NCCL: a configuration names them also where these
-// are not built.
+// The settings of the nccl road, without CUDA or NCCL headers, so that a configuration can name
+// them even if these are not built.
 #pragma once
 
 #include "collectives/hub/hub.h"
@@ -12,7 +12,7 @@ namespace driftless {
 enum class RendezvousKind : unsigned char {
   kMpi,   // one mpirun job
   kHub,   // the hub of the run, over TCP
-  kFile,  // a directory that all see
+  kFile,  // a directory that all processes see
 };
 
 struct RendezvousOptions {
@@ -22,30 +22,31 @@ struct RendezvousOptions {
 };
 
 struct NcclOptions {
-  int device = 0;  // of CUDA
-  // What fetch_part() returns: bytes copied down to pinned memory, or as they lie on the device.
+  int device = 0;  // number of the CUDA device
+  // The memory that fetch_part() returns: bytes copied to pinned host memory, or the bytes on the
+  // device.
   MemoryKind arrival = MemoryKind::kHost;
-  // Of the versions that a receiver holds, of each publisher rank; and of one on its rank. While
-  // a version travels a receiver needs room for it beside them.
+  // Memory for the versions that a receiver holds, for each publisher rank; also the limit for a
+  // version on its rank. While a version arrives, a receiver needs memory for it beyond this.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
-  unsigned ring_versions = 32;  // versions held at most
-  unsigned receivers = 0;       // the first publication waits until so many have joined
-  std::chrono::milliseconds patience{600'000};  // with a receiver that does not report
-  // A peer of whom nothing was heard for so long is gone: it leaves the group.
+  unsigned ring_versions = 32;                  // limit for versions held
+  unsigned receivers = 0;                       // the first publication waits for so many receivers
+  std::chrono::milliseconds patience{600'000};  // for a receiver that sends no reports
+  // A peer that sends no message for this time leaves the group.
   std::chrono::milliseconds silence{10'000};
-  // Of this start of the trainers, the same on all their ranks: the leader drops a rank of another
-  // one. 0: the launcher sees to that.
+  // The number of this start of the trainers, equal on all their ranks: the leader drops ranks of
+  // another start. 0: the launcher ensures that there are none.
   std::uint64_t start = 0;
-  DeviceHash hash;  // empty: bytes are brought to the host to be hashed
+  DeviceHash hash;  // empty: bytes are copied to the host to be hashed
 };
 
-// As a configuration has them.
+// The settings as the configuration stores them.
 struct NcclSettings : NcclOptions {
   RendezvousOptions rendezvous;
 };
 extern const RoadKind kNcclKind;
-// Of the library driftless_nccl, by the way that processes meet: in a directory, by the hub, by
-// MPI.
+// Openers of the library driftless_nccl; processes find each other in a directory, through the hub
+// or by MPI.
 extern const RoadOpener kNcclFileOpener, kNcclHubOpener, kNcclMpiOpener;
 
 }  // namespace driftless

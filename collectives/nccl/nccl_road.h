@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // nccl: publisher ranks broadcast frames from their GPU to the GPUs of all receivers, each rank
-// over a communicator of its own. docs/roads/nccl.md tells the whole story.
+// over its own communicator. docs/roads/nccl.md describes the road.
 //
-// NCCL pushes, a road is pulled: a receiver has a thread that takes part in every broadcast from
-// the version on at which it joined, acknowledges what it got with its hashes, and holds the last
-// versions in device memory; list() and fetch_part() answer from there. The small things (who is
-// there, names, sizes, hashes, acknowledgements, manifests) travel over a rendezvous
-// (rendezvous.h), whose hub is the leading publisher rank.
+// NCCL pushes, but receivers of a road pull. So a receiver has a thread that takes part in every
+// broadcast since it joined, acknowledges the received parts with their hashes, and holds the last
+// versions in device memory; list() and fetch_part() read from there. The small messages
+// (membership, names, sizes, hashes, acknowledgements, manifests) travel over a hub (hub/hub.h) in
+// the leading publisher rank.
 //
 // seal() is ok only when every receiver of the group has acknowledged the version. A peer that dies
 // or is late breaks the communicator: it is aborted, the version fails with a status within its
-// deadline, and the next one goes to who is there. A receiver that joins late, or again, finds
-// that versions are missing, and asks for an anchor as on any other road.
+// deadline, and the next version goes to the remaining receivers. A receiver that joins late, or
+// again, finds that versions are missing, and requests an anchor as on any other road.
 //
-// A road is put together from a fabric (fabric.h) and a rendezvous; tests have fabrics of their
-// own.
+// A road consists of a fabric (fabric.h) and a hub; tests have their own fabrics.
 #pragma once
 
 #include "collectives/hub/hub.h"
@@ -24,8 +23,8 @@
 
 namespace driftless {
 
-// CUDA memory of options.device, and NCCL. One for each process. kUnsupported if there is no
-// such GPU. Threads other than the caller's keep their current device.
+// Makes a fabric of CUDA memory on options.device, and NCCL. One for each process. kUnsupported if
+// there is no such GPU. Does not change the current device of other threads.
 [[nodiscard]] Result<std::shared_ptr<nccl::Fabric>> make_nccl_fabric(const NcclOptions& options);
 
 namespace nccl {
@@ -33,17 +32,17 @@ namespace nccl {
 using hub::Connector;
 using hub::Hub;
 
-// Of the leading publisher rank, with a thread that answers the others.
+// The sender of the leading publisher rank, with a thread that answers the others.
 [[nodiscard]] Result<std::unique_ptr<SendRoad>> make_leading_sender(const NcclOptions& options,
                                                                     unsigned ranks,
                                                                     std::shared_ptr<Fabric> fabric,
                                                                     std::unique_ptr<Hub> hub);
-// Of any other publisher rank.
+// The sender of any other publisher rank.
 [[nodiscard]] std::unique_ptr<SendRoad> make_other_sender(const NcclOptions& options, unsigned rank,
                                                           unsigned ranks,
                                                           std::shared_ptr<Fabric> fabric,
                                                           Connector connector);
-// With a thread that follows: it joins the group as soon as there is a leader, and receives what is
+// A receiver with a thread that joins the group as soon as there is a leader, and receives what is
 // published from then on. One road for each receiver.
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_receiver(const NcclOptions& options,
                                                                  std::shared_ptr<Fabric> fabric,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The nccl road for a process of a job, however its processes meet.
+// The nccl road for a process of a job, for any way by which its processes find each other.
 #pragma once
 
 #include "collectives/nccl/nccl_road.h"
@@ -12,7 +12,7 @@ struct Meeting {
   std::function<Result<Connector>()> connector;
 };
 
-// RoadOpener::usable.
+// Implements RoadOpener::usable.
 [[nodiscard]] Status usable();
 [[nodiscard]] OpenRoad open_road(const RoadOptions& options, const RoadPlace& place,
                                  const Meeting& meeting);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The receiving side: a thread that receives, and calls that answer from what it has received.
+// The receiving side: a thread that receives, and calls that return what it has received.
 //
-// The thread keeps the link to the leader, joins, receives what the publisher ranks broadcast,
-// acknowledges it with its hashes, and holds what is committed.
+// The thread keeps the link to the leader, joins the group, receives the broadcasts of the
+// publisher ranks, acknowledges them with their hashes, and holds committed publications.
 //
-// Order. All receivers are told by the leader to receive, in one order, and start each broadcast at
-// once; what has been started goes on beside the others, each on its own communicator. So no
-// receiver waits in one communicator for what another would send only after something else.
+// Order. The leader sends the requests to receive to all receivers in one order, and they start
+// each broadcast at once; started broadcasts proceed in parallel, each on its own communicator. So
+// no receiver waits in one communicator for data that another process sends only after something
+// else.
 //
-// The thread never waits for the fabric or a peer: it looks at what is under way again and again.
-// Whatever lasts longer than the deadline that came with it is cut off.
+// The thread never waits for the fabric or a peer: it polls the work in progress. Work that exceeds
+// the deadline that came with it is aborted.
 #include <atomic>
 #include <condition_variable>
 #include <list>
@@ -28,7 +29,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kConnectSlice{1'000};  // the end may have to wait so long
+constexpr milliseconds kConnectSlice{1'000};  // the destructor may have to wait so long
 constexpr milliseconds kIdleSlice{20};
 constexpr milliseconds kBusySlice{1};
 
@@ -44,7 +45,7 @@ class Receiver final : public ReceiveRoad {
     thread_.join();
   }
 
-  // From any thread.
+  // Thread-safe.
   Result<std::string> run_info(const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
     Waiting waiting;
@@ -86,7 +87,7 @@ class Receiver final : public ReceiveRoad {
     return MappedFile(part.name, host.owner, {host.data, held.bytes.size()});
   }
 
-  // The part was broadcast whole; only the ranges go from device memory to the host.
+  // The part was broadcast whole; only the ranges are copied from device memory to the host.
   Result<std::vector<MappedFile>> fetch_ranges(const PublicationId& id, const PartReceipt& part,
                                                std::span<const ByteRange> ranges,
                                                const Deadline& deadline) override {
@@ -130,7 +131,7 @@ class Receiver final : public ReceiveRoad {
     if (!reported_) return {};
     const std::optional<Status> left =
         ask({.kind = MessageKind::kLeave}, "nccl: leaving", deadline);
-    // A leader that has closed keeps nothing for us, and will not send to us.
+    // A leader that has closed holds nothing for this receiver, and sends it nothing.
     if (left) DRIFTLESS_RETURN_IF_ERROR(*left);
     reported_ = false;
     return {};
@@ -142,7 +143,7 @@ class Receiver final : public ReceiveRoad {
     std::uint64_t generation = 0;
     std::unique_ptr<Communicator> communicator;
   };
-  // A broadcast on its way.
+  // A broadcast in progress.
   struct Transfer {
     std::uint64_t attempt = 0;
     unsigned rank = 0;
@@ -157,9 +158,10 @@ class Receiver final : public ReceiveRoad {
     return held_.part(id, part);
   }
 
-  // The leader's answer; it is asked again if the link is lost meanwhile. Nothing, and at once, if
-  // the leader has said goodbye and no other one is there: nobody will answer. kDeadlineExceeded if
-  // it does not answer and has said nothing: slow, out of reach or dead.
+  // The leader's answer; repeats the request if the link is lost meanwhile. Empty, at once, if the
+  // leader has sent its goodbye and there is no other leader: no process will answer.
+  // kDeadlineExceeded if it neither answers nor has sent a goodbye: it is slow, unreachable or
+  // dead.
   [[nodiscard]] std::optional<Status> ask(Message message, std::string_view what,
                                           const Deadline& deadline) {
     std::unique_lock lock(mutex_);
@@ -180,7 +182,8 @@ class Receiver final : public ReceiveRoad {
       lock.unlock();
       const Status sent = link->send(to_bytes(message), deadline);
       lock.lock();
-      // If it could not be sent the thread finds the link lost, too, and hears its last words.
+      // If the request could not be sent, the thread also finds the link lost, and reads its last
+      // messages.
       const auto over = [&] { return replies_[request].has_value() || link_ != link || closed_; };
       static_cast<void>(wait_visibly(waiting, changed_, lock, deadline, over, whom));
       const std::optional<Message> reply = std::move(replies_[request]);
@@ -191,7 +194,7 @@ class Receiver final : public ReceiveRoad {
     return deadline.check(whom());
   }
 
-  // All below on the thread.
+  // The functions below run on the thread.
   void run() {
     while (!stop_) {
       if (link_ == nullptr) {
@@ -222,7 +225,7 @@ class Receiver final : public ReceiveRoad {
       const std::scoped_lock lock(mutex_);
       missed_ = made.status().message();
     }
-    // Refused at once: not again at once.
+    // After an immediate refusal it waits before it tries again.
     Backoff backoff(milliseconds(20), milliseconds(20));
     backoff.sleep(slice);
   }
@@ -243,8 +246,8 @@ class Receiver final : public ReceiveRoad {
     if (!bytes.ok() || Clock::now() - heard_ > options_.silence) lost_ = true;
   }
 
-  // A link is often found to be lost by sending. What the leader said before is there all the same:
-  // answers, a commit, that it closes.
+  // Often a send finds a link lost. The leader's earlier messages can still be read: answers, a
+  // commit, its goodbye.
   void hear_last_words() {
     for (;;) {
       const auto bytes = link_->receive(Deadline::after(milliseconds(0)));
@@ -265,7 +268,7 @@ class Receiver final : public ReceiveRoad {
     });
   }
 
-  // Changes what other threads wait for.
+  // Changes state that other threads wait for.
   void update(const auto& change) {
     const std::scoped_lock lock(mutex_);
     change();
@@ -287,7 +290,7 @@ class Receiver final : public ReceiveRoad {
       case MessageKind::kProbe: tell({.kind = MessageKind::kPing}); return;
       case MessageKind::kAnnounce: return update([&] { run_info_ = std::move(message.text); });
       case MessageKind::kGoodbye:
-        lost_ = true;  // another leader may come
+        lost_ = true;  // another leader may start
         return update([&] { closed_ = true; });
       case MessageKind::kReply:
         return update([&] {
@@ -309,7 +312,7 @@ class Receiver final : public ReceiveRoad {
   void welcome(const Message& message) {
     const std::scoped_lock lock(mutex_);
     if (message.session !=
-        session_) {  // another leader: what the last one sent is of another chain
+        session_) {  // another leader: publications of the last one belong to another chain
       held_.clear();
       run_info_.reset();
     }
@@ -345,7 +348,7 @@ class Receiver final : public ReceiveRoad {
       if (message.index == 0 || message.index >= message.count) {
         return error(StatusCode::kCorrupt, "nccl: place ", message.index, " of ", message.count);
       }
-      held.communicator.reset();  // the old one first: it holds memory
+      held.communicator.reset();  // frees its memory before the new one is made
       DRIFTLESS_ASSIGN_OR_RETURN(held.communicator,
                                  fabric_->connect(message.meeting, message.index, message.count));
       held.generation = message.generation;
@@ -367,7 +370,7 @@ class Receiver final : public ReceiveRoad {
     });
   }
 
-  // True once it is over.
+  // True once the transfer is done.
   [[nodiscard]] Result<bool> advance(Transfer& transfer) {
     Communicator& communicator = *communicators_[transfer.rank].communicator;
     DRIFTLESS_ASSIGN_OR_RETURN(bool done, communicator.poll());
@@ -432,22 +435,22 @@ class Receiver final : public ReceiveRoad {
   std::atomic<bool> stop_ = false;
   bool reported_ = false;
 
-  // Of the thread alone. Communicators go before the memory that they write to.
+  // Used only by the thread. Communicators are destroyed before the memory that they write to.
   std::list<Transfer> transfers_;
   std::map<unsigned, Member> communicators_;  // by publisher rank
   Clock::time_point heard_, pinged_;
-  bool lost_ = false;  // the link, which is then let go at the end of a round
+  bool lost_ = false;  // the link, which is dropped at the end of a round
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::shared_ptr<Link> link_;  // null while there is none; set by the thread alone
-  std::string missed_;          // why the last try to make one failed
+  std::shared_ptr<Link> link_;  // null without a link; only the thread sets it
+  std::string missed_;          // why the last attempt to connect failed
   std::optional<std::string> run_info_;
   std::uint64_t session_ = 0;  // of the leader
-  bool closed_ = false;        // it said goodbye; until another one says welcome
+  bool closed_ = false;        // it sent a goodbye, and no other leader a welcome since
   HeldPublications held_{"nccl"};
   std::uint64_t requests_ = 0;
-  std::map<std::uint64_t, std::optional<Message>> replies_;  // to requests that somebody waits for
+  std::map<std::uint64_t, std::optional<Message>> replies_;  // to requests with a waiting thread
   std::thread thread_;                                       // started last
 };
 

@@ -7,8 +7,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTrySlice{2'000};  // of one try
-constexpr milliseconds kAskSlice{1'000};  // between two looks at how long it has waited
+constexpr milliseconds kTrySlice{2'000};  // for one attempt
+constexpr milliseconds kAskSlice{1'000};  // between two checks of the waiting time
 
 class RemoteControl final : public Control {
  public:
@@ -48,7 +48,7 @@ class RemoteControl final : public Control {
     if (link_ == nullptr) return;
     const Message message =
         with_status({.kind = MessageKind::kFailed, .rank = rank_, .attempt = attempt}, why);
-    // If it does not get there, the leader's own deadline ends the attempt.
+    // If it does not arrive, the leader's own deadline ends the attempt.
     const Status sent = link_->send(to_bytes(message), Deadline::after(milliseconds(1'000)));
     if (!sent.ok()) link_.reset();
   }
@@ -88,7 +88,7 @@ class RemoteControl final : public Control {
     return link_->send(to_bytes(hello), deadline);
   }
 
-  // True: a message was there. Replies are put aside, the others taken in.
+  // True if a message was there. Stores replies, and handles other messages.
   [[nodiscard]] Result<bool> take_one(const Deadline& deadline) {
     if (link_ == nullptr) return error(StatusCode::kIo, "nccl: the link to the leader was lost");
     const Result<std::optional<std::string>> bytes = link_->receive(deadline);
@@ -142,7 +142,7 @@ class RemoteControl final : public Control {
   std::unique_ptr<Link> link_;
   std::uint64_t request_ = 0;
   std::optional<Message> reply_;  // to request_
-  std::uint64_t dropped_ = 0;     // the last attempt that the leader gave up
+  std::uint64_t dropped_ = 0;     // the last attempt that the leader dropped
   Status drop_reason_;
 };
 

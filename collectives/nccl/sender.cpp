@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sending side: parts in the fabric's memory, sent to all receivers of the group by flush().
+// The sending side: parts in the fabric's memory, which flush() sends to all receivers of the
+// group.
 #include <limits>
 #include <system_error>
 
@@ -20,7 +21,7 @@ class FabricPart final : public OpenPart {
   FabricPart(unsigned rank, std::string name, TakeRoom room, std::shared_ptr<Fabric> fabric)
       : OpenPart(concat("nccl: rank ", rank), std::move(name), std::move(room)),
         fabric_(std::move(fabric)) {}
-  // Once it is finished.
+  // Only after finish().
   [[nodiscard]] Block block() const { return {block_.owner, block_.data, written_}; }
 
  protected:
@@ -38,11 +39,11 @@ class FabricPart final : public OpenPart {
     return fabric_->copy(bytes.data(), block_.data + offset, bytes.size());
   }
 
-  // The hashes of all parts come in one call.
+  // One later call computes the hashes of all parts.
   Status complete(PartReceipt&, const Deadline&) override { return {}; }
 
  private:
-  // So that it holds `size` bytes; what is there moves along.
+  // Grows the capacity to `size` bytes and keeps the content.
   [[nodiscard]] Status grow(std::uint64_t size) {
     if (size <= block_.size) return {};
     DRIFTLESS_ASSIGN_OR_RETURN(const Block larger,
@@ -77,7 +78,7 @@ class Sender final : public SendRoad {
   Status begin(const PublicationId& id, const Deadline& deadline) override {
     drop();
     DRIFTLESS_ASSIGN_OR_RETURN(const Attempt attempt, control_->begin(id, deadline));
-    // Anchors are beside the ring.
+    // Anchors do not count against the ring.
     const std::uint64_t most =
         is_version(id) ? options_.ring_bytes : std::numeric_limits<std::uint64_t>::max();
     begun_.emplace(Begun{attempt, make_byte_budget(most, "ring_size"), {}, {}});
@@ -130,19 +131,19 @@ class Sender final : public SendRoad {
     return control_->published(id, deadline);
   }
 
-  // What it does not list is gone with its processes.
+  // Versions that are not listed ended with their processes.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return control_->receivers(); }
   [[nodiscard]] std::vector<std::string> left() const override { return control_->left(); }
   [[nodiscard]] MemoryKind part_memory() const override { return fabric_->memory(); }
 
  private:
-  // What was begun.
+  // The publication that was begun.
   struct Begun {
     Attempt attempt;
     TakeRoom room;
-    std::vector<std::shared_ptr<FabricPart>> parts;    // until they were sent
-    std::optional<std::vector<PartReceipt>> receipts;  // once they were
+    std::vector<std::shared_ptr<FabricPart>> parts;    // until they are sent
+    std::optional<std::vector<PartReceipt>> receipts;  // after they were sent
   };
 
   [[nodiscard]] Status check_begun(std::string_view what) const {
@@ -211,7 +212,7 @@ class Sender final : public SendRoad {
   const std::shared_ptr<Fabric> fabric_;
   const std::unique_ptr<Control> control_;
   std::unique_ptr<Communicator> communicator_;  // this rank and the receivers
-  std::uint64_t generation_ = 0;                // that it is of
+  std::uint64_t generation_ = 0;                // generation of the communicator
   std::optional<Begun> begun_;
 };
 

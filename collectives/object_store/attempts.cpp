@@ -34,7 +34,7 @@ Status Attempts::clear(const Deadline& deadline) {
                              store_->list(std::string(kVersionsPrefix), "", deadline));
   const VersionList list = version_list(versions);
   for (const auto& [id, attempts] : found) {
-    // The usual case, without a request: it is there, and these are its parts.
+    // The usual case, which needs no request: the publication is visible, and these are its parts.
     if (attempts.size() == 1 && std::ranges::binary_search(list.there, id)) continue;
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> version,
                                read_version(*store_, id, deadline));
@@ -73,7 +73,7 @@ Status Attempts::forbid_up_to(std::uint64_t version, const Deadline& deadline) {
                                read_version(*store_, attempt.id, deadline));
     if (!now) {
       const Status taken = store_->put(version_key(attempt.id), {}, true, deadline);
-      if (taken.code() == StatusCode::kAlreadyExists) continue;  // looks again
+      if (taken.code() == StatusCode::kAlreadyExists) continue;  // the loop reads it again
       DRIFTLESS_RETURN_IF_ERROR(taken);
     }
     const bool sealed = now && !now->removed && now->attempt == attempt.number;

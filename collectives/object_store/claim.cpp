@@ -11,7 +11,7 @@
 namespace driftless::object_store {
 namespace {
 
-// One that starts at the same time removes the probes that it finds.
+// A publisher that starts at the same time removes the probes that it finds.
 constexpr unsigned kMostProbes = 5;
 
 }  // namespace
@@ -43,7 +43,7 @@ Status Claim::fence(std::string_view why) {
   return fenced_;
 }
 
-// Whether the store replaces an object for who has its tag, and for nobody else.
+// Whether the store replaces an object only for a request with its tag.
 Result<bool> Claim::probe_replace(const std::string& key, const Deadline& deadline) {
   const auto removed = [&](const Status& status) -> Status {
     if (status.code() != StatusCode::kNotFound) return status;
@@ -62,7 +62,7 @@ Result<bool> Claim::probe_replace(const std::string& key, const Deadline& deadli
   const Status taken = store_->replace(key, bytes_of("4"), now->tag, deadline);
   if (taken.ok()) return true;
   if (taken.code() != StatusCode::kAlreadyExists) return removed(taken);
-  // Its tags are not those that it compares, or the answer to the first try was lost.
+  // The store compares other tags than it returns, or the answer to the first attempt was lost.
   const Result<std::string> text = store_->get_text(key, kMaxSmallBytes, deadline);
   if (!text.ok()) return removed(text.status());
   return *text == "4";
@@ -78,13 +78,14 @@ Status Claim::probe(const Deadline& deadline) {
 
 Status Claim::probe_once(const Deadline& deadline) {
   const std::string key = concat(kProbePrefix, session_);
-  // Nobody else has this name: if it is taken, the answer to the first request was lost.
+  // The name is unique: if it is taken, the answer to the first request was lost.
   const Status first = store_->put(key, bytes_of("1"), true, deadline);
   Status second = first.ok() ? store_->put(key, bytes_of("2"), true, deadline) : first;
-  // Once more: one that starts at the same time removes what is left of others.
+  // Tries once more, because a publisher that starts at the same time removes leftovers.
   if (second.ok()) second = store_->put(key, bytes_of("2"), true, deadline);
   const bool refuses = second.code() == StatusCode::kAlreadyExists;
-  // Whether it knows no conditions, or takes nothing at all: a web server can only be read.
+  // Distinguishes a store without conditions from one that accepts no writes: a web server can only
+  // be read.
   if (second.code() == StatusCode::kUnsupported) {
     second = store_->put(key, bytes_of("2"), false, deadline);
   }
@@ -133,7 +134,8 @@ Result<bool> Claim::reserve(const PublicationId& id, const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(const VersionObject version,
                                parse_version_text(std::move(now->text), what));
     if (version.reserved_by.empty()) return false;
-    // Another session's, which this one has overtaken: it seals with the tag that goes here.
+    // A reservation of another session, which this one has fenced: that session would seal with the
+    // tag that is replaced here.
     const Status replaced = store_->replace(key, bytes_of(text), now->tag, deadline);
     const StatusCode code = replaced.code();
     if (!replaced.ok() && code != StatusCode::kAlreadyExists && code != StatusCode::kNotFound) {
@@ -159,9 +161,10 @@ Status Claim::put_version(const PublicationId& id, const std::string& text,
     }
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> now,
                                read_version(*store_, id, deadline));
-    if (now && version_text(*now) == text) return {};  // the answer to the first try was lost
+    if (now && version_text(*now) == text) return {};  // the answer to the first attempt was lost
     if (!now || now->reserved_by.empty()) return fence(concat(key, " is another publisher's"));
-    // Either it has overtaken this one, or this one has overtaken it, and it did not know yet.
+    // Either that session has fenced this one, or this one has fenced it and it did not know that
+    // yet.
     DRIFTLESS_RETURN_IF_ERROR(check(deadline));
     DRIFTLESS_RETURN_IF_ERROR(reserve(id, deadline).status());
     if (!backoff.sleep(deadline)) return put.with_context("gave up");

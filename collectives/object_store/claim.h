@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Claim: which publisher the prefix belongs to. publisher.json names the newest session; an older
-// one that looks there is fenced. Also whether the store honours If-Match. The leader's; one
+// Claim: which publisher owns the prefix. publisher.json names the newest session; an older one
+// that reads it is fenced. Also records whether the store honours If-Match. Used by the leader; one
 // thread.
 #pragma once
 
@@ -16,29 +16,31 @@ class Claim {
  public:
   explicit Claim(std::shared_ptr<ObjectStore> store);
 
-  // Finds out what the store can do, by an object that is put twice. kUnsupported, naming the
-  // store, if it ignores If-None-Match.
+  // Determines the store's abilities by putting an object twice. kUnsupported, naming the store, if
+  // it ignores If-None-Match.
   [[nodiscard]] Status probe(const Deadline& deadline);
-  // From now on every other session is fenced.
+  // Takes the prefix over; from now on every other session is fenced.
   [[nodiscard]] Status take(const Deadline& deadline);
-  // kWrongRun, naming the other process, if another session took it. Ok before take().
+  // kWrongRun, naming the other process, if another session has taken the prefix over. Ok before
+  // take().
   [[nodiscard]] Status check(const Deadline& deadline);
-  // Keeps the name for this session: no other can put a version there any more, also one that was
-  // overtaken in the middle of it. False if a version is there, or was. Without replaces() nothing
-  // is kept.
+  // Reserves the name for this session: no other session can put a version there any more, not even
+  // one that was fenced during its put. False if a version is or was there. Without replaces() it
+  // reserves nothing.
   [[nodiscard]] Result<bool> reserve(const PublicationId& id, const Deadline& deadline);
-  // Puts a version's object under its name, if it is free or kept for this session. Without
-  // replaces() nothing keeps the name from a publisher that was overtaken, so it looks for a
-  // successor first. kWrongRun: fenced, and the object is not there.
+  // Puts a version's object under its name, if the name is free or reserved for this session.
+  // Without replaces() nothing protects the name from a fenced publisher, so the call first looks
+  // for a successor. kWrongRun: this session is fenced, and the object was not put.
   [[nodiscard]] Status put_version(const PublicationId& id, const std::string& text,
                                    const Deadline& deadline);
-  // An object is replaced only by who knows its tag: names can be reserved.
+  // Whether the store replaces an object only for a request with the object's tag; then names can
+  // be reserved.
   [[nodiscard]] bool replaces() const { return replaces_; }
-  // Fenced for good, and says why.
+  // Fences this session permanently; returns kWrongRun with `why`.
   [[nodiscard]] Status fence(std::string_view why);
   [[nodiscard]] const Status& fenced() const { return fenced_; }
   [[nodiscard]] const std::string& session() const { return session_; }
-  // As publisher.json has it: kNobody before take().
+  // The session that publisher.json names: kNobody before take().
   [[nodiscard]] std::string_view named_session() const { return taken_ ? session_ : kNobody; }
 
  private:
@@ -50,7 +52,7 @@ class Claim {
   bool taken_ = false;
   bool replaces_ = false;
   Status fenced_;
-  std::map<PublicationId, std::string> kept_;  // names, by the tags of their reservations
+  std::map<PublicationId, std::string> kept_;  // reserved names, with the tags of the reservations
 };
 
 // The session and the process that publisher.json names; kNobody if there is none.

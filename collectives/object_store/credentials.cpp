@@ -14,8 +14,8 @@ namespace {
 using std::chrono::seconds;
 
 constexpr std::uint64_t kMaxFileBytes = 1 << 20;
-constexpr seconds kRenewBefore{300};  // of their end
-// An address of the link itself: if nobody answers at once, nobody is there.
+constexpr seconds kRenewBefore{300};  // before they expire
+// A link-local address: without an answer at once there is no such service.
 constexpr std::chrono::milliseconds kInstanceWait{1000};
 constexpr std::string_view kInstanceHost = "http://169.254.169.254";
 constexpr std::string_view kContainerHost = "http://169.254.170.2";
@@ -42,7 +42,7 @@ struct Answer {
   std::optional<seconds> left;
 };
 
-// What a container's endpoint and an instance answer.
+// Parses the answer of a container's endpoint or an instance.
 Result<Answer> parse_answer(const std::string& text, std::string_view who) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
   const auto field = [&](const char* name) {
@@ -154,11 +154,11 @@ Result<std::optional<CredentialChain::Found>> CredentialChain::from_instance(
   const Result<std::string> token =
       fetch(http, "PUT", concat(host, "/latest/api/token"),
             {{"x-aws-ec2-metadata-token-ttl-seconds", "21600"}}, soon);
-  if (!token.ok()) return std::optional<Found>();  // no such machine
+  if (!token.ok()) return std::optional<Found>();  // not such a machine
   const NameValues headers{{"x-aws-ec2-metadata-token", *token}};
   const std::string roles = concat(host, "/latest/meta-data/iam/security-credentials/");
   const Result<std::string> role = fetch(http, "GET", roles, headers, soon);
-  if (!role.ok()) return std::optional<Found>();  // it has no role
+  if (!role.ok()) return std::optional<Found>();  // the instance has no role
   const std::string name(trimmed(role->substr(0, role->find('\n'))));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
                              fetch(http, "GET", concat(roles, name), headers, deadline));
@@ -195,7 +195,7 @@ Result<Credentials> CredentialChain::get(HttpClient& http, const Deadline& deadl
   const bool fresh = found_ && (!found_->renew_at || Deadline::Clock::now() < *found_->renew_at);
   if (!fresh) {
     Result<Found> found = look(http, deadline);
-    // Those that are about to end are still better than none.
+    // Credentials that will expire soon are better than none.
     if (!found.ok() && !found_) return found.status();
     if (found.ok()) found_ = std::move(*found);
   }

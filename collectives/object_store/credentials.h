@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where credentials for an S3 store come from, in this order: the environment (AWS_ACCESS_KEY_ID,
+// Finds credentials for an S3 store, in this order: the environment (AWS_ACCESS_KEY_ID,
 // AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN), the shared file (AWS_SHARED_CREDENTIALS_FILE, or
 // ~/.aws/credentials), the container's endpoint (AWS_CONTAINER_CREDENTIALS_FULL_URI or
-// _RELATIVE_URI), the role of the instance. Those that expire are fetched again in time. Any
-// thread.
+// _RELATIVE_URI), the role of the instance. Fetches expiring credentials again in time.
+// Thread-safe.
 #pragma once
 
 #include <chrono>
@@ -22,12 +22,12 @@ namespace driftless::object_store {
 
 class CredentialChain {
  public:
-  // `profile`: of the shared file; empty: AWS_PROFILE, or "default".
+  // `profile` selects a profile of the shared file; empty: AWS_PROFILE, or "default".
   explicit CredentialChain(std::string profile) : profile_(std::move(profile)) {}
 
-  // kInvalidArgument, saying where it looked, if there are none.
+  // kInvalidArgument, naming the places searched, if there are none.
   [[nodiscard]] Result<Credentials> get(HttpClient& http, const Deadline& deadline);
-  // The store says that they have expired: looked for again by the next get().
+  // Call it if the store reports that the credentials have expired: the next get() searches again.
   void forget();
 
  private:
@@ -47,11 +47,12 @@ class CredentialChain {
   std::optional<Found> found_;
 };
 
-// How long it is until "2030-01-01T00:00:00Z", which may be over; nothing if the text is no time.
+// The time until "2030-01-01T00:00:00Z", negative if that has passed; empty if the text is not a
+// time.
 [[nodiscard]] std::optional<std::chrono::seconds> left_until(const std::string& text);
 
-// The credentials of one profile in the text of a shared file; nothing if it has none. kCorrupt
-// names the line, not what is in it.
+// The credentials of one profile in the text of a shared file; empty if the file does not contain
+// it. kCorrupt names the line, not its content.
 [[nodiscard]] Result<std::optional<Credentials>> parse_credentials_file(std::string_view text,
                                                                         std::string_view profile);
 

@@ -15,12 +15,12 @@ using enum FindingState;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kCallWait{3'000};
-// S3 refuses a signature that is older than 15 minutes.
+// S3 refuses signatures older than 15 minutes.
 constexpr double kRefusedSkewSeconds = 900, kWarnedSkewSeconds = 60;
 
 bool read_only(const ObjectStoreOptions& options) { return options.url.starts_with("http"); }
 
-// One request without a signature: any answer counts, and has the server's time.
+// Sends a request without a signature: any answer suffices, and contains the server's time.
 Result<HttpReply> knock(const ObjectStoreOptions& options, const Deadline& deadline) {
   HttpClient http(options.ca_file);
   HttpRequest request;

@@ -12,13 +12,13 @@
 namespace driftless::object_store {
 namespace {
 
-// A transfer this slow for this long is dead, whatever the deadline.
+// A transfer this slow for this long counts as dead, whatever the deadline.
 constexpr long kSlowBytesPerSecond = 1;
 constexpr long kSlowSeconds = 30;
-// Of one answer: a server could send them for ever.
+// Limits for one answer, because a server could send headers forever.
 constexpr std::size_t kMostHeaders = 256, kMaxHeaderBytes = std::size_t{64} << 10;
 
-// One transfer under way: what libcurl's callbacks work on.
+// One transfer in progress: the state of libcurl's callbacks.
 struct Transfer {
   const HttpRequest& request;
   HttpReply& reply;
@@ -26,7 +26,7 @@ struct Transfer {
   std::uint64_t sent = 0;
   std::uint64_t skipped = 0;
   bool too_long = false;
-  bool enough = false;  // the rest of a body that was not asked for
+  bool enough = false;  // the rest of the body is not needed
 
   // Some servers send a range with status 200.
   [[nodiscard]] bool ranged() const {
@@ -43,7 +43,7 @@ std::size_t send_body(char* to, std::size_t size, std::size_t count, void* data)
   return more;
 }
 
-// libcurl rewinds a body that it has to send again on another connection.
+// libcurl rewinds a body to send it again on another connection.
 int seek_body(void* data, curl_off_t offset, int origin) {
   auto& transfer = *static_cast<Transfer*>(data);
   if (origin != SEEK_SET || offset < 0 ||
@@ -80,7 +80,7 @@ std::size_t take_body(char* bytes, std::size_t size, std::size_t count, void* da
   std::memcpy(into.data() + transfer.reply.received, rest.data(), taken);
   transfer.reply.received += taken;
   if (taken == rest.size()) return all;
-  // A server that answers a range with the whole object: the rest is not wanted.
+  // If a server answers a range with the whole object, the rest is not needed.
   transfer.enough = status == 200;
   transfer.too_long = !transfer.enough;
   return 0;
@@ -90,7 +90,7 @@ std::size_t take_header(char* bytes, std::size_t size, std::size_t count, void* 
   auto& transfer = *static_cast<Transfer*>(data);
   auto& reply = transfer.reply;
   const std::string_view line(bytes, size * count);
-  if (line.starts_with("HTTP/")) reply.headers.clear();  // after a 100
+  if (line.starts_with("HTTP/")) reply.headers.clear();  // a final status after a 100
   if (reply.headers.size() == kMostHeaders || line.size() > kMaxHeaderBytes) {
     transfer.too_long = true;
     return 0;
@@ -113,7 +113,7 @@ bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const std::str
   bool ok = true;
   set_curl_common(easy, ok);
   set_curl(easy, ok, CURLOPT_URL, request.url.c_str());
-  set_curl(easy, ok, CURLOPT_PATH_AS_IS, 1L);  // as it was signed
+  set_curl(easy, ok, CURLOPT_PATH_AS_IS, 1L);  // as signed
   set_curl(easy, ok, CURLOPT_HTTPHEADER, headers);
   set_curl(easy, ok, CURLOPT_LOW_SPEED_LIMIT, kSlowBytesPerSecond);
   set_curl(easy, ok, CURLOPT_LOW_SPEED_TIME, kSlowSeconds);
@@ -144,7 +144,7 @@ bool prepare(CURL* easy, Transfer& transfer, curl_slist* headers, const std::str
   return ok;
 }
 
-// "%2e" is '.'; what is not two digits stays.
+// Decodes "%2e" to '.'; keeps a '%' without two hexadecimal digits.
 std::string percent_decode(std::string_view text) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -158,7 +158,7 @@ std::string percent_decode(std::string_view text) {
   return out;
 }
 
-// What the system says of a connection that failed: "Connection refused"; empty: nothing.
+// The system's reason for a failed connection, "Connection refused"; empty if there is none.
 std::string system_cause(CURL* easy) {
   long number = 0;
   (void)curl_easy_getinfo(easy, CURLINFO_OS_ERRNO, &number);
@@ -204,7 +204,7 @@ std::string range_header(std::uint64_t offset, std::uint64_t size) {
 
 Result<std::uint64_t> range_size(const HttpReply& reply, std::uint64_t offset,
                                  std::string_view what) {
-  if (reply.status == 416) return std::uint64_t{0};  // there are none
+  if (reply.status == 416) return std::uint64_t{0};  // no bytes there
   // "bytes 100-199/1234"
   const auto range = reply.header("content-range");
   if (!range || range->starts_with(concat("bytes ", offset, "-"))) return reply.received;
@@ -228,7 +228,7 @@ Result<std::uint64_t> content_length(const HttpReply& reply, std::string_view wh
 }
 
 Result<std::uint64_t> whole_size(const HttpReply& reply, std::string_view what) {
-  // "bytes 0-0/1234"; a server that does not know ranges sends everything, or begins to.
+  // "bytes 0-0/1234"; a server without ranges sends everything, or begins to.
   const auto range = reply.header("content-range");
   if (!range) return content_length(reply, what);
   return parse_size(range->substr(std::min(range->rfind('/'), range->size() - 1) + 1), what);
@@ -250,7 +250,7 @@ std::unique_ptr<HttpClient::Handle> HttpClient::take() {
 }
 
 void HttpClient::give_back(std::unique_ptr<Handle> handle) {
-  curl_easy_reset(handle->easy.get());  // keeps its connections
+  curl_easy_reset(handle->easy.get());  // keeps the handle's connections
   const std::scoped_lock lock(mutex_);
   idle_.push_back(std::move(handle));
 }
@@ -283,7 +283,7 @@ Result<HttpReply> HttpClient::call(const HttpRequest& request, const Deadline& d
   if (code == CURLE_OPERATION_TIMEDOUT && deadline.expired()) {
     return deadline.check(what).with_context("no whole answer");
   }
-  // That does not pass.
+  // These errors are permanent.
   if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
     return error(StatusCode::kInvalidArgument, what, ": ", curl_easy_strerror(code),
                  "; road.object_store.ca_file names the certificates that are believed");

@@ -10,9 +10,9 @@ namespace driftless {
 namespace object_store {
 namespace {
 
-// Readers pass over what they do not know.
+// Readers ignore unknown members.
 constexpr int kFormat = 1;
-// Longer than a publisher takes between reading its index and putting it.
+// Longer than a publisher needs between reading its index and putting it.
 constexpr std::chrono::milliseconds kLookAgain{500};
 
 nlohmann::json links_json(const Links& links) {
@@ -31,11 +31,11 @@ Links parse_links(const nlohmann::json& json) {
   return links;
 }
 
-// What of the index is there, and its tag.
+// The stored index, and its tag.
 struct Found {
   Index index;
   std::string tag;
-  Status parsed;  // not ok: it is damaged
+  Status parsed;  // not ok: the index is damaged
 };
 Result<std::optional<Found>> read_index(ObjectStore& store, const Deadline& deadline) {
   const std::string key(kIndexKey);
@@ -43,7 +43,7 @@ Result<std::optional<Found>> read_index(ObjectStore& store, const Deadline& dead
   if (read.status().code() == StatusCode::kNotFound) return std::optional<Found>();
   DRIFTLESS_RETURN_IF_ERROR(read.status());
   Result<Index> index = parse_index(read->text, concat(store.name(), "/", key));
-  // One that is damaged is written anew, by who knows the versions.
+  // A damaged index is written again by a process that knows the versions.
   return std::optional(Found{index.ok() ? *index : Index(), std::move(read->tag), index.status()});
 }
 
@@ -55,7 +55,7 @@ Status put_index(ObjectStore& store, const std::optional<Found>& found, bool con
                : store.put(key, bytes_of(text), true, deadline);
 }
 
-// How long its links still hold; 0: there are none, or they have expired.
+// How long the links of the index are still valid; 0: there are none, or they have expired.
 std::chrono::seconds links_left(const std::optional<Found>& found) {
   if (!found || !found->index.links) return std::chrono::seconds(0);
   const auto left = left_until(found->index.links->signed_by.expires);
@@ -83,7 +83,8 @@ Result<Links> make_links(ObjectStore& store, PartKeys& parts,
   return links;
 }
 
-// What is there, whatever an index says: by a list, and, since that may be behind, by name.
+// The existing versions, independent of any index: from a listing and, because that may be out of
+// date, by name.
 Result<std::set<PublicationId>> versions_there(ObjectStore& store,
                                                const std::set<PublicationId>& known,
                                                const Deadline& deadline) {
@@ -102,7 +103,7 @@ Result<std::set<PublicationId>> versions_there(ObjectStore& store,
   }
 }
 
-// Another one was written or removed since it was read.
+// Another publisher wrote or removed the index since it was read.
 bool overtaken(const Status& put) {
   return put.code() == StatusCode::kAlreadyExists || put.code() == StatusCode::kNotFound;
 }
@@ -134,7 +135,7 @@ Result<Index> parse_index(const std::string& text, std::string_view what) {
     }
     if (json.contains("links")) index.links = parse_links(json["links"]);
     return index;
-  } catch (const nlohmann::json::exception&) {  // its text may hold a signature
+  } catch (const nlohmann::json::exception&) {  // its message may contain a signature
     return error(StatusCode::kCorrupt, what, ": ", text.size(),
                  " bytes that are not a publisher's index");
   }
@@ -169,7 +170,8 @@ void PartKeys::keep(const std::set<PublicationId>& versions) {
 
 void IndexWriter::sealed(const PublicationId& id, const std::string& manifest) {
   if (presign_.count() == 0) return;
-  const Status read = parts_.add(id, manifest);  // else write() reads it again, and says why not
+  // If this fails, write() reads the manifest again and reports why.
+  const Status read = parts_.add(id, manifest);
 }
 
 Status IndexWriter::write(const std::set<PublicationId>& versions, const Deadline& deadline) {
@@ -189,7 +191,7 @@ Status IndexWriter::try_write(const std::set<PublicationId>& versions, const Dea
       DRIFTLESS_ASSIGN_OR_RETURN(index.links,
                                  make_links(store_, parts_, index.versions, valid, deadline));
     }
-    // After this one's first, every other session's is a successor's.
+    // After this session's first index, an index of another session is a successor's.
     const bool own = found && found->index.session == claim_.session();
     if (!own || !claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
     Status put = put_index(store_, found, claim_.replaces(), index, deadline);
@@ -207,7 +209,7 @@ std::string Presigned::url(const std::string& key, const std::string& signature)
 namespace object_store {
 namespace {
 
-// Puts links into the index. False if another one was written meanwhile.
+// Puts links into the index. False if another process wrote it meanwhile.
 Result<bool> put_links(ObjectStore& store, PartKeys& parts, std::chrono::seconds valid,
                        const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(std::optional<Found> found, read_index(store, deadline));
@@ -222,7 +224,7 @@ Result<bool> put_links(ObjectStore& store, PartKeys& parts, std::chrono::seconds
   DRIFTLESS_ASSIGN_OR_RETURN(index.versions, versions_there(store, index.versions, deadline));
   DRIFTLESS_ASSIGN_OR_RETURN(index.links,
                              make_links(store, parts, index.versions, valid, deadline));
-  std::erase_if(index.versions, [&](const PublicationId& id) {  // they have been removed
+  std::erase_if(index.versions, [&](const PublicationId& id) {  // the versions that were removed
     return !index.links->signatures.contains(version_key(id));
   });
   const Status put = put_index(store, found, !found->tag.empty(), index, deadline);
@@ -231,8 +233,9 @@ Result<bool> put_links(ObjectStore& store, PartKeys& parts, std::chrono::seconds
   return true;
 }
 
-// A publisher that is at work may have written its index meanwhile, over this one, or under it: a
-// store may ignore If-Match. Whether what is there a moment later has links, and all versions.
+// A running publisher may have written its index over this one meanwhile, or this one over its
+// index: a store may ignore If-Match. Checks whether the index a moment later has links, and all
+// versions.
 Result<bool> links_stay(ObjectStore& store, const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::set<PublicationId> there,
                              versions_there(store, {}, deadline));

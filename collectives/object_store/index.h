@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// index.json: what is there, for readers that cannot list. Its publisher writes it anew with every
-// version. It may hold presigned links of every object that a reader needs, for those who have no
-// credentials either. Links that are there stay until they expire: whoever writes it anew signs
-// what is new as well, for the time that is left.
+// index.json lists the held publications, for readers that cannot list the store. The publisher
+// rewrites it with every version. It may contain presigned links to every object that a reader
+// needs, for readers without credentials. Existing links stay until they expire: whoever rewrites
+// the file also signs new objects, for the remaining time.
 //
 //   {"format":1, "session":"<publisher>", "versions":["0000000000000000007.version", ...],
 //    "links":{"base":"https://host/bucket/prefix/", "query":"X-Amz-...&X-Amz-Signature=",
@@ -20,32 +20,33 @@ struct Links {
   Presigned signed_by;  // without its signatures
   std::map<std::string, std::string> signatures;
 
-  // Nothing if there is no link of the key.
+  // Empty if there is no link to the key.
   [[nodiscard]] std::optional<std::string> url(const std::string& key) const;
 };
 
 struct Index {
-  std::string session;  // of the publisher that wrote it; empty in those of older releases
+  std::string session;  // of the publisher that wrote it; empty in files of older releases
   std::set<PublicationId> versions;
   std::optional<Links> links;
 };
 [[nodiscard]] std::string index_text(const Index& index);
-// kCorrupt, for `what`.
+// kCorrupt, naming `what`, if the text is not an index.
 [[nodiscard]] Result<Index> parse_index(const std::string& text, std::string_view what);
 
-// Which objects the parts of a version are, by its manifest, so that no list can be behind.
-// Remembers what it has read. One thread.
+// Determines the objects that hold the parts of a version. It reads the manifest, because a listing
+// may be out of date, and caches the result. One thread.
 class PartKeys {
  public:
-  // `store` outlives it.
+  // `store` must outlive it.
   PartKeys(ObjectStore& store, ReadParts read) : store_(store), read_(std::move(read)) {}
 
-  // The manifest of a version is this one.
+  // Adds the manifest of a version.
   [[nodiscard]] Status add(const PublicationId& id, const std::string& manifest);
-  // Nothing if it is not there any more. Reads the manifest if it is not known.
+  // The keys of a version's parts; empty if the version no longer exists. Reads the manifest if it
+  // is not cached.
   [[nodiscard]] Result<std::optional<std::vector<std::string>>> of(const PublicationId& id,
                                                                    const Deadline& deadline);
-  // Others than these are not asked for any more.
+  // Drops all versions but these from the cache.
   void keep(const std::set<PublicationId>& versions);
 
  private:
@@ -54,20 +55,21 @@ class PartKeys {
   std::map<PublicationId, std::vector<std::string>> known_;
 };
 
-// The index of one publisher. One thread.
+// Writes the index of one publisher. One thread.
 class IndexWriter {
  public:
-  // `presign`: how long links hold that are made unasked; 0: none are. The others outlive it.
+  // `presign`: how long links that are made without a request are valid; 0: none are made. The
+  // other arguments must outlive it.
   IndexWriter(ObjectStore& store, Claim& claim, ReadParts read, std::chrono::seconds presign)
       : store_(store), claim_(claim), parts_(store, std::move(read)), presign_(presign) {}
 
-  // Writes it. A publisher that was overtaken finds its successor's in place of what it read, and
-  // is fenced (kWrongRun): an old list never replaces a newer one. On a store without If-Match it
-  // looks at publisher.json just before.
+  // Writes the index. A fenced publisher finds its successor's index in place of the one that it
+  // read, and gets kWrongRun: an old list never replaces a newer one. On a store without If-Match
+  // it reads publisher.json just before.
   [[nodiscard]] Status write(const std::set<PublicationId>& versions, const Deadline& deadline);
-  // A version that was sealed, whose parts need not be looked up.
+  // Records a sealed version, so that its parts need not be looked up.
   void sealed(const PublicationId& id, const std::string& manifest);
-  // The last write() failed: what is there is an older one.
+  // Whether the last write() failed, so that the stored index is out of date.
   [[nodiscard]] bool due() const { return due_; }
 
  private:

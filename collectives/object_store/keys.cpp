@@ -12,7 +12,7 @@ using namespace road_key;
 #define DRIFTLESS_FIELD(field) DRIFTLESS_ROAD_FIELD(ObjectStoreOptions, field)
 
 struct StoreUrl : setting::Text {
-  // What was refused is not shown: it may be a secret.
+  // A refused value is not shown, because it may be a secret.
   static Result<std::string> parse(std::string_view value) {
     const auto scheme = value.find("://");
     const std::string_view rest =
@@ -25,7 +25,7 @@ struct StoreUrl : setting::Text {
                  "expected s3://bucket/prefix or http(s)://host/path, without a user or a key: "
                  "credentials come from the environment, the shared file or the instance's role");
   }
-  // A signed URL's query is a secret.
+  // The query of a signed URL is a secret.
   static std::string text(const std::string& value) {
     const auto question = value.find('?');
     return question == std::string::npos ? value : value.substr(0, question) + "?(not shown)";
@@ -94,7 +94,7 @@ Status check(const RoadOptions& given, const RoadUse& use) {
         "road.object_store.url is missing: object_store needs s3://bucket/prefix (or "
         "--set road.object_store.url=URL)");
   }
-  // hf:// is reached through Python, which brings the store.
+  // hf:// needs Python, which provides the store.
   for (const std::string_view scheme : {"s3://", "http://", "https://", "hf://"}) {
     if (options.url.starts_with(scheme) && options.url.size() > scheme.size()) return {};
   }

@@ -12,7 +12,8 @@ namespace {
 constexpr std::string_view kVersionSuffix = ".version", kAnchorSuffix = ".anchor",
                            kJsonSuffix = ".json";
 constexpr std::size_t kHashDigits = 32, kAttemptDigits = 16;
-// Of a version's last line, with the breaks before and after it: a shorter text is none.
+// Bytes of a version's last line with the line breaks before and after it; a shorter text is not a
+// version.
 constexpr std::size_t kTail = 1 + kHashDigits + 1 + kAttemptDigits + 1;
 constexpr std::string_view kReserved = "reserved ";
 constexpr std::size_t kReservation = kReserved.size() + kHashDigits + 1;
@@ -32,13 +33,13 @@ std::optional<std::uint64_t> parse_number(std::string_view digits, int base) {
   return number;
 }
 
-// Only as hex16() writes it, so that a text stands for one attempt.
+// Accepts only the form of hex16(), so that one text stands for one attempt.
 std::optional<std::uint64_t> parse_hex16(std::string_view digits) {
   const auto number = parse_number(digits, 16);
   return number && hex16(*number) == digits ? number : std::nullopt;
 }
 
-// A version's last line, with the break before it.
+// A version's last line, with the line break before it.
 std::string tail_of(std::string_view manifest, std::uint64_t attempt) {
   return concat("\n", to_hex(xxh3_128(manifest)), " ", hex16(attempt), "\n");
 }
@@ -46,10 +47,10 @@ std::string tail_of(std::string_view manifest, std::uint64_t attempt) {
 }  // namespace
 
 std::string publication_name(const PublicationId& id) {
-  char digits[24];  // as many as kMaxVersion has, so that names sort like numbers
+  char digits[24];  // the digits of kMaxVersion, so that names sort like numbers
   (void)std::snprintf(digits, sizeof(digits), "%019llu",
                       static_cast<unsigned long long>(id.version));
-  // Of one version: 'v' comes after 'a', but a list is sorted again.
+  // For one version 'v' sorts after 'a', so a listing is sorted again.
   return concat(digits, is_version(id) ? kVersionSuffix : kAnchorSuffix);
 }
 
@@ -60,7 +61,7 @@ std::optional<PublicationId> parse_publication_name(std::string_view name) {
   if (name.substr(dot) == kAnchorSuffix) id.kind = PublicationKind::kAnchor;
   const auto number = parse_number(name.substr(0, dot), 10);
   id.version = number.value_or(0);
-  // Only as it is written, so that a name stands for one publication.
+  // Accepts only the canonical form, so that one name stands for one publication.
   if (!number || id.version > kMaxVersion || publication_name(id) != name) return std::nullopt;
   return id;
 }
@@ -93,7 +94,8 @@ bool is_attempt_key(std::string_view key) {
   if (!key.starts_with(kAttemptsPrefix) || !key.ends_with(kJsonSuffix)) return false;
   key.remove_prefix(kAttemptsPrefix.size());
   key.remove_suffix(kJsonSuffix.size());
-  return parse_publication_name(key.substr(0, key.rfind('.'))).has_value();  // then the session
+  // The session follows the last dot.
+  return parse_publication_name(key.substr(0, key.rfind('.'))).has_value();
 }
 
 std::optional<Attempt> parse_part_key(std::string_view key) {

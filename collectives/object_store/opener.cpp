@@ -63,7 +63,7 @@ Result<RoadSigns> signs(const RoadOptions& options, const Deadline& deadline) {
   if (publisher.ok() && publisher->process != kNobody) signs.publisher = publisher->process;
   ReceiverObjects objects(store, options_in<ObjectStoreOptions>(options));
   const auto found = objects.look(deadline);
-  // What can only be read by names shows no receivers.
+  // A store that can only be read by name shows no receivers.
   if (found.status().code() == StatusCode::kUnsupported) return signs;
   DRIFTLESS_RETURN_IF_ERROR(found.status());
   for (const auto& each : *found) signs.receivers.push_back({each.report, each.readable, {}});

@@ -72,7 +72,7 @@ std::unique_ptr<File> make_part_file(std::shared_ptr<PartUpload> part) {
   return std::make_unique<PartFile>(std::move(part), std::move(path));
 }
 
-// Under the lock, as everything that looks at ranges and pieces.
+// Needs the lock, like everything that uses ranges and pieces.
 bool PartUpload::whole(std::uint32_t piece) const {
   const std::uint64_t begin = piece * kPieceBytes;
   auto range = ranges_.upper_bound(begin);
@@ -113,7 +113,7 @@ Status PartUpload::write(std::uint64_t offset, std::span<const std::byte> bytes)
     hash_.wrote(offset, bytes);
     const std::uint64_t end = offset + bytes.size();
     if (size_ <= kPieceBytes && end > kPieceBytes && !pieces_.empty()) {
-      pieces_[0].again = true;  // it was, perhaps, an object: now it is a piece of one
+      pieces_[0].again = true;  // it may have been an object of its own; now it is a piece
       pieces_[0].sent = false;
     }
     size_ = std::max(size_, end);
@@ -123,7 +123,7 @@ Status PartUpload::write(std::uint64_t offset, std::span<const std::byte> bytes)
       Piece& piece = pieces_[number];
       piece.again = piece.again || piece.sending || piece.sent;
       piece.sent = false;
-      // A part of one piece, and a piece that changes after it was sent, wait for sync().
+      // A part of one piece, and a piece that changed after it was sent, wait for sync().
       if (size_ > kPieceBytes && !piece.again && whole(number)) ready.push_back(number);
     }
     for (const std::uint32_t number : ready) {
@@ -135,7 +135,7 @@ Status PartUpload::write(std::uint64_t offset, std::span<const std::byte> bytes)
   return {};
 }
 
-// Pieces whose content is not in the store; they count as under way from here on.
+// The pieces whose content is not in the store; counts them as in transfer from here on.
 std::vector<std::uint32_t> PartUpload::unsent() {
   std::vector<std::uint32_t> found;
   const std::uint64_t pieces = size_ == 0 ? 1 : (size_ + kPieceBytes - 1) / kPieceBytes;
@@ -150,7 +150,7 @@ std::vector<std::uint32_t> PartUpload::unsent() {
   return found;
 }
 
-// Not under the lock: it waits for a thread.
+// Called without the lock, because it waits for a thread.
 void PartUpload::start(const std::vector<std::uint32_t>& pieces) {
   for (const std::uint32_t piece : pieces) {
     senders_.start([self = shared_from_this(), piece] { self->send(piece); });
@@ -175,7 +175,7 @@ void PartUpload::send(std::uint32_t piece) {
   changed_.notify_all();
 }
 
-// Under the lock, so that there is one.
+// Needs the lock, so that only one upload begins.
 Status PartUpload::begin_upload() {
   if (upload_) return {};
   DRIFTLESS_ASSIGN_OR_RETURN(upload_, store_->upload(key_, deadline_));
@@ -190,7 +190,7 @@ Status PartUpload::send_now(std::uint32_t piece) {
     size = size_;
     closed = !open_;
   }
-  // Of a closed part the memory itself is sent: nothing changes it any more.
+  // The memory of a closed part is sent directly, because nothing changes it any more.
   if (size <= kPieceBytes && closed) return store_->put(key_, spool_.memory(), false, deadline_);
   std::vector<std::byte> bytes(std::min(kPieceBytes, size - piece * kPieceBytes));
   DRIFTLESS_RETURN_IF_ERROR(spool_.read(piece * kPieceBytes, bytes));
@@ -227,7 +227,7 @@ void PartUpload::close() {
   release_if_sent();
 }
 
-// Under the lock. What was written front to back, and is in the store, is needed no more.
+// Needs the lock. Frees content that was written front to back and is in the store.
 void PartUpload::release_if_sent() {
   const bool all = std::ranges::all_of(pieces_, [](const auto& each) { return each.second.sent; });
   if (!open_ && synced_ && all && failure_.ok() && under_way_ == 0 && hash_.hash()) {
@@ -254,7 +254,7 @@ Status PartUpload::wait_until_sent(const Deadline& deadline) {
       }
       if (!failure_.ok())
         return failure_.with_context(concat(path(), ": uploading the part failed"));
-      rest = unsent();  // changed while they were being sent
+      rest = unsent();  // pieces that changed while they were being sent
     }
     if (rest.empty()) return {};
     start(rest);
@@ -266,7 +266,7 @@ Status PartUpload::complete(std::uint64_t size, const Deadline& deadline) {
   const auto pieces = static_cast<std::uint32_t>((size + kPieceBytes - 1) / kPieceBytes);
   Status finished = upload_->finish(pieces, deadline);
   if (finished.code() != StatusCode::kNotFound) return finished;
-  // An answer was lost: the store knows the object, and not the upload any more.
+  // An answer was lost: the store has the object, and no longer the upload.
   const Result<std::uint64_t> there = store_->size(key_, deadline);
   return there.ok() && *there == size ? Status() : finished;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts on their way into a store. Pieces of a large part are sent while others are still being
-// written; a part of one piece is sent by sync(). flush() waits for all of them.
+// Uploads parts. Pieces of a large part are sent while others are still being written; sync() sends
+// a part of one piece. flush() waits for all of them.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@
 
 namespace driftless::object_store {
 
-// Threads that send pieces. start() waits while `streams` of them are under way, so that no more
-// than so many are in memory.
+// Threads that send pieces. start() waits while `streams` pieces are in transfer, so that no more
+// are in memory.
 class Senders {
  public:
   explicit Senders(unsigned streams);
@@ -36,10 +36,10 @@ class Senders {
   std::deque<std::function<void()>> waiting_;
   unsigned busy_ = 0;
   bool ended_ = false;
-  std::vector<std::thread> threads_;  // started as they are needed
+  std::vector<std::thread> threads_;  // started when needed
 };
 
-// One part. Shared by the file that writes it, the threads that send it, and the road.
+// One part. The file that writes it, the threads that send it, and the road share it.
 class PartUpload : public std::enable_shared_from_this<PartUpload> {
  public:
   // Requests end with `deadline`.
@@ -52,25 +52,26 @@ class PartUpload : public std::enable_shared_from_this<PartUpload> {
         key_(std::move(key)),
         spool_(options.spool_dir, kPieceBytes) {}
 
-  // The File's calls.
+  // Calls of the File.
   [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> bytes);
   [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> bytes) const;
   [[nodiscard]] Status sync();
   void close();
   [[nodiscard]] std::string path() const { return concat(store_->name(), "/", key_); }
 
-  // The road's: it is closed and synced, and nothing failed so far.
+  // Calls of the road. check_finished(): ok if the part is closed and synced, and nothing failed so
+  // far.
   [[nodiscard]] Status check_finished() const;
-  // Makes it an object; size, hash and name.
+  // Makes the part an object; the receipt has its size, hash and name.
   [[nodiscard]] Result<PartReceipt> finish(const Deadline& deadline);
-  // Nothing more is sent, and nothing of an upload stays.
+  // Stops sending, and removes everything that was uploaded.
   void drop();
 
  private:
   struct Piece {
     bool sending = false;
-    bool sent = false;   // as it is now
-    bool again = false;  // written into while it was being sent
+    bool sent = false;   // its current content was sent
+    bool again = false;  // written to while it was being sent
   };
 
   [[nodiscard]] bool whole(std::uint32_t piece) const;
@@ -95,15 +96,15 @@ class PartUpload : public std::enable_shared_from_this<PartUpload> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::uint64_t size_ = 0;
-  std::map<std::uint64_t, std::uint64_t> ranges_;  // written: begin to end, disjoint
+  std::map<std::uint64_t, std::uint64_t> ranges_;  // written ranges: begin to end, disjoint
   std::map<std::uint32_t, Piece> pieces_;
   unsigned under_way_ = 0;
   bool open_ = true, synced_ = false, dropped_ = false;
   Status failure_;
-  std::unique_ptr<ObjectStore::Upload> upload_;  // of more than a piece
+  std::unique_ptr<ObjectStore::Upload> upload_;  // for parts of more than one piece
 };
 
-// What the publisher writes through.
+// The file that the publisher writes.
 [[nodiscard]] std::unique_ptr<File> make_part_file(std::shared_ptr<PartUpload> part);
 
 }  // namespace driftless::object_store

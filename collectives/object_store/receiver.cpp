@@ -11,10 +11,10 @@ namespace driftless {
 namespace object_store {
 namespace {
 
-// Looks at the next version alone between two looks at all of them.
+// The number of looks for the next version alone between two listings.
 constexpr unsigned kLooksPerList = 16;
 
-// One look is whole, however little time is left to wait.
+// The time for one look, even if less is left to wait.
 constexpr std::chrono::milliseconds kLookWait{5000};
 
 Deadline at_least(const Deadline& deadline, std::chrono::milliseconds wait) {
@@ -45,11 +45,11 @@ class Receiver final : public ReceiveRoad {
   [[nodiscard]] std::string path(std::string_view key) const {
     return concat(store_->name(), "/", key);
   }
-  // By its name, so that no list can be behind; remembers a manifest that it found.
+  // Looks by name, because a listing may be out of date; keeps a manifest that it finds.
   [[nodiscard]] Result<bool> look_for(const PublicationId& id, const Deadline& deadline);
   [[nodiscard]] Result<std::vector<PublicationId>> read_list(const Deadline& deadline);
   [[nodiscard]] Status check_sealed(const PublicationId& id, const Deadline& deadline);
-  // All of `bytes` of a part; kNotFound, kCorrupt if it is shorter.
+  // Fills `bytes` from a part; kNotFound, or kCorrupt if the part is shorter.
   [[nodiscard]] Status read_range(const std::string& key, std::uint64_t offset,
                                   std::span<std::byte> bytes, const Deadline& deadline);
   [[nodiscard]] Result<SpooledMemory> read_part(const std::string& key, std::uint64_t size_bytes,
@@ -57,12 +57,12 @@ class Receiver final : public ReceiveRoad {
 
   const std::shared_ptr<ObjectStore> store_;
   const ObjectStoreOptions options_;
-  std::optional<std::pair<PublicationId, std::string>> found_;  // by look_for(): a manifest
-  bool found_next_ = false;                                     // by wait_beyond(), just now
-  std::vector<PublicationId> listed_;                           // by the last look at all
-  std::string removed_up_to_;      // key: what comes before it, and it, were removed
-  std::set<PublicationId> known_;  // were seen sealed
-  std::string id_;                 // as last reported
+  std::optional<std::pair<PublicationId, std::string>> found_;  // a manifest from look_for()
+  bool found_next_ = false;            // wait_beyond() has just found the next version
+  std::vector<PublicationId> listed_;  // the last listing
+  std::string removed_up_to_;          // every key up to and including this one was removed
+  std::set<PublicationId> known_;      // publications seen sealed
+  std::string id_;                     // as last reported
   std::uint64_t heartbeat_;
 };
 
@@ -75,7 +75,7 @@ Result<std::string> Receiver::run_info(const Deadline& deadline) {
         store_->get_text(std::string(kRunKey), kMaxTextBytes, at_least(deadline, kLookWait));
     if (text.ok()) return text;
     if (text.status().code() == StatusCode::kNotFound) continue;
-    // That the store does not answer does not mean that there is no run.
+    // A store without an answer does not mean that there is no run.
     if (text.status().code() != StatusCode::kDeadlineExceeded) return text.status();
     return error(StatusCode::kIo, text.status().message());
   } while (waiting.sleep(backoff, deadline, whom));
@@ -86,7 +86,7 @@ Result<std::vector<PublicationId>> Receiver::read_list(const Deadline& deadline)
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<ObjectInfo> objects,
                              store_->list(std::string(kVersionsPrefix), removed_up_to_, deadline));
   VersionList list = version_list(objects);
-  // Names of what was removed stay for ever: the next list begins behind them.
+  // Names of removed publications stay forever, so the next listing begins after them.
   for (const PublicationId& id : list.removed) {
     if (!list.there.empty() && id.version < list.there.front().version) {
       removed_up_to_ = std::max(removed_up_to_, version_key(id));
@@ -99,14 +99,15 @@ Result<std::vector<PublicationId>> Receiver::read_list(const Deadline& deadline)
 
 Result<std::vector<PublicationId>> Receiver::list(const Deadline& wait) {
   const Deadline deadline = at_least(wait, kLookWait);
-  // What wait_beyond() has just found follows what was there: no further request.
+  // The version that wait_beyond() has just found follows the listed ones: no further request is
+  // needed.
   const bool next = std::exchange(found_next_, false) && found_ && found_->first.version > 1;
   if (next && has_version_past(listed_, found_->first.version - 2)) {
     if (!has_version_past(listed_, found_->first.version - 1)) listed_.push_back(found_->first);
     return listed_;
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<PublicationId> ids, read_list(deadline));
-  // A list may be behind what a name tells.
+  // A listing may lack an object that its name finds.
   if (found_ && !std::ranges::binary_search(ids, found_->first)) {
     ids.insert(std::ranges::upper_bound(ids, found_->first), found_->first);
   }
@@ -167,7 +168,7 @@ Status Receiver::check_sealed(const PublicationId& id, const Deadline& deadline)
   return sealed ? Status() : not_there(store_->name(), id);
 }
 
-// In pieces, several at a time.
+// Reads in pieces, several at a time.
 Status Receiver::read_range(const std::string& key, std::uint64_t offset,
                             std::span<std::byte> bytes, const Deadline& deadline) {
   const std::uint64_t pieces = (bytes.size() + kPieceBytes - 1) / kPieceBytes;
@@ -190,7 +191,7 @@ Result<SpooledMemory> Receiver::read_part(const std::string& key, std::uint64_t 
                  " were expected");
   };
   if (size_bytes < kPieceBytes) {
-    // One request that asks for a byte more than there should be.
+    // One request for one byte more than the part should have.
     DRIFTLESS_ASSIGN_OR_RETURN(
         SpooledMemory memory, make_spooled_memory(options_.spool_dir, size_bytes + 1, kPieceBytes));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t came,
@@ -199,7 +200,7 @@ Result<SpooledMemory> Receiver::read_part(const std::string& key, std::uint64_t 
     memory.bytes = memory.bytes.first(size_bytes);
     return memory;
   }
-  // Its size first: nothing is set aside for one that is not there.
+  // Reads the size first: allocates nothing for a part that does not exist.
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t size, store_->size(key, deadline));
   if (size != size_bytes) return wrong_size(size);
   DRIFTLESS_ASSIGN_OR_RETURN(SpooledMemory memory,
@@ -253,7 +254,7 @@ Status Receiver::report(const ReceiverReport& report, const Deadline& deadline) 
   DRIFTLESS_RETURN_IF_ERROR(check_report(report));
   const std::string text = shared_fs::receiver_to_json(report, ++heartbeat_);
   const Status put = store_->put(receiver_key(report.id), bytes_of(text), false, deadline);
-  // A store that can only be read: the publisher does not know of this receiver.
+  // A store that can only be read: the publisher does not know this receiver.
   if (put.code() == StatusCode::kUnsupported) return {};
   DRIFTLESS_RETURN_IF_ERROR(put);
   id_ = report.id;

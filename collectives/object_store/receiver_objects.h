@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// receivers/<id>.json, as the leader sees them. Alive is a receiver whose object changed within the
+// The leader's view of receivers/<id>.json. A receiver is alive if its object changed within the
 // patience, by the leader's own clock. One thread.
 #pragma once
 
@@ -16,12 +16,12 @@ class ReceiverObjects {
   ReceiverObjects(std::shared_ptr<ObjectStore> store, const ObjectStoreOptions& options)
       : store_(std::move(store)), patience_(options.patience), streams_(options.streams) {}
 
-  // Looks at all; those alive.
+  // Reads all objects; returns the receivers that are alive.
   [[nodiscard]] Result<std::vector<shared_fs::ReceiverWatch::Receiver>> look(
       const Deadline& deadline);
-  // The ids of those that removed their objects since the first look.
+  // The ids of receivers that removed their objects since the first look().
   [[nodiscard]] std::vector<std::string> left() const { return {left_.begin(), left_.end()}; }
-  // What receivers of an earlier run left behind.
+  // Removes the objects of receivers of an earlier run.
   [[nodiscard]] Status clear(const Deadline& deadline);
 
  private:

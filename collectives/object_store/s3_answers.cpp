@@ -59,7 +59,8 @@ ListedUploads parse_listed_uploads(const std::string& text) {
 std::string parse_upload_id(const std::string& text) {
   pugi::xml_document document;
   (void)document.load_buffer(text.data(), text.size());
-  return document.document_element().child_value("UploadId");  // names of the element differ
+  // The root element's name differs between stores.
+  return document.document_element().child_value("UploadId");
 }
 
 }  // namespace driftless::object_store

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an S3-compatible store answers in XML. The texts come from outside: any bytes. Internal to
-// the road.
+// Parses the XML answers of an S3-compatible store. The texts come from outside and may contain any
+// bytes. Internal to the road.
 #pragma once
 
 #include <string>
@@ -11,20 +11,20 @@
 
 namespace driftless::object_store {
 
-// <Error><Code>NoSuchKey</Code>...; empty: it is no error. It goes into messages: a word, or
-// nothing of it.
+// The code in <Error><Code>NoSuchKey</Code>...; empty if the text is not an error. Messages contain
+// it, so it must be one word, otherwise empty.
 [[nodiscard]] std::string parse_error_code(const std::string& text);
 
 // One page of ListObjectsV2.
 struct ListedObjects {
-  std::vector<ObjectInfo> objects;  // with their whole keys
+  std::vector<ObjectInfo> objects;  // with complete keys
   bool more = false;
-  std::string next;  // the token that goes on
+  std::string next;  // token for the next page
 };
-// kCorrupt if it is none.
+// kCorrupt if the text is not such a page.
 [[nodiscard]] Result<ListedObjects> parse_listed_objects(const std::string& text);
 
-// One page of ListMultipartUploads; none of what is no such page.
+// One page of ListMultipartUploads; empty if the text is not such a page.
 struct ListedUploads {
   struct Upload {
     std::string key, id;
@@ -35,7 +35,7 @@ struct ListedUploads {
 };
 [[nodiscard]] ListedUploads parse_listed_uploads(const std::string& text);
 
-// Of CreateMultipartUpload; empty if there is none.
+// The upload id from an answer to CreateMultipartUpload; empty if there is none.
 [[nodiscard]] std::string parse_upload_id(const std::string& text);
 
 }  // namespace driftless::object_store

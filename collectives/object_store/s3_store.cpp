@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An S3-compatible store over HTTP. Requests that failed in a way that may pass (no answer, 408,
-// 429, 5xx) are sent again inside the deadline, ever more rarely.
+// An S3-compatible store over HTTP. Requests with temporary failures (no answer, 408, 429, 5xx) are
+// retried until the deadline, with growing waits.
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -19,25 +19,25 @@ namespace {
 using namespace object_store;
 using std::chrono::milliseconds;
 
-constexpr long kPastTheEnd = 416;  // a range behind the object's end
+constexpr long kPastTheEnd = 416;  // a range past the object's end
 constexpr std::size_t kMaxListText = std::size_t{16} << 20;
-constexpr std::size_t kMaxListed = 1'000'000;  // objects; a server that goes on for ever is ended
+constexpr std::size_t kMaxListed = 1'000'000;  // objects; stops a server that lists forever
 
-// One request as the store sees it.
+// One request to the store.
 struct S3Call {
   std::string method;
-  std::string key = {};  // below the prefix; or, with `bucket`, nothing
+  std::string key = {};  // below the prefix; empty with `bucket`
   bool bucket = false;
   NameValues query = {};
   NameValues headers = {};
   std::span<const std::byte> body = {};
-  bool hash_body = false;  // signed with its content; else only with its place
+  bool hash_body = false;  // signs the hash of the body; otherwise only the rest of the request
   std::span<std::byte> into = {};
   std::uint64_t skip = 0;
   std::size_t max_text = std::size_t{1} << 20;
 };
 
-// Answers with a status that says otherwise, after which a request is sent again all the same.
+// Codes of temporary errors whose status is not a temporary one.
 bool code_may_pass(const std::string& code) {
   constexpr std::string_view kCodes[] = {
       "RequestTimeout", "IncompleteBody",   "BadDigest",     "XAmzContentSHA256Mismatch",
@@ -110,7 +110,7 @@ class S3Store final : public ObjectStore {
   Result<Presigned> presign(std::span<const std::string> keys, std::chrono::seconds valid,
                             const Deadline& deadline) override;
 
-  // Any 2xx; other answers as a status. Tries again what may pass.
+  // Returns any 2xx answer; other answers become a status. Retries temporary failures.
   [[nodiscard]] Result<HttpReply> send(const S3Call& call, const Deadline& deadline);
 
  private:
@@ -213,7 +213,7 @@ Status S3Store::judge(const S3Call& call, const HttpReply& reply) const {
 Result<HttpReply> S3Store::send(const S3Call& call, const Deadline& deadline) {
   Backoff backoff(kFirstRetry, kLongestRetry);
   bool renewed = false;
-  Status last;  // failure that may pass
+  Status last;  // the last temporary failure
   for (;;) {
     Result<HttpReply> reply = send_once(call, deadline);
     Status status = reply.status();
@@ -235,7 +235,7 @@ Result<HttpReply> S3Store::send(const S3Call& call, const Deadline& deadline) {
   }
 }
 
-// A multipart upload. The tags of its pieces are what finish() sends.
+// A multipart upload. finish() sends the tags of its pieces.
 class S3Store::S3Upload final : public ObjectStore::Upload {
  public:
   S3Upload(S3Store& store, std::string key, std::string id)
@@ -292,7 +292,7 @@ class S3Store::S3Upload final : public ObjectStore::Upload {
     Backoff backoff(kFirstRetry, kLongestRetry);
     for (;;) {
       DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, store_.send(call, deadline));
-      // A failure may come with status 200, after the headers were sent.
+      // A failure may have status 200 if it occurs after the headers were sent.
       const std::string code = parse_error_code(reply.text);
       if (code.empty()) break;
       const Status failed =
@@ -341,7 +341,8 @@ Status S3Store::drop_uploads(const std::string& prefix, const Deadline& deadline
       call.query.emplace_back("upload-id-marker", id_marker);
     }
     const Result<HttpReply> reply = send(call, deadline);
-    // So say stores that have none, and stores that do not tell.
+    // Stores without multipart uploads answer so, and stores that do not list them: nothing to
+    // remove.
     const StatusCode code = reply.status().code();
     if (code == StatusCode::kNotFound || code == StatusCode::kUnsupported) return {};
     DRIFTLESS_RETURN_IF_ERROR(reply.status());

@@ -11,7 +11,8 @@ namespace driftless {
 namespace object_store {
 namespace {
 
-// How long a version that is there waits for its index to be written, and a further try for itself.
+// How long seal() waits for the index of a visible version to be written; and the wait of a later
+// retry.
 constexpr std::chrono::milliseconds kIndexWait{10'000}, kIndexRetryWait{1'000};
 
 class Sender final : public SendRoad {
@@ -49,14 +50,14 @@ class Sender final : public SendRoad {
  private:
   struct Pending {
     Attempt attempt;
-    Deadline deadline;     // of its uploads
-    bool sealing = false;  // its manifest was sent: it may appear
+    Deadline deadline;     // for its uploads
+    bool sealing = false;  // its manifest was sent, so it may appear
   };
 
   [[nodiscard]] std::string path(std::string_view key) const {
     return concat(store_->name(), "/", key);
   }
-  // Of calls that have no deadline of their own.
+  // The deadline of calls without their own.
   [[nodiscard]] Deadline soon() const { return Deadline::after(options_.request_timeout); }
   [[nodiscard]] Status check_leads(std::string_view what) const;
   [[nodiscard]] Status check_begun(std::string_view what) const;
@@ -77,19 +78,20 @@ class Sender final : public SendRoad {
   Claim claim_;
   Attempts attempts_;
   IndexWriter index_;
-  Deadline index_again_ = Deadline::after(std::chrono::milliseconds(0));  // if it is due
+  // Next retry of the index, if it is due.
+  Deadline index_again_ = Deadline::after(std::chrono::milliseconds(0));
   ReceiverObjects receivers_;
-  // [leader] What is there, as far as this publisher knows: others that publish are found out when
-  // a name turns out to be taken. And the newest numbers that were ever used.
+  // [leader] The visible publications that this publisher knows of: it detects others that publish
+  // when a name is taken. And the newest numbers that were ever used.
   bool list_loaded_ = false;
-  bool began_ = false;  // run.json is this session's: nothing was published before
+  bool began_ = false;  // run.json is from this session: nothing was published before
   std::set<PublicationId> there_;
   std::optional<std::uint64_t> newest_[2];  // by kind
   std::optional<std::uint64_t> told_highest_;
-  std::string leader_;  // [others] its session, as of the first attempt that was found
+  std::string leader_;  // [other ranks] the leader's session, from the first attempt found
   std::optional<Pending> pending_;
   std::vector<std::shared_ptr<PartUpload>> parts_;
-  Senders senders_;  // last: ends before what its tasks use
+  Senders senders_;  // last: ends before the members that its tasks use
 };
 
 Status Sender::check_leads(std::string_view what) const {
@@ -108,12 +110,12 @@ Status Sender::announce_run(std::string_view run_info, const Deadline& deadline)
   const std::string key(kRunKey);
   Result<std::string> there = store_->get_text(key, kMaxTextBytes, deadline);
   if (there.status().code() == StatusCode::kNotFound) {
-    // Nobody has reported to a run that is not announced yet.
+    // No receiver has reported to a run that is not announced yet.
     DRIFTLESS_RETURN_IF_ERROR(receivers_.clear(deadline));
     const Status put = store_->put(key, bytes_of(run_info), true, deadline);
     began_ = put.ok();
     if (put.code() != StatusCode::kAlreadyExists) return put;
-    // Another publisher's, or our own, whose answer was lost.
+    // It is another publisher's, or this one's, whose answer was lost.
     there = store_->get_text(key, kMaxTextBytes, deadline);
   }
   DRIFTLESS_RETURN_IF_ERROR(there.status());
@@ -131,13 +133,13 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(claim_.probe(deadline));
   DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.take(deadline));
-  // Such a store may have let another publisher write over run.json (Hugging Face buckets); from
-  // here on that one is fenced.
+  // Such a store may have let another publisher overwrite run.json (Hugging Face buckets); from
+  // here on that publisher is fenced.
   if (!claim_.replaces()) DRIFTLESS_RETURN_IF_ERROR(announce_run(run_info, deadline));
   list_loaded_ = false;
   DRIFTLESS_RETURN_IF_ERROR(reserve_names(deadline));
   DRIFTLESS_RETURN_IF_ERROR(claim_.check(deadline));
-  // One that was overtaken must not write an old list over a newer one: from here on it cannot.
+  // A fenced publisher must not write an old list over a newer one: from here on it cannot.
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   if (began_ && !there_.empty()) {
     return claim_.fence(
@@ -147,8 +149,8 @@ Status Sender::announce(std::string_view run_info, const Deadline& deadline) {
   return attempts_.clear(deadline);
 }
 
-// A publisher that was overtaken has passed its last look at publisher.json and may be about to
-// seal the next version, or an anchor of the newest one: it finds both names taken.
+// A fenced publisher may have passed its last check of publisher.json and be about to seal the next
+// version, or an anchor of the newest one: it finds both names taken.
 Status Sender::reserve_names(const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];
@@ -156,7 +158,7 @@ Status Sender::reserve_names(const Deadline& deadline) {
     const PublicationId next{newest.value_or(0) + 1, PublicationKind::kVersion};
     DRIFTLESS_ASSIGN_OR_RETURN(const bool reserved, claim_.reserve(next, deadline));
     if (reserved) break;
-    newest = next.version;  // sealed since, or the list was behind
+    newest = next.version;  // sealed since, or missing from the listing
     list_loaded_ = false;
   }
   if (told_highest_ && newest.value_or(0) > *told_highest_) {
@@ -188,7 +190,7 @@ Result<std::uint64_t> Sender::highest_number() {
   const Deadline deadline = soon();
   DRIFTLESS_RETURN_IF_ERROR(load_list(deadline));
   auto& newest = newest_[static_cast<std::size_t>(PublicationKind::kVersion)];
-  for (;;) {  // a list may be behind what a name tells
+  for (;;) {  // a listing may lack objects that names find
     const PublicationId next{newest.value_or(0) + 1, PublicationKind::kVersion};
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> version,
                                read_version(*store_, next, deadline));
@@ -212,8 +214,9 @@ Status Sender::check_number(const PublicationId& id) const {
                to_string(PublicationId{*newest, id.kind}), ": versions ascend");
 }
 
-// The number under which this attempt's parts lie, which the other ranks read. By session: a leader
-// that was overtaken and wakes up late must not send the ranks of another to parts that it removes.
+// Writes the number of this attempt's parts, which the other ranks read. It is stored by session: a
+// leader that was fenced and resumes late must not direct the ranks of another to parts that it
+// removes.
 Result<std::uint64_t> Sender::begin_attempt(const PublicationId& id, const Deadline& deadline) {
   const std::uint64_t number = random_hash128().low;
   if (ranks_ == 1) return number;
@@ -231,7 +234,7 @@ Result<std::uint64_t> Sender::read_attempt(const PublicationId& id, const Deadli
   };
   do {
     std::string leader = leader_;
-    if (leader.empty()) {  // it may not have announced itself yet
+    if (leader.empty()) {  // the leader may not have announced itself yet
       DRIFTLESS_ASSIGN_OR_RETURN(leader, read_session(*store_, deadline));
     }
     const auto text = store_->get_text(attempt_key(id, leader), kMaxSmallBytes, deadline);
@@ -318,14 +321,14 @@ Status Sender::seal(std::string_view manifest, const Deadline& deadline) {
   there_.insert(attempt.id);
   newest_[static_cast<std::size_t>(attempt.id.kind)] = attempt.id.version;
   index_.sealed(attempt.id, version.manifest);
-  // Whatever becomes of these, the version is there.
+  // The version is visible, whatever the result of these calls.
   const Status cleared = attempts_.decided(attempt, Deadline::after(kIndexWait));
   Status indexed = write_index(kIndexWait);
-  if (indexed.code() == StatusCode::kWrongRun) return {};  // fenced: every further call says so
+  if (indexed.code() == StatusCode::kWrongRun) return {};  // fenced: every further call returns it
   return indexed;
 }
 
-// Readers that cannot list learn of a version by the index alone.
+// Readers that cannot list find a version only through the index.
 Status Sender::write_index(std::chrono::milliseconds wait) {
   Status written = index_.write(there_, Deadline::after(wait));
   index_again_ = Deadline::after(kIndexWait);
@@ -347,7 +350,7 @@ Status Sender::abort() {
   const Pending pending = *std::exchange(pending_, std::nullopt);
   const auto parts = std::exchange(parts_, {});
   for (const auto& part : parts) part->drop();
-  if (rank_ != 0) return {};  // what lies there is removed by the leader
+  if (rank_ != 0) return {};  // the leader removes the parts
   return attempts_.give_up(pending.attempt, !pending.sealing, soon());
 }
 
@@ -379,7 +382,7 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
   for (const PublicationId& id : old) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<VersionObject> object,
                                read_version(*store_, id, deadline));
-    // The name stays taken: a publisher that wakes up late must not find it free.
+    // The name stays taken: a fenced publisher that resumes late must not find it free.
     DRIFTLESS_RETURN_IF_ERROR(store_->put(version_key(id), {}, false, deadline));
     there_.erase(id);
     if (object && !object->removed) {
@@ -390,7 +393,8 @@ Result<std::vector<PublicationId>> Sender::prune(std::uint64_t version) {
   DRIFTLESS_RETURN_IF_ERROR(attempts_.forbid_up_to(version, deadline));
   if (!removed.empty() || index_.due()) {
     const Status indexed = write_index(kIndexWait);
-    if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);  // else it is due, and tried again
+    // Otherwise it stays due and is retried.
+    if (removed.empty()) DRIFTLESS_RETURN_IF_ERROR(indexed);
   }
   return removed;
 }

@@ -44,7 +44,7 @@ Result<Sha256> hmac(std::span<const unsigned char> key, std::string_view text) {
   return error(StatusCode::kInternal, "OpenSSL: HMAC-SHA256 failed");
 }
 
-// The key of a day, a region and a service.
+// The signing key for a day, a region and a service.
 Result<Sha256> signing_key(std::string_view secret, std::string_view day, std::string_view region,
                            std::string_view service) {
   const std::string first = concat("AWS4", secret);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signing requests to S3-compatible stores: AWS Signature Version 4, in the Authorization header,
-// or in the query. Pure: what is signed, with which key, at which time is the caller's.
+// Signs requests to S3-compatible stores: AWS Signature Version 4, in the Authorization header or
+// in the query. Pure functions: the caller provides request, key and time.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace driftless::object_store {
 
-// Secrets. Nothing prints them.
+// Secrets. No code prints them.
 struct Credentials {
   std::string access_key;
   std::string secret_key;
@@ -27,41 +27,43 @@ struct Credentials {
 
 using NameValues = std::vector<std::pair<std::string, std::string>>;
 
-// What is signed. Names and values of the query are plain; `path` is percent-encoded already.
+// The signed parts of a request. Names and values of the query are plain; `path` is already
+// percent-encoded.
 struct RequestToSign {
   std::string_view method;
-  std::string_view host;  // with its port, if that is not the scheme's
+  std::string_view host;  // with its port, unless it is the scheme's default
   std::string_view path;  // begins with '/'
   NameValues query;
-  NameValues headers;        // to be signed beside `host`: lower-case names
+  NameValues headers;        // to be signed in addition to `host`: lower-case names
   std::string payload_hash;  // hexadecimal SHA-256, or kUnsignedPayload
 };
 inline constexpr std::string_view kUnsignedPayload = "UNSIGNED-PAYLOAD";
 
-// The headers that the request needs beside its own: authorization, x-amz-date,
-// x-amz-content-sha256, x-amz-security-token. `time`: UTC as 20130524T000000Z.
+// The headers to add to the request: authorization, x-amz-date, x-amz-content-sha256,
+// x-amz-security-token. `time`: UTC, as 20130524T000000Z.
 [[nodiscard]] Result<NameValues> sign_v4(const RequestToSign& request,
                                          const Credentials& credentials, std::string_view region,
                                          std::string_view service, std::string_view time);
 
-// The query of GETs that bear their signatures themselves ("presigned"), for readers without
-// credentials, without that signature: all that are signed at one time share it.
+// The query, except the signature, of presigned GETs, for readers without credentials. All GETs
+// signed at one time share it.
 [[nodiscard]] NameValues presigned_query(const Credentials& credentials, std::string_view region,
                                          std::string_view service, std::string_view time,
                                          std::chrono::seconds valid);
-// The signature (X-Amz-Signature) of such a GET. `query`: of presigned_query(), at `time`.
+// The signature (X-Amz-Signature) of such a GET. `query`: from presigned_query() with the same
+// `time`.
 [[nodiscard]] Result<std::string> presign_v4(std::string_view host, std::string_view path,
                                              const NameValues& query,
                                              const Credentials& credentials,
                                              std::string_view region, std::string_view service,
                                              std::string_view time);
 
-// The query as it is signed and sent: sorted, percent-encoded, joined by '&'.
+// The query as signed and sent: sorted, percent-encoded, joined by '&'.
 [[nodiscard]] std::string canonical_query(NameValues query);
-// Everything but letters, digits and "-._~" becomes %XX; '/' stays if it is part of a path.
+// Encodes everything except letters, digits and "-._~" as %XX; keeps '/' if the text is a path.
 [[nodiscard]] std::string percent_encode(std::string_view text, bool path);
 [[nodiscard]] Result<std::string> sha256_hex(std::span<const std::byte> bytes);
-// Now, as sign_v4() wants it; and any time, UTC, as strftime() has it.
+// The current time in the form of sign_v4(); and any UTC time in a format of strftime().
 [[nodiscard]] std::string signing_time();
 [[nodiscard]] std::string time_text(std::time_t time, const char* format);
 

@@ -125,7 +125,7 @@ Result<SpooledMemory> make_spooled_memory(const std::string& directory, std::uin
   }
   const std::string place = directory_or_default(directory);
   DRIFTLESS_ASSIGN_OR_RETURN(const int file, unnamed_file(place));
-  // All of it at once: a mapping of a file that the disk has no room for ends the process.
+  // Allocates the whole file first: a mapping of a file without disk space ends the process.
   const int allocated = posix_fallocate(file, 0, static_cast<off_t>(size_bytes));
   if (allocated != 0) {
     (void)close(file);

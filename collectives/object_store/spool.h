@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spool: bytes that are too many for memory, in a file without a name. Small ones stay in memory.
-// write() and read() may overlap, from any thread.
+// Spool: holds bytes in memory while they are few, otherwise in a file without a name. Threads may
+// call write() and read() at the same time.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ namespace driftless::object_store {
 
 class Spool {
  public:
-  // `directory`: empty: TMPDIR, or /tmp. Nothing is made there before `memory_bytes` are exceeded.
+  // `directory`: empty for TMPDIR, or /tmp. The file is created only when `memory_bytes` are
+  // exceeded.
   Spool(std::string directory, std::uint64_t memory_bytes);
   ~Spool();
   Spool(const Spool&) = delete;
@@ -27,9 +28,9 @@ class Spool {
   // kNoSpace, naming the directory.
   [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> bytes);
   [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> bytes) const;
-  // All of it, if it is in memory; valid until something is written.
+  // The whole content if it is in memory; valid until the next write().
   [[nodiscard]] std::span<const std::byte> memory() const;
-  // Nothing of it is needed any more.
+  // Frees the content.
   void release();
 
  private:
@@ -42,8 +43,8 @@ class Spool {
   int file_ = -1;
 };
 
-// Memory of a part that is being downloaded: on the heap if it is small, else a mapping of a file
-// without a name. `bytes` are writable until `content` is given away.
+// Memory for a part that is being downloaded: on the heap if the part is small, otherwise a mapping
+// of a file without a name. `bytes` may be written until `content` is handed out.
 struct SpooledMemory {
   std::shared_ptr<void> owner;
   std::span<std::byte> bytes;

@@ -63,7 +63,7 @@ class WebStore final : public ObjectStore {
       DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, send(key, request, deadline));
       return content_length(reply, path(key));
     }
-    // A link opens a GET alone.
+    // A link permits only GET.
     std::byte first[1];
     DRIFTLESS_ASSIGN_OR_RETURN(const HttpReply reply, get_range(key, 0, first, deadline));
     return whole_size(reply, path(key));
@@ -77,7 +77,7 @@ class WebStore final : public ObjectStore {
     return TaggedText{std::move(reply.text), ""};
   }
 
-  // From the publisher's index; it knows versions alone.
+  // Reads the publisher's index, which lists only versions.
   Result<std::vector<ObjectInfo>> list(const std::string& prefix, const std::string& after,
                                        const Deadline& deadline) override {
     if (prefix != kVersionsPrefix) return read_only();
@@ -107,7 +107,7 @@ class WebStore final : public ObjectStore {
     return send(key, request, deadline);
   }
 
-  // Its links, if it has some, are used from now on.
+  // From now on the index's links are used, if it has any.
   [[nodiscard]] Result<Index> read_index(const Deadline& deadline) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string text,
                                get_text(std::string(kIndexKey), kMaxTextBytes, deadline));
@@ -121,7 +121,7 @@ class WebStore final : public ObjectStore {
     }
     const std::string what = concat("the links in ", path(std::string(kIndexKey)));
     DRIFTLESS_RETURN_IF_ERROR(check_dot_segments(index.links->signed_by.base, what));
-    // Who writes it says nothing of other hosts, and what came over https stays there.
+    // The index's writer has no authority over other hosts, and https must not become http.
     if (origin_of(index.links->signed_by.base) != origin_of(url_)) {
       return error(
           StatusCode::kInvalidArgument, path(std::string(kIndexKey)),
@@ -146,7 +146,7 @@ class WebStore final : public ObjectStore {
       request.url = linked_ ? url_ : concat(name_, "/", percent_encode(key, true), query_);
       return send(request, "has the signature in road.object_store.url expired?", deadline);
     }
-    // By the link that is known; what is new, or has expired, has another one in the index.
+    // Uses the known link; for a new object or an expired link reads the index for another one.
     std::optional<std::string> tried;
     for (;;) {
       const std::optional<std::string> link = link_of(key);
@@ -172,7 +172,7 @@ class WebStore final : public ObjectStore {
   [[nodiscard]] Result<HttpReply> send(const HttpRequest& request, std::string_view why_refused,
                                        const Deadline& deadline) {
     Backoff backoff(kFirstRetry, kLongestRetry);
-    Status last;  // failure that may pass
+    Status last;  // the last temporary failure
     for (;;) {
       Result<HttpReply> reply = http_.call(request, deadline);
       Status status = reply.status();
@@ -185,7 +185,7 @@ class WebStore final : public ObjectStore {
         if (refused && request.url.find('?') != std::string::npos) {
           return error(StatusCode::kInvalidArgument, what, ": refused; ", why_refused);
         }
-        // Public buckets that may not be listed say so of what is not there.
+        // Public buckets that may not be listed answer so for missing objects.
         if (reply->status == 403) return error(StatusCode::kNotFound, what);
         status = error(StatusCode::kIo, what);
         if (!may_pass(reply->status)) return status;

@@ -145,7 +145,7 @@ Result<Reply> Board::endpoints(const PublicationId& id) const {
 Status Board::take_report(Peer& peer, const Request& request) {
   ReceiverReport report{request.name, request.id.version, request.text, request.needs};
   DRIFTLESS_RETURN_IF_ERROR(check_report(report));
-  // A receiver that was started again under its name takes the place of its forerunner.
+  // A receiver that was restarted under its id replaces the earlier one.
   for (auto& [other, known] : peers_) known.reported.erase(report.id);
   peer.reported.insert(report.id);
   left_.erase(report.id);

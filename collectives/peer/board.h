@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Board: what the leading trainer rank knows of the road, and the thread that answers everybody
-// else: the announcement, the manifests of what is published, where each rank serves its parts,
-// which receivers serve parts of it, what receivers reported, and the end of the run. Every call
-// may come from any thread.
+// Board: the state of the road on the leading trainer rank, and the thread that answers all other
+// processes: the announcement, the manifests of published versions, where each rank serves its
+// parts, which receivers serve parts, the receivers' reports, and the end of the run. Thread-safe.
 //
-// A version is published when the leader seals it. Nobody waits for a receiver, except the orderly
-// end. The last reply to everybody is that the leader closes.
+// A version is published when the leader seals it. Nothing waits for a receiver, except the orderly
+// end. The last reply to all is that the leader closes.
 #pragma once
 
 #include <condition_variable>
@@ -23,33 +22,33 @@ namespace driftless::peer {
 
 class Board {
  public:
-  // Throws std::system_error if no thread can be had.
+  // Throws std::system_error if no thread can be created.
   Board(const PeerOptions& options, unsigned ranks, Endpoint own, std::unique_ptr<hub::Hub> hub);
   ~Board();
 
   [[nodiscard]] Status announce(std::string_view run_info);
   [[nodiscard]] Status begin(const PublicationId& id);
-  // kIncomplete, naming a rank, if one has not flushed.
+  // kIncomplete, naming a rank, if that rank has not flushed.
   [[nodiscard]] Status seal(std::string_view manifest);
   void abort();
-  // Of a rank's parts. Again: the former number is replaced.
+  // Records the bytes of a rank's parts. A second call replaces the number.
   [[nodiscard]] Status flushed(unsigned rank, const PublicationId& id, std::uint64_t bytes);
   [[nodiscard]] std::optional<Hash128> published(const PublicationId& id) const;
-  // Published, and not dropped by the ring.
+  // The publications that the ring still holds.
   [[nodiscard]] std::vector<PublicationId> kept() const;
   [[nodiscard]] std::vector<ReceiverReport> receivers();
   [[nodiscard]] std::vector<std::string> left() const;
   void set_end(std::string_view text);
-  // Until no receiver that has reported is connected.
+  // Waits until no receiver that has reported is connected.
   [[nodiscard]] Status wait_for_receivers_to_leave(const Deadline& deadline);
 
  private:
   using Clock = Deadline::Clock;
   struct Peer {
-    std::uint64_t number = 0;           // the hub's
-    std::optional<std::uint32_t> rank;  // of a trainer; a receiver has none
+    std::uint64_t number = 0;           // the hub's peer number
+    std::optional<std::uint32_t> rank;  // of a trainer; empty for a receiver
     bool greeted = false;
-    std::set<std::string> reported;  // receiver ids that came by this link
+    std::set<std::string> reported;  // receiver ids reported over this link
   };
   struct Known {
     ReceiverReport report;
@@ -61,12 +60,12 @@ class Board {
   };
   struct Pending {
     PublicationId id;
-    std::map<unsigned, std::uint64_t> bytes;  // by rank that has flushed
+    std::map<unsigned, std::uint64_t> bytes;  // by rank, for ranks that have flushed
   };
 
   void run();
   void handle(const hub::HubEvent& event);
-  // With the mutex held.
+  // The functions below need the mutex.
   [[nodiscard]] bool greet(Peer& peer, const Request& request);
   [[nodiscard]] Result<Reply> answer(Peer& peer, const Request& request);
   [[nodiscard]] Result<Reply> answer_rank(unsigned rank, const Request& request);
@@ -74,7 +73,7 @@ class Board {
   [[nodiscard]] Status take_flushed(unsigned rank, const PublicationId& id, std::uint64_t bytes);
   [[nodiscard]] Status take_report(Peer& peer, const Request& request);
   void leave(Peer& peer, const std::string& id);
-  [[nodiscard]] std::string connected() const;  // names of receivers that are
+  [[nodiscard]] std::string connected() const;  // names of the connected receivers
   void remove_silent();
   void remove(std::uint64_t peer);
   void send(std::uint64_t peer, const Reply& reply) { hub_->send(peer, to_bytes(reply)); }
@@ -90,7 +89,7 @@ class Board {
   std::optional<std::string> run_info_;
   std::optional<Pending> pending_;
   RetentionRing ring_;
-  std::map<PublicationId, Published> published_;  // what the ring holds
+  std::map<PublicationId, Published> published_;  // the publications in the ring
   Tracker tracker_;
   std::map<std::string, Known> receivers_;  // by id
   std::set<std::string> left_;

@@ -7,7 +7,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kConnectSlice{2'000};
-// A leader that is stopped keeps its links: another one may listen by now.
+// A stopped leader keeps its links, but another leader may already listen.
 constexpr milliseconds kReplySlice{30'000};
 
 }  // namespace
@@ -29,7 +29,7 @@ Result<Reply> Client::ask_once(const Request& request, const Deadline& deadline)
     if (!bytes) return deadline.check("peer: waiting for a reply");
     DRIFTLESS_ASSIGN_OR_RETURN(Reply reply, parse_reply(*bytes));
     if (reply.number == request.number) return reply;
-    if (reply.number != 0) continue;  // to a question that was given up
+    if (reply.number != 0) continue;  // to an abandoned request
     closed_ = true;
     return error(StatusCode::kIo, "peer: the leading trainer has closed its road");
   }
@@ -40,7 +40,7 @@ Result<Reply> Client::ask(Request request, const Deadline& deadline) {
   Backoff backoff(milliseconds(5), milliseconds(200));
   Waiting waiting;
   Status last;
-  // A try that ran out of time does not hide why earlier ones failed.
+  // An attempt that timed out must not hide why earlier ones failed.
   const auto note = [&last](const Status& why) {
     if (!why.ok() && (last.ok() || why.code() != StatusCode::kDeadlineExceeded)) last = why;
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Client: asks the leading trainer rank over the hub. It connects when it is first used, and again
-// if the link was lost. Any thread; one question at a time.
+// Client: sends requests to the leading trainer rank over the hub. It connects when first used, and
+// again if the link was lost. Thread-safe; one request at a time.
 #pragma once
 
 #include <atomic>
@@ -12,15 +12,15 @@ namespace driftless::peer {
 
 class Client {
  public:
-  // `hello` goes first over every link. `leader` is named in messages.
+  // `hello` is sent first over every link. Messages name `leader`.
   Client(hub::Connector connector, Request hello, std::string leader)
       : connector_(std::move(connector)), hello_(std::move(hello)), leader_(std::move(leader)) {}
 
-  // The reply; or the status that the leader replied. Asks again over another link if one is lost.
-  // kIo, and at once, if the leader has closed and no other one listens. kDeadlineExceeded names
-  // the leader.
+  // Returns the reply, or the status that the leader replied. If the link is lost, sends the
+  // request again over a new one. kIo, at once, if the leader has closed and no new leader listens.
+  // kDeadlineExceeded names the leader.
   [[nodiscard]] Result<Reply> ask(Request request, const Deadline& deadline);
-  // The leader has closed, and no other one was found since.
+  // Whether the leader has closed and no new one was found since.
   [[nodiscard]] bool closed() const { return closed_; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each carrier needs, tried on this host: a port, memory with a descriptor, NIXL with UCX.
+// Tests on this host what each carrier needs: a port, memory with a descriptor, NIXL with UCX.
 #include <dlfcn.h>
 
 #include "collectives/hub/tcp/socket.h"
@@ -20,10 +20,10 @@ constexpr const char* kInstall =
 
 std::string host_of(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
-// Whether an address with this host part is one of this host.
+// Whether an address with this host part belongs to this host.
 bool is_own(const std::string& host) { return hub::listen_on(concat(host, ":0"), nullptr).ok(); }
 
-// Every carrier needs it: what a reader must know travels on a connection.
+// Every carrier needs TCP, because readers get descriptions over a connection.
 Finding examine_tcp(const PeerOptions& options) {
   std::string address = options.address, bound;
   if (address.empty() && options.hub.address.empty()) {
@@ -100,7 +100,7 @@ Finding examine_nixl(const PeerOptions& options) {
 
 }  // namespace
 
-// NIXL last: it takes a second or two to start.
+// NIXL comes last, because it takes a second or two to start.
 std::vector<Finding> examine(const RoadOptions& given, std::uint64_t /*space_bytes*/,
                              const Deadline& /*deadline*/) {
   const auto& options = options_in<PeerOptions>(given);

@@ -43,7 +43,7 @@ bool KeptChunks::keep(const PublicationId& id, const PartReceipt& part, std::uin
   if (!make_room(id, bytes.size())) return false;
   Part& kept = publications_.at(id).at(part.name);
   if (kept.stored == nullptr) {
-    Segment memory;  // takes memory for what is written alone
+    Segment memory;  // only written pages take memory
     if (!memory.reserve(part.size_bytes).ok()) return false;
     kept.memory = memory.data();
     kept.stored = store_->put(id, part.name, std::move(memory), part.size_bytes,

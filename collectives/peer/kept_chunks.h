@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// KeptChunks: chunks of parts that a receiver read and proved, in a PartStore from which it serves
-// them to other receivers, within a bound. One thread at a time, beside those that serve.
+// KeptChunks: chunks of parts that a receiver has read and proven. It keeps them, within a limit,
+// in a PartStore, from which it serves other receivers. One thread at a time, besides the threads
+// that serve.
 #pragma once
 
 #include <map>
@@ -17,16 +18,17 @@ class KeptChunks {
   [[nodiscard]] const std::shared_ptr<PartStore>& store() const { return store_; }
   [[nodiscard]] std::uint64_t bytes() const { return bytes_; }
 
-  // The hashes of the part's chunks, if they are known.
+  // The hashes of the part's chunks; null if unknown.
   [[nodiscard]] const std::vector<Hash128>* hashes(const PublicationId& id,
                                                    const PartReceipt& part) const;
-  // What is kept under that name goes, if it is of a part with another content: of an earlier run.
+  // Sets the hashes. If a part of that name with other content (of an earlier run) is kept, drops
+  // it.
   void set_hashes(const PublicationId& id, const PartReceipt& part, std::vector<Hash128> hashes);
-  // Empty: it is not kept. [set_hashes() before]
+  // The chunk's bytes; empty if it is not kept. [after set_hashes()]
   [[nodiscard]] std::span<const std::byte> find(const PublicationId& id, const PartReceipt& part,
                                                 std::uint64_t chunk) const;
-  // A proven chunk. Older publications make room for it. False: there is none
-  // for it. [set_hashes() before]
+  // Keeps a proven chunk, and drops older publications if needed. False: there is no room. [after
+  // set_hashes()]
   [[nodiscard]] bool keep(const PublicationId& id, const PartReceipt& part, std::uint64_t chunk,
                           std::span<const std::byte> bytes);
   void keep_only(const std::vector<PublicationId>& ids);
@@ -35,9 +37,9 @@ class KeptChunks {
   struct Part {
     Hash128 hash;  // of the part
     std::vector<Hash128> hashes;
-    std::shared_ptr<const StoredPart> stored = nullptr;  // null: nothing is kept of it
+    std::shared_ptr<const StoredPart> stored = nullptr;  // null: no chunk is kept
     std::byte* memory = nullptr;                         // of `stored`
-    std::uint64_t bytes = 0;                             // that are kept
+    std::uint64_t bytes = 0;                             // kept bytes
   };
   using Parts = std::map<std::string, Part>;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The small messages of the peer road. Over the hub: requests of other processes to the leading
-// trainer rank, and its replies. On a connection for data: what a reader wants of a part, and the
-// head of the answer. What comes from outside is checked whole before it is used.
+// trainer rank, and its replies. On a data connection: a reader's request for bytes of a part, and
+// the head of the answer. Messages from outside are checked completely before they are used.
 #pragma once
 
 #include "collectives/hub/hub.h"
@@ -9,13 +9,13 @@
 
 namespace driftless::peer {
 
-// Whether a trainer rank serves by NIXL; kFast: over a fast network.
+// Whether a trainer rank serves through NIXL; kFast: over a fast network.
 enum class NixlOffer : std::uint8_t { kNone, kThere, kFast };
 
-// A receiver that serves what it keeps has this in the place of a rank.
+// The rank number of a receiver that serves its kept chunks.
 inline constexpr std::uint32_t kNoRank = ~std::uint32_t{0};
 
-// Where a trainer rank serves its parts, or a receiver the chunks that it keeps.
+// The address at which a trainer rank serves its parts, or a receiver its kept chunks.
 struct Endpoint {
   std::uint32_t rank = 0;
   std::string tcp;     // "host:port"
@@ -26,8 +26,8 @@ struct Endpoint {
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 
-// Receivers serve each other whole chunks of a part: kChunkBytes at a multiple of it, the last one
-// as much as is left.
+// Receivers serve each other whole chunks of a part: kChunkBytes at a multiple of kChunkBytes; the
+// last chunk may be shorter.
 inline constexpr std::uint64_t kChunkBytes = std::uint64_t{64} << 10;
 [[nodiscard]] inline std::uint64_t chunks_in(std::uint64_t part_bytes) {
   return part_bytes / kChunkBytes + static_cast<std::uint64_t>(part_bytes % kChunkBytes != 0);
@@ -47,29 +47,29 @@ enum class Ask : std::uint8_t {
   kReport,     // id.version, name, text: proof, needs
   kLeave,      // name
   kEnd,        // reply: text, empty before the end of the run
-  // Of trainer ranks.
-  kBegin,      // id; reply: ids that stay
+  // Requests of trainer ranks.
+  kBegin,      // id; reply: ids of the publications to keep
   kFlushed,    // id, bytes
   kPublished,  // id; reply: text: the hash of its manifest, or empty
   kLast = kPublished,
 };
 
-// What a receiver reports of a part, and wants of it; tracker.h. All ranges are of whole chunks.
+// A receiver's report about a part, and its request for bytes of it; tracker.h. All ranges are
+// whole chunks.
 struct Exchange {
-  std::vector<ByteRange> kept = {};    // serves them from now on
-  std::vector<ByteRange> wanted = {};  // and nothing else: what it was assigned before is over
-  std::uint64_t most_bytes = 0;        // from the trainer rank, and as much from receivers
-  // Sources that it read from: they do not have the bytes any more, did not send them in time, or
-  // sent others.
+  std::vector<ByteRange> kept = {};    // it serves these from now on
+  std::vector<ByteRange> wanted = {};  // only these; earlier assignments end
+  std::uint64_t most_bytes = 0;        // limit for the trainer rank, and the same for receivers
+  // Sources that no longer have the bytes, did not send them in time, or sent wrong ones.
   std::vector<std::uint64_t> gone = {}, late = {}, damaged = {};
 
   friend bool operator==(const Exchange&, const Exchange&) = default;
 };
 inline constexpr std::uint64_t kMaxExchanged = std::uint64_t{1} << 12;  // ranges, or sources
 
-// Where a receiver shall read ranges of a part.
+// An assignment: the source from which a receiver reads ranges of a part.
 struct Source {
-  std::uint64_t number = 0;  // 0: the trainer rank, which has no endpoint here
+  std::uint64_t number = 0;  // 0: the trainer rank, whose endpoint is omitted
   Endpoint from = {};
   std::vector<ByteRange> ranges = {};
 
@@ -78,37 +78,37 @@ struct Source {
 
 struct Request {
   Ask ask = Ask::kHello;
-  std::uint64_t number = 0;  // of the request on its link; the reply has the same
+  std::uint64_t number = 0;  // of the request on its link; the reply repeats it
   std::uint32_t ranks = 0;
   std::uint64_t start = 0;
   std::uint64_t bytes = 0;
   PublicationId id = {};
   std::string name = {}, text = {}, needs = {};
-  Endpoint endpoint = {};  // of a rank, or of a receiver that serves; tcp is empty if it does not
+  Endpoint endpoint = {};  // of a rank, or of a receiver that serves; an empty tcp: it does not
   Exchange exchange = {};
 
   friend bool operator==(const Request&, const Request&) = default;
 };
 
 struct Reply {
-  std::uint64_t number = 0;  // 0: the leader closes, and answers nobody any more
+  std::uint64_t number = 0;  // 0: the leader closes, and answers no more
   StatusCode code = StatusCode::kOk;
-  std::string text = {};  // or why not
+  std::string text = {};  // or the reason of the failure
   std::vector<PublicationId> ids = {};
   std::vector<Endpoint> endpoints = {};
   std::vector<Source> sources = {};
-  std::uint32_t readers = 0;  // receivers that are connected
+  std::uint32_t readers = 0;  // connected receivers
 
   friend bool operator==(const Reply&, const Reply&) = default;
 };
 
-// How a reader wants a part.
+// How a reader gets a part.
 enum class Means : std::uint8_t {
-  kBytes,        // of the ranges, which follow each other in the answer
-  kDescriptor,   // of the whole part's memory; on a Unix socket
-  kPlace,        // the answer brings a Place. The part stays for PeerOptions::stall, or until kDone
-  kDone,         // with the place; no answer
-  kChunkHashes,  // of all chunks; the head of the answer has the hash of their bytes
+  kBytes,        // the answer contains the bytes of the ranges, in order
+  kDescriptor,   // a descriptor of the whole part's memory; on a Unix socket
+  kPlace,        // a Place. The part stays for PeerOptions::stall, or until kDone
+  kDone,         // the reader has finished with the place; no answer
+  kChunkHashes,  // hashes of all chunks; the head of the answer has the hash of their bytes
 };
 
 struct Want {
@@ -126,17 +126,18 @@ inline constexpr std::uint64_t kMaxRanges = std::uint64_t{1} << 20;
 struct Answer {
   StatusCode code = StatusCode::kOk;
   std::string text = {};
-  std::uint64_t bytes = 0;  // that follow
+  std::uint64_t bytes = 0;  // number of bytes that follow
 
   friend bool operator==(const Answer&, const Answer&) = default;
 };
 
-// Where a part lies on a trainer rank, for one-sided reads. A message of its own after the Answer.
+// The place of a part on a trainer rank, for one-sided reads. Sent as a separate message after the
+// Answer.
 struct Place {
   std::uint64_t address = 0;
-  std::uint64_t state = 0;       // changes with what the rank has registered; never 0
-  std::uint64_t removals = 0;    // changes if something is not registered any more
-  std::string description = {};  // for NIXL, of all that is registered; empty: the reader has it
+  std::uint64_t state = 0;       // changes whenever the rank's registrations change; never 0
+  std::uint64_t removals = 0;    // changes when a registration is removed
+  std::string description = {};  // NIXL's, of all registered memory; empty: the reader has it
 
   friend bool operator==(const Place&, const Place&) = default;
 };
@@ -148,7 +149,7 @@ inline constexpr std::uint64_t kMaxDescriptionBytes = std::uint64_t{64} << 20;
 [[nodiscard]] std::string to_bytes(const Answer& message);
 [[nodiscard]] std::string to_bytes(const std::vector<Hash128>& hashes);
 [[nodiscard]] std::string to_bytes(const Place& message);
-// kCorrupt if anything is not as to_bytes() writes it.
+// kCorrupt if the bytes are not what to_bytes() writes.
 [[nodiscard]] Result<Request> parse_request(std::string_view bytes);
 [[nodiscard]] Result<Reply> parse_reply(std::string_view bytes);
 [[nodiscard]] Result<Want> parse_want(std::string_view bytes);
@@ -156,7 +157,7 @@ inline constexpr std::uint64_t kMaxDescriptionBytes = std::uint64_t{64} << 20;
 [[nodiscard]] Result<std::vector<Hash128>> parse_hashes(std::string_view bytes);
 [[nodiscard]] Result<Place> parse_place(std::string_view bytes);
 
-// Names this host as far as shared memory and abstract sockets go: its boot and network namespace.
+// Identifies this host for shared memory and abstract sockets: its boot and network namespace.
 [[nodiscard]] std::string host_identity();
 
 }  // namespace driftless::peer

@@ -17,7 +17,7 @@ Status failed(std::string_view what, int code) {
   return error(StatusCode::kIo, "peer: NIXL: ", what, " failed with status ", code);
 }
 
-// Calls NIXL's destroyer of a handle at the end of a scope.
+// Calls NIXL's destroy function of a handle at the end of a scope.
 class Owned {
  public:
   explicit Owned(int (*destroy)(void*)) : destroy_(destroy) {}
@@ -61,8 +61,8 @@ Status NixlAgent::make_backend() {
     return error(StatusCode::kUnsupported, "peer: NIXL has no plugin ", kBackend, " (status ", code,
                  "); NIXL_PLUGIN_DIR names the folder of its plugins");
   }
-  // On one host there is the carrier shm. Reads from the memory of a process that dies abort the
-  // reader in UCX. UCX_TLS in the environment comes first.
+  // On one host the carrier shm is used. UCX aborts a reader if the process whose memory it reads
+  // dies. UCX_TLS in the environment has priority.
   static_cast<void>(calls_->params_add(params.get(), "engine_config", "TLS=^sm"));
   code = calls_->create_backend(agent_, kBackend, params.get(), &backend_);
   if (code != kNixlDone) return failed("making its UCX backend", code);
@@ -75,7 +75,7 @@ NixlAgent::~NixlAgent() {
   if (options_ != nullptr) static_cast<void>(calls_->destroy_opt_args(options_));
   if (backend_ != nullptr) static_cast<void>(calls_->destroy_backend(backend_));
   static_cast<void>(calls_->destroy_agent(agent_));
-  // Nobody follows addresses any more.
+  // No process reads by address any more.
   for (const std::span<std::byte> each : covered_) ::munmap(each.data(), each.size());
 }
 
@@ -115,7 +115,7 @@ Result<std::shared_ptr<const void>> NixlAgent::expose(std::span<std::byte> mappi
   return std::shared_ptr<const void>(
       mapping.data(), [own = shared_from_this(), list, mapping](const void*) {
         own->remove(list);
-        // If this fails the pages stay, which costs memory alone.
+        // If this fails the pages stay, which only costs memory.
         ::mmap(mapping.data(), mapping.size(), PROT_READ,
                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         const std::scoped_lock lock(own->mutex_);

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kLibrary = "libnixl_capi.so";
 
-// The first call that the library lacks, or null.
+// The first function that the library lacks, or null.
 const char* find_calls(void* library, NixlCalls& calls) {
   const char* missing = nullptr;
   const auto find = [&](auto& call, const char* symbol) {
@@ -55,7 +55,7 @@ const char* find_calls(void* library, NixlCalls& calls) {
   return missing;
 }
 
-// Where PyPI's packages have it, seen from the library or program that this is in.
+// The paths of PyPI's packages, relative to the library or program that contains this code.
 std::vector<std::string> beside_us() {
   Dl_info own{};
   if (dladdr(reinterpret_cast<void*>(&nixl_calls), &own) == 0 || own.dli_fname == nullptr) {
@@ -78,9 +78,9 @@ Result<NixlCalls> load(const std::string& library) {
   if (library.empty()) {
     for (std::string& each : beside_us()) places.push_back(std::move(each));
   }
-  // PyPI's NIXL loads the system's libefa beside verbs libraries of its own. Unless libefa and what
-  // it needs are there already, bound to each other, they are bound to NIXL's, and the process
-  // crashes as it exits.
+  // PyPI's NIXL loads the system's libefa next to its own verbs libraries. If libefa and its
+  // dependencies are not already loaded and bound to each other, they are bound to NIXL's, and the
+  // process crashes at exit.
   static_cast<void>(dlopen("libefa.so.1", RTLD_NOW | RTLD_LOCAL));
   std::string why;
   for (const std::string& place : places) {

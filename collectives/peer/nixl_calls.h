@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // NIXL's C interface, from libnixl_capi.so of any release from 1.0 on. It is loaded when a process
-// first needs it: nothing links it, and Driftless does not ship it. The declarations are our own.
+// first needs it: nothing links to it, and Driftless does not ship it. The declarations are our
+// own.
 //
-// It is looked for at road.peer.library; else where the loader looks, then in the folder that
-// PyPI's nixl-cu13 or nixl-cu12 has beside the library that this is in.
+// It is searched for at road.peer.library if that is set; otherwise where the loader searches, then
+// in the folder of PyPI's nixl-cu13 or nixl-cu12 beside the library that contains this code.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +15,14 @@
 
 namespace driftless::peer {
 
-// What calls return; less than 0: an error.
+// Return values of the functions; negative: an error.
 inline constexpr int kNixlDone = 0;
 inline constexpr int kNixlInProgress = 1;
 
 inline constexpr int kNixlHostMemory = 0;
 inline constexpr int kNixlReadOperation = 0;
-inline constexpr int kNixlOneThread = 0;    // calls its agent
-inline constexpr int kNixlManyThreads = 1;  // under a mutex of its own
+inline constexpr int kNixlOneThread = 0;    // one thread calls its agent
+inline constexpr int kNixlManyThreads = 1;  // several threads do; NIXL locks a mutex
 
 struct NixlAgentConfig {
   bool progress_thread = false;
@@ -34,7 +35,7 @@ struct NixlAgentConfig {
   bool telemetry = false;
 };
 
-// Handles are NIXL's.
+// All handles belong to NIXL.
 struct NixlCalls {
   int (*create_configured_agent)(const char* name, const NixlAgentConfig* config, void** agent);
   int (*destroy_agent)(void* agent);
@@ -68,8 +69,8 @@ struct NixlCalls {
   int (*destroy_xfer_req)(void* request);
 };
 
-// `library`: PeerOptions::library. kUnsupported, with the loader's reason and what to install. From
-// any thread; stays loaded.
+// `library`: PeerOptions::library. kUnsupported, with the loader's reason and what to install.
+// Thread-safe; the library stays loaded.
 [[nodiscard]] Result<const NixlCalls*> nixl_calls(const std::string& library);
 
 // Whether this host has an InfiniBand, RoCE or EFA device with an active port.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// NixlPlaces: the serving side of the carrier `nixl`. Parts are registered when the first reader
-// asks for one, and stay registered as long as their memory is used, for whatever part.
+// NixlPlaces: the serving side of the carrier `nixl`. A part is registered when the first reader
+// asks for it, and stays registered as long as its memory is in use for any part.
 //
-// NIXL does not authenticate: addresses are given to readers on their authenticated connections.
-// A reader may come late, after the memory was used for another part: it gets other bytes, which
-// the hashes refuse, and does no harm here (NixlAgent::expose()).
+// NIXL does not authenticate: readers get addresses over their authenticated connections. A late
+// reader, which reads after the memory was reused for another part, gets wrong bytes, which the
+// hashes refuse, and does no harm here (NixlAgent::expose()).
 #pragma once
 
 #include "collectives/peer/message.h"
@@ -18,7 +18,7 @@ class NixlPlaces {
  public:
   explicit NixlPlaces(std::shared_ptr<NixlAgent> agent) : agent_(std::move(agent)) {}
 
-  // `known`: Place::state that the reader has loaded; 0: nothing. From any thread.
+  // `known`: the Place::state that the reader has loaded; 0: none. Thread-safe.
   [[nodiscard]] Result<Place> place_of(const StoredPart& part, std::uint64_t known);
 
  private:
@@ -26,8 +26,8 @@ class NixlPlaces {
   std::mutex mutex_;
 };
 
-// Null, and no offer, if the options do not want it, or `auto` finds no fast network or no library.
-// kUnsupported if `nixl` is wanted and is not there.
+// Null, and no offer, if the options exclude NIXL, or with `auto` if there is no fast network or no
+// library. kUnsupported if the options require `nixl` and it is missing.
 [[nodiscard]] Result<std::unique_ptr<NixlPlaces>> make_nixl_places(const PeerOptions& options,
                                                                    NixlOffer* offer);
 

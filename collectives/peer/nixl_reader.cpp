@@ -8,7 +8,8 @@
 namespace driftless::peer {
 namespace {
 
-// The rank is asked again between two pieces: it keeps the part for PeerOptions::stall after each.
+// The place is requested again between two pieces: the rank keeps the part for PeerOptions::stall
+// after each request.
 constexpr std::uint64_t kReadBytes = std::uint64_t{64} << 20;
 constexpr std::size_t kReadMoves = 4096;
 constexpr std::chrono::microseconds kBetweenLooks{20};
@@ -28,7 +29,7 @@ Result<std::unique_ptr<NixlReader>> NixlReader::make(const PeerOptions& options)
 
 NixlReader::~NixlReader() {
   if (quarantined_bytes() == 0) return;
-  // A read may still write into its memory. The block keeps the agent.
+  // A read may still write into its memory. The block keeps the agent alive.
   static std::mutex mutex;
   static auto* const forever = new std::vector<GivenUp>();
   const std::scoped_lock lock(mutex);
@@ -65,7 +66,7 @@ void NixlReader::forget(Loaded& loaded) {
 }
 
 Status NixlReader::load(Loaded& loaded, const Place& place) {
-  if (place.description.empty()) return {};  // nothing is new
+  if (place.description.empty()) return {};  // nothing new
   if (place.removals != loaded.removals) {
     if (std::ranges::find(given_up_, loaded.name, &GivenUp::name) != given_up_.end()) {
       return error(StatusCode::kBusy,
@@ -75,7 +76,7 @@ Status NixlReader::load(Loaded& loaded, const Place& place) {
     forget(loaded);
   }
   Result<std::string> name = agent_->load(place.description);
-  if (!name.ok()) {  // it was not as what had been loaded
+  if (!name.ok()) {  // the description does not extend the loaded one
     forget(loaded);
     name = agent_->load(place.description);
   }
@@ -109,7 +110,7 @@ Result<std::vector<MappedFile>> NixlReader::read(unsigned rank, const std::strin
   bool first = true;
   const auto flush = [&]() -> Status {
     if (moves.empty()) return {};
-    if (!std::exchange(first, false)) {  // the rank keeps it on
+    if (!std::exchange(first, false)) {  // makes the rank keep the part longer
       DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t again, find_place(rank, ask));
       if (again != address) {
         return error(StatusCode::kIncomplete, "peer: part '", part, "' was made anew meanwhile");

@@ -2,11 +2,11 @@
 // NixlReader: the reading side of the carrier `nixl`. Reads into registered memory, which it keeps
 // for further reads.
 //
-// NIXL cannot cancel a read. One that is given up, because the trainer rank has stopped, say, is
-// quarantined: its memory stays registered and unused until the read has ended. Memory in
+// NIXL cannot cancel a read. An abandoned read (because the trainer rank has stopped, for example)
+// is quarantined: its memory stays registered and unused until the read has ended. Memory in
 // quarantine counts against PeerOptions::read_bytes; once it fills that, new reads are refused.
 //
-// One thread at a time, except the bytes that it returned.
+// One thread at a time; any thread may use the returned bytes.
 #pragma once
 
 #include <functional>
@@ -22,29 +22,30 @@ namespace driftless::peer {
 class NixlReader {
  public:
   [[nodiscard]] static Result<std::unique_ptr<NixlReader>> make(const PeerOptions& options);
-  // Memory of reads that are still in progress stays as it is until the process ends.
+  // Keeps the memory of unfinished reads until the process ends.
   ~NixlReader();
 
-  // Asks the trainer rank where the part lies; by that, the rank keeps it there. `known`: as
-  // NixlPlaces::place_of().
+  // Asks the trainer rank for the place of the part; the rank then keeps the part there. `known`:
+  // as for NixlPlaces::place_of().
   using AskPlace = std::function<Result<Place>(std::uint64_t known)>;
 
-  // The bytes of `ranges` of the part at the place. kBusy: the quarantine is full. kIo if the rank
-  // is gone, or a piece of the read has not ended within PeerOptions::stall.
+  // Reads `ranges` of the part at the place. kBusy: the quarantine is full. kIo if the rank is
+  // gone, or a piece of the read did not end within PeerOptions::stall.
   [[nodiscard]] Result<std::vector<MappedFile>> read(unsigned rank, const std::string& part,
                                                      std::span<const ByteRange> ranges,
                                                      const AskPlace& ask, const Deadline& deadline);
-  // The connection to the rank was made anew: nothing of what it serves is known.
+  // Call it after the connection to the rank was renewed: drops all knowledge of what the rank
+  // serves.
   void connected(unsigned rank);
-  // After a look at them.
+  // Checks the quarantined reads first.
   [[nodiscard]] std::uint64_t quarantined_bytes();
 
  private:
-  // What was loaded of a trainer rank.
+  // The loaded description of a trainer rank.
   struct Loaded {
     std::string name;
     std::uint64_t state = 0, removals = 0;
-    std::uint64_t known = 0;  // `state`, if it is of this connection
+    std::uint64_t known = 0;  // `state`, if it is from this connection
   };
   struct GivenUp {
     NixlRead read;

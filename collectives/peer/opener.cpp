@@ -14,7 +14,7 @@ Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
   DRIFTLESS_ASSIGN_OR_RETURN(options.hub, hub::resolve(options.hub, place.leader_host));
   options.start = place.start;
   const auto port = place.port != nullptr ? place.port : hub::make_tcp_port(options.hub);
-  // Another rank serves on the address by which it reaches the leader, which it knows once the
+  // Other ranks serve at the address by which they reach the leader, which they know once the
   // leader listens.
   auto road = std::make_shared<Road>(
       Road{.options = options,
@@ -31,7 +31,7 @@ Result<OpenRoad> open_peer(const RoadOptions& given, const RoadPlace& place) {
     return make_sender(road);
   };
   open.receiver = [road] {
-    // Without an address of its own it serves nothing to other rollouts.
+    // Without an address it serves nothing to other rollouts.
     const Result<std::string> host = hub::own_host_towards(road->options.hub.address);
     if (host.ok()) road->meeting.reached_by = *host;
     return make_receiver(road);

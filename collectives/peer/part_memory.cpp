@@ -35,7 +35,7 @@ Segment::~Segment() {
 
 Status Segment::reserve(std::uint64_t bytes) {
   if (bytes <= capacity_) return {};
-  if (exposed()) {  // its addresses stay: more room is elsewhere
+  if (exposed()) {  // its addresses must stay, so it grows in a new segment
     Segment larger;
     DRIFTLESS_RETURN_IF_ERROR(larger.reserve(bytes));
     std::memcpy(larger.data_, data_, capacity_);
@@ -45,7 +45,7 @@ Status Segment::reserve(std::uint64_t bytes) {
   if (!file_.valid()) {
     Descriptor made(::memfd_create("driftless part", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!made.valid()) return errno_status(errno, "peer: memfd_create");
-    // Readers rely on it: what they have mapped stays there.
+    // Readers rely on this: memory that they have mapped stays.
     if (::fcntl(made.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
       return errno_status(errno, "peer: sealing the memory of a part");
     }
@@ -119,7 +119,7 @@ std::shared_ptr<const StoredPart> PartStore::put(const PublicationId& id, const 
   part->memory = std::move(memory);
   part->size_bytes = bytes;
   part->chunks = std::move(chunks);
-  // The last reader, or the store, lets go of it. The store may have gone by then.
+  // The last reader, or the store, releases it. The store may be gone by then.
   std::shared_ptr<const StoredPart> shared(
       part.release(), [store = weak_from_this()](const StoredPart* done) {
         const std::unique_ptr<StoredPart> owned(const_cast<StoredPart*>(done));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts that a trainer rank holds, in memory that other processes of the host can map, and the
-// chunks of parts that a receiver keeps.
+// The parts of a trainer rank, in memory that other processes of the host can map, and the chunks
+// of parts that a receiver keeps.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace driftless::peer {
 
-// Memory with a descriptor. It never shrinks, so a reader that has mapped it is never cut off.
+// Memory with a descriptor. It never shrinks, so readers that have mapped it can always read it.
 class Segment {
  public:
   Segment() = default;
@@ -21,14 +21,14 @@ class Segment {
   Segment& operator=(Segment&& other) noexcept;
   ~Segment();
 
-  // Room for `bytes`; what is there stays. kNoSpace.
+  // Grows to `bytes` and keeps the content. kNoSpace.
   [[nodiscard]] Status reserve(std::uint64_t bytes);
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::uint64_t capacity() const { return capacity_; }
   [[nodiscard]] const Descriptor& descriptor() const { return file_; }
 
-  // Other hosts read it by its addresses. Whoever saw to that unmaps it: once the exposure is
-  // destroyed, the mapping is no longer this segment's.
+  // Whether other hosts read it by address. The exposure's maker then unmaps it: once the exposure
+  // is destroyed, the mapping no longer belongs to this segment.
   [[nodiscard]] bool exposed() const { return exposure_ != nullptr; }
   void set_exposure(std::shared_ptr<const void> exposure) const { exposure_ = std::move(exposure); }
 
@@ -39,14 +39,14 @@ class Segment {
   mutable std::shared_ptr<const void> exposure_;
 };
 
-// Chunks of a part that a receiver has so far. Any thread.
+// The chunks of a part that a receiver has so far. Thread-safe.
 class ChunkSet {
  public:
   explicit ChunkSet(std::uint64_t part_bytes) : has_(chunks_in(part_bytes)) {}
-  // Its bytes are there, and do not change any more.
+  // Adds a chunk whose bytes are there and no longer change.
   void add(std::uint64_t chunk);
   [[nodiscard]] bool has(std::uint64_t chunk) const;
-  // Every byte of a range within the part.
+  // Whether it has every byte of a range within the part.
   [[nodiscard]] bool covers(const ByteRange& range) const;
 
  private:
@@ -54,14 +54,14 @@ class ChunkSet {
   std::vector<bool> has_;
 };
 
-// A finished part, or chunks of one. Its bytes do not change any more.
+// A finished part, or chunks of one. Its bytes no longer change.
 struct StoredPart {
   Segment memory;
   std::uint64_t size_bytes = 0;
   std::unique_ptr<ChunkSet> chunks = {};  // null: all bytes are there
-  // [all bytes are there] xxh3-128 of each chunk; computed once.
+  // [if all bytes are there] The xxh3-128 of each chunk; computed once.
   [[nodiscard]] const std::vector<Hash128>& chunk_hashes() const;
-  // A reader was given the descriptor: the memory is never used for another part.
+  // Whether a reader got the descriptor: then the memory is never reused for another part.
   mutable std::atomic<bool> shared = false;
 
   [[nodiscard]] std::span<const std::byte> bytes() const { return {memory.data(), size_bytes}; }
@@ -71,19 +71,19 @@ struct StoredPart {
   mutable std::vector<Hash128> hashes_;
 };
 
-// What this process holds, by publication and name; and memory that no reader has any more, for the
-// next parts. Any thread.
+// The parts of this process, by publication and name; and memory without readers, for the next
+// parts. Thread-safe.
 class PartStore : public std::enable_shared_from_this<PartStore> {
  public:
-  // Keeps at most `spare_bytes` of memory that nobody uses.
+  // Keeps at most `spare_bytes` of unused memory.
   explicit PartStore(std::uint64_t spare_bytes) : most_spare_(spare_bytes) {}
 
   [[nodiscard]] Segment take_memory();
-  // `chunks`: what will be there of it; null: all of it is.
+  // `chunks`: the chunks that will be there; null: the whole part is.
   std::shared_ptr<const StoredPart> put(const PublicationId& id, const std::string& name,
                                         Segment memory, std::uint64_t bytes,
                                         std::unique_ptr<ChunkSet> chunks = nullptr);
-  // Null: it is not there.
+  // Null if there is no such part.
   [[nodiscard]] std::shared_ptr<const StoredPart> find(const PublicationId& id,
                                                        const std::string& name) const;
   void drop(const PublicationId& id);
@@ -99,13 +99,13 @@ class PartStore : public std::enable_shared_from_this<PartStore> {
   std::uint64_t spare_bytes_ = 0;
 };
 
-// A part while it is written.
+// A part while it is being written.
 class SegmentPart final : public HashedPart {
  public:
   SegmentPart(unsigned rank, std::string name, TakeRoom room, Segment memory)
       : HashedPart(concat("peer: rank ", rank), std::move(name), std::move(room)),
         memory_(std::move(memory)) {}
-  // Once it is finished.
+  // Takes the memory. Only after finish().
   [[nodiscard]] Segment take() { return std::move(memory_); }
 
  protected:
@@ -114,7 +114,7 @@ class SegmentPart final : public HashedPart {
 
  private:
   Segment memory_;
-  std::uint64_t written_ = 0;  // bytes; those past it may be of an earlier part
+  std::uint64_t written_ = 0;  // bytes; those after it may be of an earlier part
 };
 
 }  // namespace driftless::peer

@@ -62,7 +62,7 @@ Result<Descriptor> receive_descriptor(const Socket& socket, const Deadline& dead
   return Descriptor(fd);
 }
 
-// Maps the whole part for reading. The memory cannot shrink, so that no access fails later.
+// Maps the whole part for reading. The memory cannot shrink, so no later access fails.
 Result<MappedFile> map(const Descriptor& file, const PartReceipt& part) {
   struct stat info{};
   const int seals = ::fcntl(file.get(), F_GET_SEALS);
@@ -125,7 +125,7 @@ Result<PartReader::Connection*> PartReader::connect(const Endpoint& to, const De
   return &made.first->second;
 }
 
-// The next message, and nothing behind it: bytes of parts are not in frames.
+// Reads the next message and no byte after it: bytes of parts are not in messages.
 Result<std::string> PartReader::next_message(Connection& connection, std::uint64_t most,
                                              const Deadline& deadline) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string head,
@@ -168,7 +168,7 @@ Result<std::vector<MappedFile>> PartReader::read_by_nixl(Connection& connection,
   DRIFTLESS_ASSIGN_OR_RETURN(
       std::vector<MappedFile> files,
       nixl_->read(connection.to.rank, want.name, ranges, ask_place, deadline));
-  // The part need not stay.
+  // The rank need not keep the part any longer.
   place.by = Means::kDone;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string done, connection.writer.frame(to_bytes(place)));
   static_cast<void>(hub::write_all(connection.socket, done, deadline.sooner(options_.stall)));
@@ -224,7 +224,7 @@ Result<std::vector<Hash128>> PartReader::hashes_over(Connection& connection, con
   return error(StatusCode::kCorrupt, "peer: hashes of another number of chunks");
 }
 
-// Over a connection that is there, or a new one.
+// Uses an existing connection, or a new one.
 template <typename Got, typename Over>
 Result<Got> PartReader::exchange(const Endpoint& from, const Deadline& deadline, const Over& over) {
   const bool had = connections_.contains(from.rank);
@@ -236,8 +236,9 @@ Result<Got> PartReader::exchange(const Endpoint& from, const Deadline& deadline,
     const bool refused = code == StatusCode::kNotFound || code == StatusCode::kIncomplete ||
                          code == StatusCode::kBusy;
     if (got.ok() || refused) return got;
-    connections_.erase(from.rank);  // what is left on it belongs to this answer
-    if (again && code == StatusCode::kIo && !deadline.expired()) continue;  // it was an old one
+    connections_.erase(from.rank);  // its unread bytes belong to this answer
+    // The connection was an old one: tries a new one.
+    if (again && code == StatusCode::kIo && !deadline.expired()) continue;
     const std::string who =
         from.rank == kNoRank ? std::string("another rollout") : concat("trainer rank ", from.rank);
     return got.status().with_context(

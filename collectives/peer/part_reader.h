@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PartReader: reads parts from the processes that serve them (part_server.h): trainer ranks, or one
-// receiver. Keeps a connection to each rank. One thread at a time.
+// PartReader: reads parts from processes that serve them (part_server.h): from trainer ranks, or
+// from one receiver. Keeps a connection to each rank. One thread at a time.
 #pragma once
 
 #include <map>
@@ -15,30 +15,30 @@ namespace driftless::peer {
 
 class PartReader {
  public:
-  // `token`: data_token().
+  // `token`: the result of data_token().
   PartReader(const PeerOptions& options, std::string token)
       : options_(options),
         token_(std::move(token)),
         host_(host_identity()),
         memory_(std::make_shared<ReadMemory>(options.read_bytes)) {}
 
-  // The bytes of `ranges`, which lie inside the part, in their order. By shared memory they are the
-  // server's own: nothing is copied. kNotFound if the part is not there (any more); kIo if the
-  // server is gone or says nothing for PeerOptions::stall.
+  // The bytes of `ranges`, in their order; the ranges must lie inside the part. Through shared
+  // memory they are the server's own bytes, without a copy. kNotFound if the part does not exist
+  // (any more); kIo if the server is gone or sends nothing for PeerOptions::stall.
   [[nodiscard]] Result<std::vector<MappedFile>> read(const Endpoint& from, const PublicationId& id,
                                                      const PartReceipt& part,
                                                      std::span<const ByteRange> ranges,
                                                      const Deadline& deadline);
-  // The hash of each chunk, from a trainer rank. Not proven by the manifest: they show who sent
-  // which bytes, and the caller proves the whole.
+  // The hash of each chunk, from a trainer rank. The manifest does not prove these hashes: they
+  // show which source sent wrong bytes, and the caller proves the whole part.
   [[nodiscard]] Result<std::vector<Hash128>> chunk_hashes(const Endpoint& from,
                                                           const PublicationId& id,
                                                           const PartReceipt& part,
                                                           const Deadline& deadline);
-  // By which bytes come from there; never kAuto. kUnsupported if the carrier that is set does not
-  // lead there.
+  // The carrier of bytes from there; never kAuto. kUnsupported if the configured carrier does not
+  // reach it.
   [[nodiscard]] Result<PeerCarrier> carrier_to(const Endpoint& to);
-  // By which the last bytes came; kAuto before any did.
+  // The carrier of the last bytes; kAuto before the first.
   [[nodiscard]] PeerCarrier carrier() const { return carrier_; }
 
  private:
@@ -73,7 +73,7 @@ class PartReader {
   const std::string host_;
   std::map<unsigned, Connection> connections_;  // by rank
   const std::shared_ptr<ReadMemory> memory_;    // for TCP
-  std::unique_ptr<NixlReader> nixl_;            // made when it is first needed
+  std::unique_ptr<NixlReader> nixl_;            // made when first needed
   bool nixl_looked_for_ = false;
   PeerCarrier carrier_ = PeerCarrier::kAuto;
 };

@@ -19,9 +19,9 @@ using hub::Socket;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kProofTime{5'000};  // for a connection to prove itself
-constexpr milliseconds kIdleTime{250};     // of a connection that may be ended for another one
+constexpr milliseconds kIdleTime{250};     // after which a connection may be ended for another one
 constexpr std::size_t kMostStrangers = 64;
-constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // between two looks at the clock
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;  // between two checks of the time
 
 struct LocalAddress {
   sockaddr_un address{};
@@ -34,7 +34,7 @@ Result<LocalAddress> local_address(const std::string& name) {
   if (name.empty() || name.size() + 1 > sizeof(made.address.sun_path)) {
     return error(StatusCode::kInvalidArgument, "peer: a socket's name of ", name.size(), " bytes");
   }
-  // A name that begins with a zero byte is in no file system.
+  // A name with a leading zero byte is in no file system.
   std::memcpy(made.address.sun_path + 1, name.data(), name.size());
   made.size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return made;
@@ -51,7 +51,7 @@ Result<Socket> listen_locally(const std::string& name) {
   return socket;
 }
 
-// One byte, and with it the descriptor.
+// Sends one byte with the descriptor.
 Status send_descriptor(const Socket& socket, const Descriptor& file, const Deadline& deadline) {
   char byte = 'd';
   iovec data{&byte, 1};
@@ -82,7 +82,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 Answer refusal(const Status& why) { return {why.code(), std::string(why.message()), 0}; }
 
-// The answer to `want`, and what follows it if that is not of the part's own bytes.
+// The answer to `want`; `content` gets the following bytes if they are not the part's own.
 Answer answer_to(const Want& want, const StoredPart* part, std::string* content) {
   if (part == nullptr) return refusal(not_there("peer", want.id));
   if (part->size_bytes != want.size_bytes) {
@@ -128,7 +128,7 @@ Result<Socket> connect_to_local(const std::string& name, const Deadline& deadlin
     if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&at.address), at.size) == 0) {
       return socket;
     }
-    if (errno != EAGAIN && errno != EINTR) {  // else its queue is full
+    if (errno != EAGAIN && errno != EINTR) {  // otherwise its queue is full
       return errno_status(errno, "peer: connecting to a trainer rank of this host");
     }
     if (!backoff.sleep(deadline)) return deadline.check("peer: connecting on this host");
@@ -170,7 +170,7 @@ void PartServer::accept_all() {
     for (std::size_t i = 0; room && i < listeners_.size(); ++i) {
       if ((waits[i].revents & POLLIN) == 0) continue;
       Result<Socket> accepted = hub::accept_one(listeners_[i]);
-      if (!accepted.ok()) std::this_thread::sleep_for(milliseconds(10));  // no descriptor is left
+      if (!accepted.ok()) std::this_thread::sleep_for(milliseconds(10));  // no free descriptor
       if (!accepted.ok() || !accepted->valid()) continue;
       const std::scoped_lock lock(mutex_);
       Connection& made = connections_.emplace_back();
@@ -185,7 +185,8 @@ void PartServer::accept_all() {
   }
 }
 
-// Whether one more may come; ends what is over, and the oldest stranger if there are too many.
+// Whether one more connection may be accepted; ends finished ones, and the oldest stranger if there
+// are too many.
 bool PartServer::make_room() {
   std::list<Connection> ended;
   bool room = false;
@@ -213,7 +214,7 @@ bool PartServer::make_room() {
   return room;
 }
 
-// A reader that asks for nothing connects again when it does.
+// A reader without requests can connect again when it has one.
 void PartServer::end_idle() {
   const std::scoped_lock lock(mutex_);
   Connection* longest = nullptr;
@@ -257,7 +258,7 @@ Status PartServer::admit(Connection& connection, std::string* key) {
 Status PartServer::serve_requests(Connection& connection, const std::string& key) {
   hub::FrameReader reader(key, hub::Direction::kToServer);
   hub::FrameWriter writer(key, hub::Direction::kToClient);
-  std::shared_ptr<const StoredPart> kept;  // that the reader reads by itself
+  std::shared_ptr<const StoredPart> kept;  // the part that the reader reads by itself
   Deadline kept_until = Deadline::after(options_.stall);
   while (!stop_) {
     if (kept_until.expired()) kept.reset();

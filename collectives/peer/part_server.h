@@ -2,15 +2,16 @@
 // PartServer: serves the parts in a PartStore to processes that have the run's token, over TCP and,
 // on this host, over an abstract Unix socket that passes descriptors of their memory.
 //
-// A connection proves the token by the hub's challenge (hub/tcp/authentication.h), with a key of
-// its own derived from it. Its requests carry an HMAC, and so do the heads of the answers; the
-// bytes of parts do not: the hashes in the manifest, which came over the hub, prove them.
+// A connection proves the token by the hub's challenge (hub/tcp/authentication.h), with a key
+// derived from it. Requests and the heads of answers carry an HMAC. The bytes of parts do not: the
+// hashes in the manifest, which came over the hub, prove them.
 //
-// A reader by NIXL asks for a part's place, reads it by itself (nixl_places.h), and says when it is
-// done. The part stays for it until then, or until it has said nothing for PeerOptions::stall.
+// A NIXL reader asks for a part's place, reads it by itself (nixl_places.h), and reports when it is
+// done. The server keeps the part until then, or until the reader has been silent for
+// PeerOptions::stall.
 //
-// Each admitted connection has a thread; at most PeerOptions::readers are served at once: further
-// ones wait, and take the place of one that asks for nothing. A reader that takes no byte for
+// Each admitted connection has a thread; at most PeerOptions::readers are served at once. Further
+// ones wait, and take the place of one without requests. A reader that takes no byte for
 // PeerOptions::stall is dropped. Nothing here waits for the trainer, and the trainer never waits
 // for a reader.
 #pragma once
@@ -27,15 +28,15 @@
 
 namespace driftless::peer {
 
-// The secret of connections for data, from the run's token.
+// The secret of data connections, derived from the run's token.
 [[nodiscard]] Result<std::string> data_token(const std::string& token_file);
-// The address of a Unix socket; kInvalidArgument if the name is too long.
+// Connects to an abstract Unix socket; kInvalidArgument if the name is too long.
 [[nodiscard]] Result<hub::Socket> connect_to_local(const std::string& name,
                                                    const Deadline& deadline);
 
 class PartServer {
  public:
-  // Throws std::system_error if no thread can be had.
+  // Throws std::system_error if no thread can be created.
   PartServer(const PeerOptions& options, Endpoint endpoint, std::string token,
              std::vector<hub::Socket> listeners, Descriptor wake, std::shared_ptr<PartStore> store,
              std::unique_ptr<NixlPlaces> nixl);
@@ -49,7 +50,7 @@ class PartServer {
     bool admitted = false;
     bool over = false;
     Deadline may_stay_until = Deadline::after(std::chrono::milliseconds(250));
-    std::optional<Deadline::Clock::time_point> idle_since = {};  // once admitted
+    std::optional<Deadline::Clock::time_point> idle_since = {};  // set after admission
     std::thread thread;
   };
 
@@ -62,7 +63,7 @@ class PartServer {
   [[nodiscard]] Status serve_requests(Connection& connection, const std::string& key);
   [[nodiscard]] Status send_part(const Connection& connection, const Want& want,
                                  const StoredPart& part);
-  // For a reader that reads by itself.
+  // The place for a reader that reads by itself.
   [[nodiscard]] Result<std::string> place_of(const Want& want, const StoredPart& part);
 
   const PeerOptions options_;
@@ -71,14 +72,14 @@ class PartServer {
   const std::vector<hub::Socket> listeners_;
   const Descriptor wake_;  // an eventfd that ends the wait for connections
   const std::shared_ptr<PartStore> store_;
-  const std::unique_ptr<NixlPlaces> nixl_;  // null: not by NIXL
+  const std::unique_ptr<NixlPlaces> nixl_;  // null: it does not serve through NIXL
   std::mutex mutex_;
   std::list<Connection> connections_;
   std::atomic<bool> stop_ = false;
   std::thread thread_;  // started last
 };
 
-// Listens as the options say; `reached_by`: the host part of an address of this process.
+// Listens as the options state; `reached_by`: the host part of an address of this process.
 [[nodiscard]] Result<std::unique_ptr<PartServer>> make_part_server(
     const PeerOptions& options, unsigned rank, const std::string& reached_by,
     std::shared_ptr<PartStore> store);

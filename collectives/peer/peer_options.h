@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings of the peer road, without sockets: a configuration names them also where the road is
-// not built.
+// The settings of the peer road, without sockets, so that a configuration can name them even if the
+// road is not built.
 #pragma once
 
 #include "collectives/hub/hub.h"
@@ -10,8 +10,8 @@ namespace driftless {
 
 // How the bytes of a part reach a receiver.
 enum class PeerCarrier : unsigned char {
-  // Shared memory if both processes are on one host; else NIXL if both have it and a fast network;
-  // else TCP.
+  // Shared memory if both processes are on one host; otherwise NIXL if both have it and a fast
+  // network; otherwise TCP.
   kAuto,
   kShm,
   kTcp,
@@ -20,32 +20,34 @@ enum class PeerCarrier : unsigned char {
 
 struct PeerOptions {
   HubOptions hub;
-  // Where this process serves its parts over TCP: host:port. Empty: the address by which it reaches
-  // the hub, with a port that the system chooses.
+  // The address at which this process serves its parts over TCP, host:port. Empty: the address by
+  // which it reaches the hub, with a port chosen by the system.
   std::string address = {};
   PeerCarrier carrier = PeerCarrier::kAuto;
-  std::string library = {};  // NIXL's libnixl_capi.so; empty: where it is usually found
-  // Memory that a receiver keeps for further reads by TCP and NIXL, and that of reads by NIXL which
-  // were given up and have not ended.
+  std::string library = {};  // NIXL's libnixl_capi.so; empty: at its usual places
+  // Limit for the memory that a receiver keeps for further reads by TCP and NIXL, including that of
+  // abandoned NIXL reads that have not ended.
   std::uint64_t read_bytes = std::uint64_t{1} << 30;
-  // The name of the road that takes over if this one fails (fallback/fallback_road.h); empty: none.
+  // The name of the fallback road (fallback/fallback_road.h); empty: none.
   std::string fallback = {};
-  // Of the versions that each trainer rank holds, beside the newest anchor and what it writes.
+  // Limit for the versions that each trainer rank holds, in addition to the newest anchor and the
+  // version that it writes.
   std::uint64_t ring_bytes = std::uint64_t{1} << 30;
   unsigned ring_versions = 64;
-  unsigned readers = 64;  // that one trainer rank, or one receiver, serves at once
-  // Chunks that a receiver keeps of what it read over TCP, to serve them to other receivers. 0: it
-  // keeps none, and reads from trainer ranks alone.
+  unsigned readers = 64;  // that a trainer rank or a receiver serves at once
+  // Limit for the chunks that a receiver keeps from its TCP reads, to serve them to other
+  // receivers. 0: it keeps none, and reads only from trainer ranks.
   std::uint64_t keep_bytes = std::uint64_t{1} << 30;
-  // What a receiver was to send to another, or to read for others, has to come within that.
+  // Limit for the time in which a receiver must send assigned bytes to another, or read them for
+  // others.
   std::chrono::milliseconds late{5'000};
-  // A reader that takes no byte, or a trainer rank that sends none, for so long is given up.
+  // A reader that takes no byte, or a trainer rank that sends none, for this time is given up.
   std::chrono::milliseconds stall{20'000};
-  // So long a trainer that ends waits for receivers that are connected.
+  // How long an ending trainer waits for connected receivers.
   std::chrono::milliseconds farewell{30'000};
   std::chrono::milliseconds poll_first{1};
   std::chrono::milliseconds poll_longest{50};
-  std::chrono::milliseconds patience{600'000};  // with a receiver that does not report
+  std::chrono::milliseconds patience{600'000};  // for a receiver that sends no reports
   std::uint64_t start = 0;                      // RoadPlace::start
 };
 extern const RoadKind kPeerKind;

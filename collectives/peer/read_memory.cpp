@@ -82,7 +82,7 @@ void ReadMemory::give_back(ReadBlock block) {
   trim();
 }
 
-// The smallest go first: a large one serves small reads as well, up to a factor.
+// Frees the smallest blocks first: a large one also serves small reads, up to a factor.
 void ReadMemory::trim() {
   while (!spare_.empty() && spare_bytes_ + used_ > most_) {
     spare_bytes_ -= spare_.begin()->first;

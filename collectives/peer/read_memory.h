@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that reads of parts go into. It is kept for further reads, up to a bound: the kernel takes
-// as long to make a page as a network to fill it.
+// Memory for reads of parts. It is kept for further reads, up to a limit, because the kernel needs
+// as long to create a page as a network to fill it.
 #pragma once
 
 #include <map>
@@ -15,7 +15,7 @@ namespace driftless::peer {
 class NixlAgent;
 class ReadMemory;
 
-// A mapping, registered with NIXL if it has to be.
+// A mapping, registered with NIXL if necessary.
 class ReadBlock {
  public:
   explicit ReadBlock(std::span<std::byte> mapping) : mapping_(mapping) {}
@@ -30,7 +30,7 @@ class ReadBlock {
   std::shared_ptr<const void> registration_;
 };
 
-// Memory of one read. Other reads use it afterwards, unless it was spoiled.
+// The memory of one read. Further reads reuse it, unless it was spoiled.
 class ReadLease {
  public:
   ReadLease(ReadBlock block, std::weak_ptr<ReadMemory> home)
@@ -38,9 +38,9 @@ class ReadLease {
   ~ReadLease();
   ReadLease(const ReadLease&) = delete;
   ReadLease& operator=(const ReadLease&) = delete;
-  // At least as many as were asked for, at the beginning of a page.
+  // At least the requested number of bytes, at the beginning of a page.
   [[nodiscard]] std::span<std::byte> bytes() const { return block_.bytes(); }
-  // Something may still write into it.
+  // Prevents reuse, because an unfinished read may still write into it.
   void spoil() { home_.reset(); }
 
  private:
@@ -48,16 +48,16 @@ class ReadLease {
   std::weak_ptr<ReadMemory> home_;
 };
 
-// Any thread. Made by make_shared().
+// Thread-safe. Create it with make_shared().
 class ReadMemory : public std::enable_shared_from_this<ReadMemory> {
  public:
-  // Keeps at most `most` bytes that no lease has. `agent`: that memory is registered with, or null.
+  // Keeps at most `most` bytes without a lease. `agent`: registers the memory; may be null.
   explicit ReadMemory(std::uint64_t most, std::shared_ptr<NixlAgent> agent = nullptr)
       : most_(most), agent_(std::move(agent)) {}
 
   // kNoSpace, naming `what`.
   [[nodiscard]] Result<std::shared_ptr<ReadLease>> take(std::uint64_t bytes, std::string_view what);
-  // Of `most`, so much is used otherwise.
+  // Subtracts bytes that are used otherwise from `most`.
   void set_used(std::uint64_t bytes);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The receiving side: asks the leading trainer rank what there is, and reads parts from the ranks
-// that have them, or from other receivers.
+// The receiving side: asks the leading trainer rank for the publications, and reads parts from the
+// ranks that have them, or from other receivers.
 #include "collectives/part_ranges.h"
 #include "collectives/peer/client.h"
 #include "collectives/peer/part_reader.h"
@@ -44,7 +44,7 @@ class Receiver final : public ReceiveRoad {
   Status wait_beyond(std::uint64_t version, const Deadline& deadline) override {
     Backoff backoff = look_again();
     do {
-      // A look has its time also if there is none to wait.
+      // A look has time even if there is none to wait.
       const bool short_of_time = deadline.remaining() < kEndTime;
       DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> ids,
                                  list(short_of_time ? Deadline::after(kEndTime) : deadline));
@@ -70,7 +70,7 @@ class Receiver final : public ReceiveRoad {
     if (shared_.reads(*at, part, reply.readers) && ranges.size() <= kMaxRanges / 2) {
       return shared_.read(*at, id, part, ranges, deadline);
     }
-    // Many ranges go in several requests.
+    // Divides many ranges into several requests.
     std::vector<MappedFile> files;
     do {
       const auto some = ranges.subspan(0, std::min<std::size_t>(ranges.size(), kMaxRanges));
@@ -83,7 +83,7 @@ class Receiver final : public ReceiveRoad {
   }
   [[nodiscard]] bool fetches_at_once() const override { return false; }
 
-  // The bytes so far came over TCP.
+  // True if the bytes so far came over TCP.
   [[nodiscard]] bool serves_others() const override {
     return road_->options.keep_bytes > 0 && reader_.carrier() == PeerCarrier::kTcp;
   }
@@ -145,7 +145,7 @@ class Receiver final : public ReceiveRoad {
   Client& client_;
   PartReader reader_;
   SharedReader shared_;
-  std::string reported_;  // the id, until it leaves
+  std::string reported_;  // the reported id; empty after leave()
 };
 
 }  // namespace

@@ -18,17 +18,17 @@ constexpr milliseconds kAbortTime{5'000};
 constexpr milliseconds kAskTime{1'000};
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-// At least `bytes`, as people write it.
+// Rounds `bytes` up to MiB for messages.
 constexpr std::uint64_t whole_mib(std::uint64_t bytes) { return (bytes + kMiB - 1) / kMiB * kMiB; }
 
-// What a rank asks of the leader. On the leader it is the Board, elsewhere the Client.
+// The requests of a rank to the leader: to the Board on the leader, otherwise through the Client.
 class Leader {
  public:
   Leader(std::shared_ptr<Board> board, std::shared_ptr<Client> client)
       : board_(std::move(board)), client_(std::move(client)) {}
   [[nodiscard]] Board* board() const { return board_.get(); }
 
-  // The publications that stay.
+  // Begins a publication; returns the publications to keep.
   [[nodiscard]] Result<std::vector<PublicationId>> begin(const PublicationId& id,
                                                          const Deadline& deadline) {
     if (board_ != nullptr) {
@@ -57,7 +57,7 @@ class Leader {
     return std::optional(hash);
   }
 
-  // Other ranks serve on for as long as the leader waits for receivers. Returns at once if nothing
+  // Other ranks continue to serve while the leader waits for receivers. Returns at once if nothing
   // was published, or the leader cannot be reached.
   void wait_until_closed(const Deadline& deadline) {
     if (client_ == nullptr || !began_) return;
@@ -97,7 +97,7 @@ class Sender final : public SendRoad {
     DRIFTLESS_RETURN_IF_ERROR(abort());
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> kept, leader_.begin(id, deadline));
     store_->keep_only(kept);
-    // Anchors are beside the ring.
+    // Anchors do not count against the ring.
     const std::uint64_t most =
         is_version(id) ? road_->options.ring_bytes : std::numeric_limits<std::uint64_t>::max();
     begun_.emplace(Begun{id, make_byte_budget(most, "road.ring_size"), {}, {}});
@@ -150,8 +150,8 @@ class Sender final : public SendRoad {
     const bool flushed = begun_->receipts.has_value();
     begun_.reset();
     if (leader_.board() != nullptr) leader_.board()->abort();
-    // The leader's seal may have published it. If the leader cannot be asked, it stays: begin()
-    // hears what to keep.
+    // The leader may have sealed the publication. If the leader cannot be asked, the parts stay:
+    // begin() receives the list of publications to keep.
     const auto published = flushed && leader_.board() == nullptr
                                ? leader_.published(id, Deadline::after(kAbortTime))
                                : Result<std::optional<Hash128>>(std::optional<Hash128>());
@@ -164,7 +164,7 @@ class Sender final : public SendRoad {
     return leader_.published(id, deadline);
   }
 
-  // What it does not list is gone with its processes.
+  // Versions that are not listed ended with their processes.
   Result<std::uint64_t> highest_number() override { return std::uint64_t{0}; }
   Result<std::vector<ReceiverReport>> receivers() override { return leader_.board()->receivers(); }
   [[nodiscard]] std::vector<std::string> left() const override {
@@ -188,8 +188,8 @@ class Sender final : public SendRoad {
   struct Begun {
     PublicationId id;
     TakeRoom room;
-    std::vector<std::shared_ptr<SegmentPart>> parts;   // until they are flushed
-    std::optional<std::vector<PartReceipt>> receipts;  // once they are
+    std::vector<std::shared_ptr<SegmentPart>> parts;   // until flush()
+    std::optional<std::vector<PartReceipt>> receipts;  // after flush()
   };
 
   [[nodiscard]] Status check_begun(std::string_view what) const {
@@ -237,7 +237,7 @@ Result<std::unique_ptr<SendRoad>> make_sender(const std::shared_ptr<Road>& road)
 Status tell_end(const Road& road, std::string_view text) {
   if (road.board == nullptr) return {};
   road.board->set_end(text);
-  // A receiver that has not left by then is said by the wait; it does not make the run a failure.
+  // The wait reports receivers that have not left by then; they do not make the run a failure.
   static_cast<void>(
       road.board->wait_for_receivers_to_leave(Deadline::after(road.options.farewell)));
   return {};

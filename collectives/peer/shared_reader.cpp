@@ -13,15 +13,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A batch grows and shrinks between these, so that it takes about a tenth of a second: what one
-// reader was sent for soon helps the others.
+// The size of a batch varies between these, so that it takes about a tenth of a second: the chunks
+// of one reader then soon help the others.
 constexpr std::uint64_t kLeastBatch = std::uint64_t{256} << 10,
                         kMostBatch = std::uint64_t{16} << 20;
 constexpr std::uint64_t kWindow = Tracker::kMaxWanted * kChunkBytes;
 constexpr milliseconds kShort{50}, kLong{200};
-constexpr milliseconds kFirstWait{1}, kLongestWait{50};  // for chunks that others were sent for
-constexpr std::uint64_t kKeptForReads = std::uint64_t{1} << 20;  // by the reader of each receiver
-constexpr std::size_t kMostConnections = 32;  // to receivers, beyond those of a batch
+constexpr milliseconds kFirstWait{1}, kLongestWait{50};          // for chunks that others fetch
+constexpr std::uint64_t kKeptForReads = std::uint64_t{1} << 20;  // for the reader of each receiver
+constexpr std::size_t kMostConnections = 32;  // to receivers, in addition to those of a batch
 
 std::uint64_t end_of_range(const ByteRange& range) { return range.offset + range.size_bytes; }
 
@@ -56,12 +56,12 @@ class SharedReader::Read {
     DRIFTLESS_RETURN_IF_ERROR(read_edges());
     take_kept();
     const Status all = read_chunks();
-    if (exchange_ != Exchange()) static_cast<void>(ask({}));  // others wait for it
+    if (exchange_ != Exchange()) static_cast<void>(ask({}));  // other readers wait for the report
     DRIFTLESS_RETURN_IF_ERROR(all);
     return places_.files(part_.name, memory, memory.get());
   }
 
-  // The bytes of chunks that are kept.
+  // Returns the bytes of kept chunks.
   [[nodiscard]] Result<std::uint64_t> offer(std::span<const std::byte> bytes) {
     DRIFTLESS_RETURN_IF_ERROR(know_hashes());
     std::uint64_t kept = 0;
@@ -77,12 +77,12 @@ class SharedReader::Read {
   }
 
  private:
-  struct Piece {  // a chunk that is wanted
+  struct Piece {  // a wanted chunk
     std::uint64_t chunk = 0;
     std::byte* to = nullptr;
     bool there = false;
   };
-  struct Edge {  // bytes of a chunk that is not wanted whole
+  struct Edge {  // bytes of a chunk that is only partly wanted
     ByteRange range;
     std::byte* to = nullptr;
   };
@@ -154,11 +154,11 @@ class SharedReader::Read {
       const std::span<const std::byte> kept = reader_.kept_.find(id_, part_, piece.chunk);
       if (kept.empty()) continue;
       place(piece.chunk, kept);
-      note_kept(piece.chunk);  // the leader may be another one by now
+      note_kept(piece.chunk);  // there may be a new leader
     }
   }
 
-  // Chunks that are missing from piece `first` on, in ranges of at most so many bytes in all.
+  // Missing chunks from piece `first` on, as ranges of at most `most_bytes` in all.
   [[nodiscard]] std::vector<ByteRange> missing(std::uint64_t most_bytes, std::size_t first) const {
     std::vector<ByteRange> ranges;
     std::uint64_t bytes = 0;
@@ -166,7 +166,8 @@ class SharedReader::Read {
       const Piece& piece = pieces_[i];
       if (piece.there) continue;
       const ByteRange range = chunk_at(piece.chunk, part_.size_bytes);
-      if (!ranges.empty() && end_of_range(ranges.back()) > range.offset) continue;  // the same
+      // The same chunk.
+      if (!ranges.empty() && end_of_range(ranges.back()) > range.offset) continue;
       const bool adjoins = !ranges.empty() && end_of_range(ranges.back()) == range.offset;
       if (bytes >= most_bytes || (!adjoins && ranges.size() == kMaxExchanged)) break;
       if (adjoins) {
@@ -186,13 +187,14 @@ class SharedReader::Read {
       DRIFTLESS_RETURN_IF_ERROR(deadline_.check(concat("peer: reading part '", part_.name, "'")));
       Result<Reply> reply = ask(next_window());
       const bool useless = !reply.ok() || !check_sources(reply->sources);
-      // Others were sent for what is missing, and it does not come; or the leader does not answer.
+      // Other readers fetch the missing chunks and do not deliver them; or the leader does not
+      // answer.
       if (useless || (reply->sources.empty() && patience.expired())) {
         DRIFTLESS_RETURN_IF_ERROR(read_rest());
         break;
       }
       if (reply->sources.empty()) {
-        begin_ += kWindow / kChunkBytes;  // there may be something further on
+        begin_ += kWindow / kChunkBytes;  // chunks further on may be available
         backoff.sleep(patience);
         continue;
       }
@@ -203,7 +205,7 @@ class SharedReader::Read {
     return {};
   }
 
-  // What the leader is asked for: readers begin at different places of a large part.
+  // The chunks of the next request: readers begin at different places of a large part.
   [[nodiscard]] std::vector<ByteRange> next_window() {
     if (begin_ >= pieces_.size()) begin_ = 0;
     std::vector<ByteRange> ranges = missing(kWindow, begin_);
@@ -225,7 +227,7 @@ class SharedReader::Read {
     return reader_.leader_.ask(std::move(request), deadline_.sooner(reader_.options_.late));
   }
 
-  // Only chunks that are missing, each from one source.
+  // Checks that sources have only missing chunks, each from one source.
   [[nodiscard]] bool check_sources(const std::vector<Source>& sources) {
     std::vector<std::uint64_t> chunks;
     for (const Source& source : sources) {
@@ -260,7 +262,7 @@ class SharedReader::Read {
           return Status();
         }));
     adapt(Deadline::Clock::now() - begin);
-    std::vector<ByteRange> failed;  // of receivers
+    std::vector<ByteRange> failed;  // ranges that receivers failed to send
     for (std::size_t i = 0; i < sources.size(); ++i) {
       const Source& source = sources[i];
       Status taken = got[i].status();
@@ -287,7 +289,7 @@ class SharedReader::Read {
     if (took > kLong) batch = std::max(batch / 2, kLeastBatch);
   }
 
-  // kCorrupt if a chunk has another hash; those before it are placed.
+  // Places the chunks; kCorrupt if one has another hash: then only those before it are placed.
   [[nodiscard]] Status take(const Source& source, const std::vector<MappedFile>& found) {
     for (std::size_t i = 0; i < source.ranges.size(); ++i) {
       std::span<const std::byte> bytes = found[i].bytes();
@@ -329,7 +331,7 @@ class SharedReader::Read {
     (gone ? exchange_.gone : late ? exchange_.late : exchange_.damaged).push_back(source);
   }
 
-  // Chunks in `ranges` that are missing.
+  // Reads the missing chunks in `ranges`.
   [[nodiscard]] Status read_from_trainer(std::span<const ByteRange> ranges) {
     std::vector<ByteRange> left;
     for (const ByteRange& range : ranges) {
@@ -366,11 +368,11 @@ class SharedReader::Read {
   const Deadline deadline_;
   const RangePlaces places_;
   std::vector<Hash128> hashes_;
-  std::vector<Piece> pieces_;  // by chunk; the same one several times if ranges overlap
+  std::vector<Piece> pieces_;  // by chunk; repeated if ranges overlap
   std::vector<Edge> edges_;
   std::size_t missing_ = 0;
   std::size_t begin_ = 0;  // the piece at which the next request begins
-  Exchange exchange_;      // to be reported with the next request
+  Exchange exchange_;      // report for the next request
 };
 
 SharedReader::SharedReader(const PeerOptions& options, std::string reached_by, std::string token,
@@ -393,7 +395,7 @@ Status SharedReader::start_server() {
   if (server_ != nullptr) return {};
   if (reached_by_.empty()) return error(StatusCode::kIo, "peer: no address to serve on");
   PeerOptions own = options_;
-  own.address.clear();  // of trainer ranks
+  own.address.clear();  // that setting is for trainer ranks
   own.carrier = PeerCarrier::kTcp;
   DRIFTLESS_ASSIGN_OR_RETURN(server_, make_part_server(own, kNoRank, reached_by_, kept_.store()));
   return {};
@@ -413,7 +415,7 @@ Result<std::uint64_t> SharedReader::offer(const Endpoint& rank, const Publicatio
     return error(StatusCode::kInvalidArgument, "peer: ", bytes.size(), " bytes of part '",
                  part.name, "', which has ", part.size_bytes);
   }
-  if (!reads(rank, part, 2)) return std::uint64_t{0};  // somebody may join
+  if (!reads(rank, part, 2)) return std::uint64_t{0};  // another receiver may join
   return Read(*this, rank, id, part, {}, deadline).offer(bytes);
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // SharedReader: reads ranges of a part over TCP together with other receivers that want the same
 // bytes. Whole chunks of the part come from the trainer rank or from another receiver, as the
-// leader assigns them (tracker.h); the bytes before and after them from the trainer rank.
+// leader assigns them (tracker.h); the bytes before and after them come from the trainer rank.
 //
-// Every chunk is compared with its hash, which the trainer rank sent. What does not match, or does
-// not come in time, is read from the trainer rank, and the leader is informed of who sent it. So no
-// other receiver can make a read fail. Proven chunks are kept (kept_chunks.h) and served: a server
-// starts with the first one. One thread at a time.
+// Every chunk is compared with its hash, which the trainer rank sent. A chunk that does not match,
+// or does not arrive in time, is read from the trainer rank instead, and the leader gets a report
+// about its sender. So no other receiver can make a read fail. Proven chunks are kept
+// (kept_chunks.h) and served; the server starts with the first one. One thread at a time.
 #pragma once
 
 #include "collectives/peer/client.h"
@@ -23,24 +23,24 @@ class SharedReader {
   SharedReader(const PeerOptions& options, std::string reached_by, std::string token,
                Client& leader, PartReader& from_trainer);
 
-  // Whether a part is read so: it has chunks, they come over TCP, and there are several
-  // receivers that may want it.
+  // Whether to read a part together: it has chunks, they come over TCP, and several receivers may
+  // want it.
   [[nodiscard]] bool reads(const Endpoint& rank, const PartReceipt& part, std::uint32_t readers);
-  // As PartReader::read().
+  // Like PartReader::read().
   [[nodiscard]] Result<std::vector<MappedFile>> read(const Endpoint& rank, const PublicationId& id,
                                                      const PartReceipt& part,
                                                      std::span<const ByteRange> ranges,
                                                      const Deadline& deadline);
-  // Bytes of a whole part that were not read: chunks of it that have their hash are kept and
-  // served. Returns their bytes.
+  // Takes the bytes of a whole part from elsewhere. Keeps and serves those chunks that match their
+  // hash, and returns the number of their bytes.
   [[nodiscard]] Result<std::uint64_t> offer(const Endpoint& rank, const PublicationId& id,
                                             const PartReceipt& part,
                                             std::span<const std::byte> bytes,
                                             const Deadline& deadline);
-  // Publications that are there. Others are kept no more.
+  // The publications that exist; chunks of all others are dropped.
   void keep_only(const std::vector<PublicationId>& ids) { kept_.keep_only(ids); }
   [[nodiscard]] std::uint64_t kept_bytes() const { return kept_.bytes(); }
-  // Of all reads: bytes that came from trainer ranks, and from receivers.
+  // Bytes of all reads that came from trainer ranks; and those from receivers.
   [[nodiscard]] std::uint64_t trainer_bytes() const { return trainer_bytes_; }
   [[nodiscard]] std::uint64_t receiver_bytes() const { return receiver_bytes_; }
 
@@ -55,8 +55,8 @@ class SharedReader {
   Client& leader_;
   PartReader& from_trainer_;
   KeptChunks kept_;
-  std::unique_ptr<PartServer> server_;         // once something is kept
-  std::map<std::uint64_t, PartReader> peers_;  // by number of the source
+  std::unique_ptr<PartServer> server_;         // null until something is kept
+  std::map<std::uint64_t, PartReader> peers_;  // by the source's number
   std::uint64_t batch_bytes_;
   std::uint64_t trainer_bytes_ = 0, receiver_bytes_ = 0;
 };

@@ -8,7 +8,7 @@ namespace {
 
 constexpr unsigned kMostDoublings = 10;
 
-// The chunks of ranges. kInvalidArgument if they are not whole ones of the part.
+// The chunks of ranges. kInvalidArgument if the ranges are not whole chunks of the part.
 Result<std::vector<std::uint64_t>> chunks_of(std::span<const ByteRange> ranges,
                                              std::uint64_t part_bytes) {
   std::vector<std::uint64_t> chunks;
@@ -88,7 +88,7 @@ std::vector<Tracker::Holder> Tracker::holders_for(std::uint64_t reader, const Pa
   return holders;
 }
 
-// Each chunk from the holder with the least to send, if there is one, else from the trainer rank.
+// Assigns each chunk to the holder with the least to send or, without one, to the trainer rank.
 std::vector<Source> Tracker::share_out(std::uint64_t reader, Part& part,
                                        std::span<const std::uint64_t> wanted,
                                        std::uint64_t most_bytes) {

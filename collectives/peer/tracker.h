@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tracker: which receivers keep which chunks of the parts, and which of them reads what from where.
-// Readers of the same bytes get different chunks from the trainer rank, and the others' chunks from
-// each other, so that each byte leaves its trainer rank about once. Part of the leader's Board,
-// whose mutex protects it.
+// Tracker: records which receivers keep which chunks of the parts, and assigns to each reader the
+// sources of its chunks. Readers of the same bytes get different chunks from the trainer rank, and
+// the other chunks from each other, so that each byte leaves its trainer rank about once. It
+// belongs to the leader's Board, whose mutex protects it.
 //
-// A receiver asks again and again (Ask::kSources): it reports what it keeps by now, and is assigned
-// some of what it still wants. A chunk that another reader was sent to the trainer rank for is not
-// assigned until that one has it, or PeerOptions::late has passed. A source that was late is not
-// assigned for twice that time, and twice as long each further time; one that sent damaged bytes is
-// never assigned again.
+// A receiver asks repeatedly (Ask::kSources): it reports the chunks that it keeps, and gets
+// assigned some of those that it still wants. A chunk that another reader is fetching from the
+// trainer rank is not assigned until that reader has it, or PeerOptions::late has passed. A late
+// source gets no assignments for twice that time, and for twice as long again each further time. A
+// source that sent damaged bytes never gets assignments again.
 #pragma once
 
 #include <map>
@@ -26,25 +26,25 @@ class Tracker {
 
   explicit Tracker(const PeerOptions& options) : late_(options.late), readers_(options.readers) {}
 
-  // The answer to a kSources of receiver `reader`, a number of the hub. No sources: what it wants
-  // is on its way to others; it asks again. At most kMaxWanted chunks are looked at, from any of
-  // them on. `publication_bytes`: of all parts of request.id, which
-  // bounds what is recorded of it. kInvalidArgument: the request contradicts itself. kNoSpace: more
-  // parts than the publication can have.
+  // The answer to a kSources of receiver `reader`, a peer number of the hub. Without sources: other
+  // readers are fetching what it wants, and it must ask again. Considers at most kMaxWanted chunks,
+  // beginning at an arbitrary one. `publication_bytes`: of all parts of request.id; limits what is
+  // recorded about it. kInvalidArgument: the request contradicts itself. kNoSpace: more parts than
+  // the publication can have.
   [[nodiscard]] Result<std::vector<Source>> assign(std::uint64_t reader, const Request& request,
                                                    std::uint64_t publication_bytes);
-  // The receiver is not connected any more.
+  // Removes a receiver that is no longer connected.
   void remove(std::uint64_t receiver);
   void keep_only(const std::vector<PublicationId>& ids);
 
  private:
-  struct Claim {  // a reader that was sent to the trainer rank
+  struct Claim {  // a reader that fetches from the trainer rank
     std::uint64_t reader = 0;
     Clock::time_point until;
   };
   struct Part {
     std::uint64_t size_bytes = 0;
-    std::map<std::uint64_t, std::vector<bool>> kept;  // by receiver: of each chunk
+    std::map<std::uint64_t, std::vector<bool>> kept;  // by receiver: a flag for each chunk
     std::map<std::uint64_t, Claim> claims;            // by chunk
   };
   struct Receiver {
@@ -69,7 +69,7 @@ class Tracker {
     std::uint64_t number = 0;
     const std::vector<bool>* kept = nullptr;
     std::size_t readers = 0;
-    std::uint64_t given_bytes = 0;  // by this answer
+    std::uint64_t given_bytes = 0;  // assigned by this answer
     bool busy = false;              // it has as many readers as it may have
   };
   [[nodiscard]] std::vector<Holder> holders_for(std::uint64_t reader, const Part& part) const;

@@ -34,7 +34,7 @@ std::int64_t wall_ns() {
   return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// One look at a directory: its findings so far, and a hidden directory of its own to try things in.
+// One examination of a directory: its findings so far, and its own hidden directory for the tests.
 class Examination {
  public:
   Examination(FileSystem& fs, const SharedFsOptions& options, std::uint64_t space_bytes,
@@ -67,7 +67,7 @@ class Examination {
     findings_.push_back({std::string(check), state, std::move(finding), std::string(next)});
   }
 
-  // Time is left to remove what was tried.
+  // Whether there is still time for a test. Leaves time to remove the test files.
   bool in_time() {
     if (!deadline_.expired()) return true;
     add("deadline", kFail, "the file system is slow: not everything was tried",
@@ -75,7 +75,7 @@ class Examination {
     return false;
   }
 
-  // The directory, or its parent if a trainer will make it.
+  // Finds the directory, or its parent if a trainer will create it.
   bool find_directory() {
     const std::string& dir = options_.dir;
     place_ = dir;
@@ -134,7 +134,8 @@ class Examination {
     }
   }
 
-  // A publication's files are written, synced and dated by the server.
+  // Tests that files like a publication's can be written and synced, and compares the server's
+  // time.
   bool write_and_sync() {
     const std::string path = join_path(own_, "file");
     Result<std::unique_ptr<File>> file = fs_.create(path);
@@ -174,7 +175,7 @@ class Examination {
         apart ? "versions are right all the same, times of records are not: run NTP" : "");
   }
 
-  // Whether a call was refused because something is there. Reports it if not.
+  // Whether a call was refused because the name exists. Reports it if not.
   bool taken(std::string_view check, const Status& status, std::string_view done_anyway) {
     if (status.code() == StatusCode::kAlreadyExists) return true;
     if (!status.ok()) return refuse(check, status);
@@ -183,7 +184,7 @@ class Examination {
     return false;
   }
 
-  // Two publishers that begin the same version: the second one is refused.
+  // Tests two publishers that begin the same version: the second one must be refused.
   void exclusive() {
     const Status again = fs_.create(join_path(own_, "file")).status();
     if (taken("exclusive create", again, "a file that is there was created again")) {

@@ -3,7 +3,7 @@
 
 namespace driftless {
 
-// A part while it is being filled. Closing its file hands it over to the rounds.
+// A part while it is being filled. Closing its file queues it for the rounds.
 class Hdf5Part final : public BufferPart {
  public:
   Hdf5Part(std::shared_ptr<Hdf5Attempt> attempt, std::size_t index, std::string group,
@@ -14,7 +14,7 @@ class Hdf5Part final : public BufferPart {
         index_(index) {}
 
  protected:
-  // The bytes are final, and will be on stable storage once the publication was flushed.
+  // The bytes are final; they reach stable storage with flush().
   Status sync() override { return attempt_->status(); }
   void file_closed(bool whole) override {
     std::optional<Hash128> hash = whole ? known_hash() : std::nullopt;
@@ -130,7 +130,7 @@ void Hdf5Attempt::fail(const Status& why) {
   const std::lock_guard<std::mutex> lock(monitor_->mutex);
   if (over_ || !failure_.ok()) return;
   failure_ = why;
-  // The front part may be in a round at this moment, which holds it itself.
+  // The front part may be in a round at this moment; the round owns it, too.
   queue_.clear();
   monitor_->changed.notify_all();
 }

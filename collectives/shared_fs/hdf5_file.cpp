@@ -8,7 +8,7 @@
 namespace driftless {
 namespace {
 
-// Small parts need not begin at a stripe.
+// Smaller parts need not begin at a stripe.
 constexpr std::uint64_t kAlignFromBytes = 65536;
 
 Status write_attribute(const Hid& object, const char* name, const Hid& type, hid_t memory_type,
@@ -119,7 +119,7 @@ Result<std::uint64_t> Hdf5VersionFile::create_dataset(unsigned rank, const Hdf5M
   const Hid creation(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
   const hsize_t length = part.size_bytes;
   const Hid space(H5Screate_simple(1, &length, nullptr), H5Sclose);
-  // Never filled: every byte is written, or the publication fails.
+  // Without fill values: every byte is written, or the publication fails.
   if (!creation.valid() || !space.valid() || H5Pset_layout(creation.get(), H5D_CONTIGUOUS) < 0 ||
       H5Pset_alloc_time(creation.get(), H5D_ALLOC_TIME_EARLY) < 0 ||
       H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER) < 0) {

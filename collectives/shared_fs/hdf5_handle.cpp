@@ -4,7 +4,7 @@
 namespace driftless {
 namespace {
 
-// The lock guards another library's globals, so it is as global as they are.
+// The lock protects another library's globals, so it is global, too.
 std::mutex& hdf5_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -14,7 +14,7 @@ struct StackText {
   std::string first, last;
 };
 
-// From the place where the error arose up to the call that was made.
+// Walks from the place of the error up to the API call.
 herr_t note(unsigned, const H5E_error2_t* entry, void* data) {
   auto& text = *static_cast<StackText*>(data);
   std::string line = entry->desc == nullptr ? "" : entry->desc;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every call into HDF5 here goes through, and names within version.h5. Internal to the
-// hdf5_*.cpp files.
+// The lock and the error handling of every HDF5 call here, and names within version.h5. Internal to
+// the hdf5_*.cpp files.
 #pragma once
 
 #include <hdf5.h>
@@ -20,10 +20,10 @@ inline constexpr unsigned kHdf5FormatVersion = 1;
   return concat("/rank", std::string(digits.size() < 4 ? 4 - digits.size() : 0, '0'), digits);
 }
 
-// Held around every use of HDF5, the closing of handles included. The library keeps its state in
-// globals and is not thread-safe as packaged, so the lock is one for the process: a writer thread
-// and a reader in the same process take turns. While it lives, HDF5 prints nothing; what went wrong
-// is asked for with hdf5_error().
+// Locks every use of HDF5, including the closing of handles. The library keeps its state in globals
+// and is not thread-safe as packaged, so there is one lock for the process: a writer thread and a
+// reader in the same process take turns. During its lifetime HDF5 prints nothing; hdf5_error()
+// returns the cause of a failure.
 class Hdf5Scope {
  public:
   Hdf5Scope();
@@ -35,11 +35,11 @@ class Hdf5Scope {
   void* printer_data_ = nullptr;
 };
 
-// "<what>: HDF5: <where it began>; <what it meant>", from the error stack of the call that failed
-// last, within its Hdf5Scope. kNoSpace where the stack says so, else `code`.
+// "<what>: HDF5: <where it began>; <what it meant>", from the error stack of the last failed call
+// within its Hdf5Scope. kNoSpace if the stack contains it, otherwise `code`.
 [[nodiscard]] Status hdf5_error(StatusCode code, std::string_view what);
 
-// Owns an identifier of HDF5. Used and destroyed within a Hdf5Scope.
+// Owns an HDF5 identifier. Used and destroyed within a Hdf5Scope.
 class Hid {
  public:
   using Close = herr_t (*)(hid_t);
@@ -62,9 +62,9 @@ class Hid {
 
   [[nodiscard]] bool valid() const { return id_ >= 0; }
   [[nodiscard]] hid_t get() const { return id_; }
-  // True where it was closed, or there was nothing to close.
+  // True if it was closed, or there was nothing to close.
   bool close() { return !valid() || close_(std::exchange(id_, H5I_INVALID_HID)) >= 0; }
-  // Left open for good: for a file that cannot be closed any more.
+  // Leaves it open permanently: for a file that cannot be closed any more.
   void forget() { id_ = H5I_INVALID_HID; }
 
  private:

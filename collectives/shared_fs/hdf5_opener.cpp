@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// shared_fs with one HDF5 file per version, which the trainers write together.
+// shared_fs with one HDF5 file per version, into which all trainers write.
 #include "collectives/mpi_rma/mpi_comms.h"
 #include "collectives/shared_fs/hdf5_container.h"
 #include "collectives/shared_fs/opener.h"

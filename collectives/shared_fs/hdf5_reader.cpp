@@ -6,12 +6,12 @@
 namespace driftless {
 namespace {
 
-// Slabs keep each system call below what one read() moves.
+// Slabs keep each system call below the limit of one read().
 constexpr std::uint64_t kReadSlabBytes = std::uint64_t{1} << 30;
 
 Result<Hid> open_file(const std::string& path) {
   const Hid access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  // A published file never changes, and file systems without locks are common.
+  // Without file locks: a published file never changes, and many file systems have no locks.
   if (!access.valid() || H5Pset_fapl_sec2(access.get()) < 0 ||
       H5Pset_file_locking(access.get(), false, true) < 0) {
     return hdf5_error(StatusCode::kInternal, path);
@@ -23,7 +23,7 @@ Result<Hid> open_file(const std::string& path) {
   return file;
 }
 
-// Neither group nor dataset may be a link that leads elsewhere.
+// Refuses a group or dataset that is a link to another place.
 Status check_link(const Hid& file, const std::string& link, const std::string& what) {
   H5L_info_t info;
   if (H5Lget_info(file.get(), link.c_str(), &info, H5P_DEFAULT) < 0) {
@@ -36,7 +36,7 @@ Status check_link(const Hid& file, const std::string& link, const std::string& w
   return {};
 }
 
-// Bytes within this file: no external storage, no virtual dataset, no filter.
+// Checks that the bytes are in this file: no external storage, no virtual dataset, no filter.
 Status check_storage(const Hid& dataset, const std::string& what) {
   const Hid properties(H5Dget_create_plist(dataset.get()), H5Pclose);
   if (!properties.valid()) return hdf5_error(StatusCode::kCorrupt, what);
@@ -106,7 +106,7 @@ Result<std::vector<MappedFile>> read_ranges(const std::string& directory, const 
   if (info->kind != FileKind::kFile) {
     return error(StatusCode::kCorrupt, path, ": is no regular file");
   }
-  // The file holds the part verbatim, so nothing larger than the file is allocated for it.
+  // The file contains the part verbatim, so nothing larger than the file is allocated for it.
   if (info->size_bytes < part.size_bytes) {
     return error(StatusCode::kIncomplete, what, ": the file has ", info->size_bytes,
                  " bytes, the part alone has ", part.size_bytes);

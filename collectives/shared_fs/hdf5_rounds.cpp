@@ -19,7 +19,7 @@ Result<Hash128> read_hdf5_attempt_id(const std::string& directory) {
   const Result<std::unique_ptr<File>> file = posix_file_system().open(path);
   if (!file.ok() && file.status().code() != StatusCode::kNotFound) return file.status();
   std::string text(32, '\0');
-  // Read, not mapped: the file may be truncated at any moment.
+  // Reads instead of mapping, because the file may be truncated at any moment.
   if (!file.ok() ||
       !(*file)->pread(0, std::as_writable_bytes(std::span(text.data(), text.size()))).ok() ||
       !hash128_from_hex(text).ok()) {
@@ -142,7 +142,7 @@ Hdf5Rounds::Progress Hdf5Rounds::announce() {
     case Hdf5Attempt::Word::kFailed: message.set_failure(active_->status()); break;
     case Hdf5Attempt::Word::kPart:
       part_ = active_->front();
-      if (part_ == nullptr) return Progress::kMoved;  // it failed this very moment
+      if (part_ == nullptr) return Progress::kMoved;  // it has just failed
       message.kind = Hdf5Message::kPart;
       message.size_bytes = part_->receipt.size_bytes;
       message.hash = part_->receipt.hash;
@@ -186,7 +186,7 @@ Hdf5Rounds::Progress Hdf5Rounds::on_announced() {
   return say(active_->status(), Phase::kConfirming);
 }
 
-// No rank has the file open here: an open file is of one attempt, on all ranks.
+// No rank has the file open here: an open file belongs to one attempt on all ranks.
 Hdf5Rounds::Progress Hdf5Rounds::on_misaligned() {
   part_ = nullptr;
   {
@@ -199,7 +199,7 @@ Hdf5Rounds::Progress Hdf5Rounds::on_misaligned() {
     failure = error(StatusCode::kIncomplete, active_->directory(),
                     ": the leader has left this attempt, or begun another: begin again");
   }
-  if (failure.ok()) return Progress::kWaiting;  // a little, for the rank that is behind
+  if (failure.ok()) return Progress::kWaiting;  // briefly, for the rank that is behind
   if (leads()) remove_file();
   end_active(failure);
   return Progress::kMoved;
@@ -213,7 +213,7 @@ Hdf5Rounds::Progress Hdf5Rounds::on_confirmed() {
   Result<std::vector<std::uint64_t>> places = std::vector<std::uint64_t>();
   if (leads()) places = make_datasets();
   if (!places.ok()) {
-    active_->fail(places.status());  // said in the next round
+    active_->fail(places.status());  // announced in the next round
     places = std::vector<std::uint64_t>(announced_.size(), kHdf5Nowhere);
   }
   const Status posted = exchange_->post_places(*places);
@@ -238,7 +238,7 @@ Hdf5Rounds::Progress Hdf5Rounds::on_placed() {
   if (part_ != nullptr && place != kHdf5Nowhere) {
     const Status written = begin_writing() ? write_part(place) : begun_anew();
     end_writing();
-    if (!written.ok()) active_->fail(written);  // said in the next round
+    if (!written.ok()) active_->fail(written);  // announced in the next round
   }
   if (part_ != nullptr) active_->pop_front();
   part_ = nullptr;
@@ -255,7 +255,7 @@ Status Hdf5Rounds::write_part(std::uint64_t place) {
   return bytes_->pwrite(place, part_->buffer.bytes());
 }
 
-// The bytes of this rank are on stable storage; on the leader there is a file even without any.
+// Brings this rank's bytes to stable storage; the leader has a file even without parts.
 Status Hdf5Rounds::sync_bytes() {
   Status status;
   if (!begin_writing()) status = begun_anew();
@@ -303,7 +303,7 @@ void Hdf5Rounds::remove_file() {
   (void)posix_file_system().remove_file(join_path(active_->directory(), kHdf5FileName));
 }
 
-// Whether the same directory was begun anew: what lies there then belongs to the next attempt.
+// Whether the same directory was begun again: its content then belongs to the next attempt.
 bool Hdf5Rounds::begun_anew_locked() const {
   return next_ != nullptr && next_->directory() == active_->directory();
 }

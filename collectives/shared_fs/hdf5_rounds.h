@@ -2,16 +2,17 @@
 // The rounds in which the publisher ranks write version.h5 together. Internal to the hdf5_*.cpp
 // files.
 //
-// A round: every rank says "a part", "no more" or "failed" (announcement); then every rank says
-// "go", or "failed" if it failed since (confirmation). After "go" from all the leader makes the
-// datasets and tells every rank where its bytes lie in the file (places), and each writes them
-// there: no call within HDF5 or MPI-IO is a meeting. "No more" from all: every rank syncs its
-// bytes, then the leader closes the file, and after each they tell whether all went well. Any
-// "failed": the leader removes the file, and the attempt is over; nobody writes any more by then.
+// A round: every rank sends "a part", "no more" or "failed" (announcement); then every rank sends
+// "go", or "failed" if it has failed since (confirmation). After "go" from all, the leader creates
+// the datasets and sends each rank the place of its bytes in the file (places), and each rank
+// writes them there: no call within HDF5 or MPI-IO is collective. After "no more" from all, every
+// rank syncs its bytes, then the leader closes the file; after each of these steps all ranks
+// exchange whether it succeeded. After any "failed" the leader removes the file, and the attempt is
+// over; no rank writes any more by then.
 //
-// Announcements name the attempt. Where they differ, a rank is behind: it missed a publication, or
-// still has the word in the air that it said for one which it has left. Those whose attempt is not
-// the leader's any more drop it, and all say their word again.
+// Announcements name the attempt. If they differ, a rank is behind: it missed a publication, or an
+// announcement that it sent for an attempt which it has left is still unanswered. Ranks whose
+// attempt is not the leader's drop it, and all ranks announce again.
 #pragma once
 
 #include <array>
@@ -25,22 +26,22 @@
 
 namespace driftless {
 
-// --- hdf5_attempt.cpp: one publication as this rank sees it. It stands between the callers'
-// threads, which fill parts, and the rounds, which write them.
+// --- hdf5_attempt.cpp: one publication on this rank. It connects the callers' threads, which fill
+// parts, with the rounds, which write them.
 
 struct Hdf5FinishedPart {
   PartReceipt receipt;
   PartBuffer buffer;
 };
 
-// What a sink's threads share: one lock for all attempts, so that one condition wakes everybody.
+// Shared by a sink's threads: one lock for all attempts, so that one condition wakes all of them.
 struct Hdf5Monitor {
   std::mutex mutex;
   std::condition_variable changed;
 };
 
-// All calls from any thread, except where a line says otherwise. Shared by the sink, its rounds and
-// the parts' files.
+// Thread-safe, except for functions with a comment that limits it. Shared by the sink, its rounds
+// and the parts' files.
 class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
  public:
   struct Limits {
@@ -48,32 +49,34 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
     std::size_t queued_parts = 0;
   };
 
-  // `id` is the same on all ranks, and no other attempt's. `deadline` bounds waits for room.
+  // `id` is equal on all ranks, and unique among attempts. `deadline` bounds waits for room.
   Hdf5Attempt(std::shared_ptr<Hdf5Monitor> monitor, std::string directory, Hash128 id,
               unsigned rank, Limits limits, const Deadline& deadline);
 
   [[nodiscard]] const std::string& directory() const { return directory_; }
   [[nodiscard]] const Hash128& id() const { return id_; }
 
-  // For the callers. create_part() waits while the queue is full.
+  // Functions for the callers. create_part() waits while the queue is full.
   [[nodiscard]] Result<std::unique_ptr<File>> create_part(const std::string& name);
-  // Nothing more comes; kInvalidArgument where a part is open, or was not synced.
+  // No more parts follow; kInvalidArgument if a part is open, or was not synced.
   [[nodiscard]] Status start_flush();
-  // Ok or failed for good.
+  // Whether the attempt has succeeded or failed permanently.
   [[nodiscard]] bool over() const;
   // Waits until it is over, but not past the deadline.
   [[nodiscard]] bool wait_over(const Deadline& deadline) const;
-  // How it ended, or why it will fail.
+  // The result of the attempt, or the reason for which it will fail.
   [[nodiscard]] Status status() const;
   [[nodiscard]] std::vector<PartReceipt> receipts() const;
-  // From here on this rank says that it failed. The first reason stays; ok where it is over.
+  // Makes this rank announce "failed" from now on. The first reason stays; ignored if the attempt
+  // is over.
   void fail(const Status& why);
 
-  // For the rounds.
+  // Functions for the rounds.
   enum class Word : unsigned char { kNothing, kPart, kNoMore, kFailed };
   [[nodiscard]] Word word() const;
-  [[nodiscard]] Word word_locked() const;  // where the caller holds the monitor's lock
-  // The oldest finished part; stays in the queue, and counts against its bound, until it is popped.
+  [[nodiscard]] Word word_locked() const;  // the caller holds the monitor's lock
+  // The oldest finished part. It stays in the queue, and counts against its limit, until
+  // pop_front().
   [[nodiscard]] std::shared_ptr<const Hdf5FinishedPart> front() const;
   void pop_front();
   void end(const Status& how);
@@ -85,8 +88,8 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
     bool closed = false, synced = false;
   };
 
-  // A part's file is closed; `hash` is there where it was synced after its last write. Does not
-  // wait.
+  // Called when a part's file is closed; `hash` is set if it was synced after its last write. Does
+  // not wait.
   void close_part(std::size_t index, PartBuffer buffer, const std::optional<Hash128>& hash);
   [[nodiscard]] Status wait_for_room(std::unique_lock<std::mutex>& lock, const std::string& path);
 
@@ -105,14 +108,14 @@ class Hdf5Attempt : public std::enable_shared_from_this<Hdf5Attempt> {
 
 // --- hdf5_file.cpp: version.h5 while it is written.
 
-// As it travels, between ranks of one build: plain bytes.
+// A message between ranks of one build, sent as plain bytes.
 struct Hdf5Message {
   enum Kind : std::uint32_t { kPart = 1, kNoMore = 2, kFailed = 3, kGo = 4 };
 
   std::uint32_t kind = kFailed;
   std::uint32_t code = 0;  // of a failure
   Hash128 attempt;
-  std::uint64_t size_bytes = 0;  // of a part, like the following
+  std::uint64_t size_bytes = 0;  // of a part, like the members below
   Hash128 hash;
   std::array<char, kMaxHdf5PartName + 1> name{};  // ends with a zero
   std::array<char, 512> text{};                   // of a failure; ends with a zero
@@ -121,29 +124,30 @@ struct Hdf5Message {
   [[nodiscard]] Status failure(unsigned rank) const;
 };
 
-// Of a rank that has no dataset in this round.
+// The place of a rank that has no dataset in this round.
 inline constexpr std::uint64_t kHdf5Nowhere = ~std::uint64_t{0};
 
-// version.h5 as the leader keeps it: it alone makes groups and datasets, so that what many ranks
-// cost is bytes and not tables. A call that fails leaves the file open where it was.
+// version.h5 on the leader. Only the leader creates groups and datasets, so that many ranks cost
+// bytes but no tables. After a failed call the file stays open.
 class Hdf5VersionFile {
  public:
   Hdf5VersionFile(unsigned ranks, Hdf5Options options)
       : size_(ranks), options_(std::move(options)) {}
 
   [[nodiscard]] bool is_open() const { return file_.valid(); }
-  // Overwrites what is at `path`.
+  // Overwrites a file at `path`.
   [[nodiscard]] Status create(const std::string& path);
-  // A dataset for every rank that announced a part, in the order of ranks. Where the bytes of each
-  // lie in the file: the ranks write them there, without HDF5.
+  // Creates a dataset for every rank that announced a part, in the order of ranks. Returns the
+  // places of their bytes in the file: the ranks write them there without HDF5.
   [[nodiscard]] Result<std::vector<std::uint64_t>> place(const std::vector<Hdf5Message>& announced);
-  // Once all ranks have written and synced their bytes: closed, and synced.
+  // Closes and syncs the file. Call it after all ranks have written and synced their bytes.
   [[nodiscard]] Status close();
-  // Closes a file that is not wanted. `ours`: nothing else lies at its path, and its content is
-  // removed first: room for what HDF5 writes even then. Left open if HDF5 cannot write what it must
-  // (a close that failed would end the process in H5close()). Nothing where it is not open.
+  // Closes an unwanted file. `ours`: the file at its path is this one; then its content is removed
+  // first, to make room for the bytes that HDF5 still writes. Leaves the file open if HDF5 cannot
+  // write these (a failed close would end the process in H5close()). Does nothing if no file is
+  // open.
   void discard(bool ours);
-  // Left open: MPI is over, or failed.
+  // Leaves the file open, because MPI is finalized or failed.
   void leave();
 
  private:
@@ -159,18 +163,18 @@ class Hdf5VersionFile {
 
 // --- hdf5_rounds.cpp
 
-// What the leader's begin() leaves in place of version.h5 until the file is made: the attempt's id.
+// The file that the leader's begin() leaves in place of version.h5 until that is created: the
+// attempt's id.
 [[nodiscard]] Status write_hdf5_attempt_id(const std::string& directory, const Hash128& id);
-// kIncomplete where it is not there (yet).
+// kIncomplete if it is not there (yet).
 [[nodiscard]] Result<Hash128> read_hdf5_attempt_id(const std::string& directory);
 
-// Every rank says a word, and hears everybody's.
-// One exchange at a time, without a wait: post(), then test() until it says true. One thread at a
-// time. A request that is still under way when it is destroyed is left to MPI, with its buffers:
-// MPI cannot take it back.
+// Every rank sends a message and receives those of all ranks. One exchange at a time, without
+// waiting: post(), then test() until it returns true. One thread at a time. A request that is
+// unfinished at destruction is left to MPI with its buffers, because MPI cannot cancel it.
 class Hdf5Exchange {
  public:
-  // Duplicates `ranks`; errors of MPI become statuses from here on. Collective.
+  // Duplicates `ranks`; MPI errors become statuses from then on. Collective.
   [[nodiscard]] static Result<std::unique_ptr<Hdf5Exchange>> create(MPI_Comm ranks);
   ~Hdf5Exchange();
 
@@ -178,7 +182,7 @@ class Hdf5Exchange {
   [[nodiscard]] unsigned size() const { return own_.size; }
 
   [[nodiscard]] Status post(const Hdf5Message& mine);
-  // The leader's places go to all; what the others give is passed over.
+  // Sends the leader's places to all ranks; ignores `places` on the other ranks.
   [[nodiscard]] Status post_places(const std::vector<std::uint64_t>& places);
   [[nodiscard]] Result<bool> test();
   // By rank; valid from test() to the next post().
@@ -198,7 +202,7 @@ class Hdf5Exchange {
   MPI_Request request_ = MPI_REQUEST_NULL;
 };
 
-// advance() is called by one thread at a time; the others by any.
+// One thread at a time calls advance(); the other calls are thread-safe.
 class Hdf5Rounds {
  public:
   Hdf5Rounds(std::unique_ptr<Hdf5Exchange> exchange, std::shared_ptr<Hdf5Monitor> monitor,
@@ -207,16 +211,17 @@ class Hdf5Rounds {
 
   [[nodiscard]] unsigned rank() const { return exchange_->rank(); }
 
-  // The attempt that is to follow; one that waits already is over, failed. From here on, what lies
-  // in its directory is its own: waits until the attempt before writes nothing there.
+  // Sets the next attempt; one that is already waiting fails. Waits until the previous attempt no
+  // longer writes in the directory, whose content belongs to `next` from then on.
   [[nodiscard]] Status set_next(std::shared_ptr<Hdf5Attempt> next, const Deadline& deadline);
 
   enum class Progress : unsigned char {
-    kNothing,  // nothing to say until an attempt changes
+    kNothing,  // nothing to send until an attempt changes
     kWaiting,  // for the other ranks
     kMoved,
   };
-  // Does what can be done without waiting for another rank's word. Not short: it writes.
+  // Does all work that is possible without waiting for another rank's message. May take long: it
+  // writes.
   [[nodiscard]] Progress advance();
   // Whether advance() would not return kNothing. The caller holds the monitor's lock.
   [[nodiscard]] bool has_work_locked() const;
@@ -251,8 +256,8 @@ class Hdf5Rounds {
   [[nodiscard]] Result<std::vector<std::uint64_t>> make_datasets();
   [[nodiscard]] Status write_part(std::uint64_t place);
   [[nodiscard]] Status sync_bytes();
-  // The file is made, written or synced until end_writing(). Whether it is still ours: not where
-  // the same directory was begun anew.
+  // Marks the file as being created, written or synced until end_writing(). False if the directory
+  // was begun again since, so that it no longer belongs to this attempt.
   [[nodiscard]] bool begin_writing();
   void end_writing();
   [[nodiscard]] bool begun_anew_locked() const;
@@ -264,13 +269,13 @@ class Hdf5Rounds {
   const std::shared_ptr<Hdf5Monitor> monitor_;
   Hdf5VersionFile file_;          // leader
   std::unique_ptr<File> bytes_;   // the same file, for this rank's bytes; null before the first
-  Phase phase_ = Phase::kSilent;  // of the exchange that is under way
+  Phase phase_ = Phase::kSilent;  // of the exchange in progress
   std::vector<Hdf5Message> announced_;            // by rank, from the last announcement
-  std::shared_ptr<const Hdf5FinishedPart> part_;  // mine among them
-  // Guarded by the monitor; active_ is changed by advance() only.
+  std::shared_ptr<const Hdf5FinishedPart> part_;  // this rank's part in it
+  // Guarded by the monitor; only advance() changes active_.
   std::shared_ptr<Hdf5Attempt> active_, next_;
   bool writing_ = false;
-  Status broken_;  // MPI failed: no round can be held any more
+  Status broken_;  // MPI failed: no more rounds are possible
 };
 
 }  // namespace driftless

@@ -53,7 +53,7 @@ class Hdf5Sink final : public PartSink {
     auto attempt = std::make_shared<Hdf5Attempt>(
         monitor_, directory, id, rounds_.rank(),
         Hdf5Attempt::Limits{options_.max_part_bytes, queued}, deadline);
-    // Before the id is written: from here on, the rounds leave what lies in the directory alone.
+    // Before the id is written: from here on, the rounds do not touch the content of the directory.
     DRIFTLESS_RETURN_IF_ERROR(rounds_.set_next(attempt, deadline));
     current_ = std::move(attempt);
     if (!leads) return {};
@@ -92,7 +92,7 @@ class Hdf5Sink final : public PartSink {
   }
 
  private:
-  // The thread is in a round, or waits for an attempt to have something to say.
+  // The thread runs a round, or waits until an attempt has something to send.
   void run() {
     Backoff backoff(kPollFirst, kPollLongest);
     Waiting waiting;
@@ -113,7 +113,7 @@ class Hdf5Sink final : public PartSink {
     }
   }
 
-  // Without a thread: steps until `attempt` is over, or until there is nothing to do at once.
+  // Without a thread: advances until `attempt` is over, or nothing can be done at once.
   void drive(const Hdf5Attempt& attempt, const Deadline& deadline) {
     Backoff backoff(kPollFirst, kPollLongest);
     Waiting waiting;
@@ -126,7 +126,7 @@ class Hdf5Sink final : public PartSink {
     }
   }
 
-  // For a wait: MPI tells that not all ranks have come, not which.
+  // For a wait: MPI reports that ranks are missing, but not which.
   [[nodiscard]] std::string others() const {
     return concat("hdf5: publisher rank ", rounds_.rank(),
                   " waits for the other publisher ranks to write their parts");
@@ -143,7 +143,7 @@ class Hdf5Sink final : public PartSink {
     current_ = nullptr;
   }
 
-  // What the leader's begin() wrote.
+  // Waits for the id that the leader's begin() writes.
   [[nodiscard]] Result<Hash128> wait_for_id(const std::string& directory,
                                             const Deadline& deadline) const {
     Backoff backoff(kPollFirst, kPollLongest * 50);
@@ -163,7 +163,7 @@ class Hdf5Sink final : public PartSink {
   const bool threaded_;
   const std::shared_ptr<Hdf5Monitor> monitor_;
   Hdf5Rounds rounds_;
-  std::shared_ptr<Hdf5Attempt> current_;  // of the caller's thread
+  std::shared_ptr<Hdf5Attempt> current_;  // for the caller's thread
   bool quit_ = false;                     // guarded by the monitor
   std::thread thread_;
 };

@@ -13,7 +13,7 @@ std::string end_path(const RoadOptions& options) {
 
 Result<OpenRoad> open(const RoadOptions& given, const RoadPlace& place) {
   const auto& options = options_in<SharedFsOptions>(given);
-  // In other layouts the files' names and number are for the readers of others.
+  // In other layouts, other software expects the names and number of the files.
   const bool frames = place.layout == "frames";
   OpenRoad road;
   road.sender = [options, place, frames] {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies in the directory beside the versions: the trainer's last word, for rollouts that were
-// started by themselves, and signs of life.
+// The entries of the directory besides the versions: the end of the run, for rollouts that were
+// started separately, and signs of life.
 #pragma once
 
 #include "collectives/road_kind.h"

@@ -6,9 +6,9 @@
 namespace driftless {
 namespace {
 
-// Between two looks at the deadline.
+// Bytes between two checks of the deadline.
 constexpr std::uint64_t kReadPieceBytes = std::uint64_t{8} << 20;
-// Of memory that parts were read into, kept for the next version.
+// Limit for memory of read parts that is kept for the next version.
 constexpr std::uint64_t kKeptBytes = std::uint64_t{256} << 20;
 
 class FilePart final : public HashedPart {
@@ -27,7 +27,8 @@ class FilePart final : public HashedPart {
   Status read(std::uint64_t offset, std::span<std::byte> bytes) override {
     return file_->pread(offset, bytes);
   }
-  // One that failed is not tried again: the kernel may have dropped what it could not write.
+  // After a failure the caller does not retry: the kernel may have dropped data that it could not
+  // write.
   Status sync() override { return file_->sync(); }
   void file_closed(bool) override { file_.reset(); }
 
@@ -37,7 +38,7 @@ class FilePart final : public HashedPart {
       return error(StatusCode::kIo, path_, ": ", receipt.size_bytes, " bytes were written, ",
                    info.size_bytes, " are there; does somebody else write here?");
     }
-    if (!known_hash().has_value()) {  // to be read back
+    if (!known_hash().has_value()) {  // must be read back
       DRIFTLESS_ASSIGN_OR_RETURN(file_, fs_->open_to_read(path_));
     }
     Status hashed = HashedPart::complete(receipt, deadline);
@@ -88,10 +89,10 @@ class PartFilesSink final : public PartSink {
   std::vector<std::shared_ptr<FilePart>> parts_;
 };
 
-// Where a part's bytes are.
+// The place of a part's bytes.
 struct PartPlace {
   std::string path;
-  std::optional<std::uint64_t> label;  // its offset, in a pack; else the file is the part
+  std::optional<std::uint64_t> label;  // offset of its label in a pack; empty: the file is the part
 
   [[nodiscard]] std::uint64_t begin() const { return label ? *label + sizeof(PackLabel) : 0; }
 };
@@ -120,7 +121,7 @@ Status check_part(FileSystem& fs, const PartPlace& place, const PartReceipt& par
                " bytes", shorter ? " so far, " : ", ", part.size_bytes, " were expected");
 }
 
-// That it is this part which lies there.
+// Checks that the label is that of this part.
 Status check_label(File& file, const PartPlace& place, const PartReceipt& part) {
   if (!place.label) return {};
   PackLabel found;
@@ -133,7 +134,7 @@ Status check_label(File& file, const PartPlace& place, const PartReceipt& part) 
                "; its label is not there, or that of another part");
 }
 
-// Under the part's name, as on every road.
+// Named after the part, as on every road.
 Result<std::vector<MappedFile>> map_ranges(FileSystem& fs, const PartPlace& place,
                                            const PartReceipt& part,
                                            std::span<const ByteRange> ranges) {
@@ -154,7 +155,7 @@ Status read_range(File& file, std::uint64_t offset, std::span<std::byte> into,
     const std::uint64_t size = std::min<std::uint64_t>(kReadPieceBytes, into.size() - done);
     const Status read = file.pread(offset + done, into.subspan(done, size));
     if (read.code() == StatusCode::kCorrupt) {
-      return error(StatusCode::kIncomplete, read.message());  // shorter than it was a moment ago
+      return error(StatusCode::kIncomplete, read.message());  // shorter than a moment ago
     }
     DRIFTLESS_RETURN_IF_ERROR(read);
   }

@@ -8,15 +8,15 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kReserveWait{60'000};  // a process that holds the lock writes one byte
+constexpr milliseconds kReserveWait{60'000};  // the holder of the lock writes only one byte
 constexpr unsigned kNameDigits = 4;
 
-// This process' end of a pack, of one publication. Any thread.
+// This process's access to the pack of one publication. Thread-safe.
 class Pack {
  public:
   Pack(FileSystem& fs, std::string path) : fs_(&fs), path_(std::move(path)) {}
 
-  // Where the part's label lies from now on.
+  // Appends a part; returns the offset of its label.
   [[nodiscard]] Result<std::uint64_t> append(const std::string& name,
                                              std::span<const std::byte> bytes) {
     const PackLabel label = pack_label(name, bytes.size());
@@ -30,7 +30,7 @@ class Pack {
     return at;
   }
 
-  // Nothing is reserved any more.
+  // Forgets all reservations.
   void drop() {
     const std::scoped_lock lock(mutex_);
     dropped_ = true;
@@ -42,7 +42,7 @@ class Pack {
   }
 
  private:
-  // Behind all that other ranks and threads have reserved: the file is longer from here on.
+  // Reserves space after that of all other ranks and threads: the file grows here.
   [[nodiscard]] Result<std::uint64_t> reserve(std::uint64_t size) {
     if (dropped_) return error(StatusCode::kInvalidArgument, path_, ": was aborted");
     DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<FileLock> lock, take_lock());
@@ -62,7 +62,7 @@ class Pack {
     return at;
   }
 
-  // The lock is on the pack itself, which it makes. Held for microseconds, so looked at often.
+  // Locks the pack itself, and creates it if needed. Locks last microseconds, so it polls often.
   [[nodiscard]] Result<std::unique_ptr<FileLock>> take_lock() {
     const Deadline deadline = Deadline::after(kReserveWait);
     Backoff backoff(microseconds(50), microseconds(2'000));
@@ -75,7 +75,7 @@ class Pack {
   FileSystem* fs_;
   const std::string path_;
   std::mutex mutex_;
-  std::unique_ptr<File> file_;  // once something was reserved
+  std::unique_ptr<File> file_;  // null until something is reserved
   bool dropped_ = false;
 };
 
@@ -86,7 +86,7 @@ class PackedPart final : public BufferPart {
       : BufferPart(directory, std::move(name), {}, {}), pack_(std::move(pack)), number_(number) {}
 
  protected:
-  // Its place depends on its size, which is known only now.
+  // Its place depends on its size, which is only known now.
   void file_closed(bool whole) override {
     const PartBuffer buffer = take();
     if (!whole) return;
@@ -134,7 +134,7 @@ class PartPacksSink final : public PartSink {
     return receipts;
   }
 
-  // A file that is still open belongs to nothing any more; it must not write when it is closed.
+  // An open file belongs to no publication any more, and must not write when it is closed.
   Status abort() override {
     if (pack_ != nullptr) pack_->drop();
     parts_.clear();

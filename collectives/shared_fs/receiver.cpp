@@ -64,7 +64,7 @@ class Receiver final : public ReceiveRoad {
   Result<std::string> fetch_manifest(const PublicationId& id, const Deadline& deadline) override {
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading the manifest of ", path(id))));
     DRIFTLESS_RETURN_IF_ERROR(check_own(id));
-    // Files of a directory may become visible late and in any order.
+    // Files of a directory may become visible late, in any order.
     const auto late = [](const Status& failure) {
       return failure.code() == StatusCode::kNotFound
                  ? error(StatusCode::kIncomplete, failure.message(), ": not there yet")
@@ -98,7 +98,7 @@ class Receiver final : public ReceiveRoad {
     const std::string file = file_of(report.id);
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("writing ", file)));
     const std::string directory = join_path(options_.dir, kReceiversName);
-    if (!exists(*fs_, directory)) {  // that of the road is the publisher's to make
+    if (!exists(*fs_, directory)) {  // the publisher creates the road's directory
       const Status made = fs_->make_directory(directory);
       if (!made.ok() && made.code() != StatusCode::kAlreadyExists) return made;
     }
@@ -126,7 +126,8 @@ class Receiver final : public ReceiveRoad {
     return join_path(join_path(options_.dir, kReceiversName), receiver_file_name(receiver));
   }
 
-  // A publisher makes directories: what a link leads to may be another run's, and changes unseen.
+  // A publisher creates directories: the target of a link may belong to another run, and change
+  // unnoticed.
   [[nodiscard]] Status check_own(const PublicationId& id) const {
     const Result<FileInfo> info = fs_->info(path(id));
     if (!info.ok() || info->kind != FileKind::kSymlink) return {};
@@ -134,7 +135,7 @@ class Receiver final : public ReceiveRoad {
                  ": a symbolic link, and a version is never one: copy what it leads to (cp -rL)");
   }
 
-  // `failure`, or that the whole publication is not there.
+  // `failure`, or kNotFound if the whole publication is gone.
   [[nodiscard]] Status or_gone(const PublicationId& id, const Status& failure) const {
     if (fs_->info(path(id)).status().code() != StatusCode::kNotFound) return failure;
     return error(StatusCode::kNotFound, path(id),
@@ -145,7 +146,7 @@ class Receiver final : public ReceiveRoad {
   const SharedFsOptions options_;
   PartReader reader_;
   RepeatedHook before_read_;
-  std::set<PublicationId> whole_;  // seen with DONE; need no second look
+  std::set<PublicationId> whole_;  // seen with DONE; not checked again
   std::string id_;                 // as last reported
   std::uint64_t heartbeat_;
 };

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::string_view kSuffix = ".json";
 
-// JSON holds text, a proof is bytes: each stands for the code point of its number (Latin-1).
+// JSON contains text, but a proof is bytes: each byte is stored as the code point of its number
+// (Latin-1).
 std::string text_of(std::string_view bytes) {
   std::string text;
   for (const char c : bytes) {
@@ -43,7 +44,7 @@ std::string id_in(std::string_view name) {
   return std::string(name.substr(0, name.size() - kSuffix.size()));
 }
 
-// `oldest_anchor`: of those there.
+// `oldest_anchor`: the oldest existing one.
 bool needs(const ReceiverWatch::Receiver& receiver, const PublicationId& id,
            const std::optional<PublicationId>& oldest_anchor) {
   if (!receiver.readable) return true;
@@ -104,9 +105,9 @@ Result<std::vector<ReceiverWatch::Receiver>> ReceiverWatch::look() {
   std::map<std::string, Seen> seen;
   std::vector<Receiver> alive;
   for (const std::string& name : *names) {
-    if (!name.ends_with(kSuffix)) continue;  // among them the temporary names of a replacement
+    if (!name.ends_with(kSuffix)) continue;  // also skips temporary names of a replacement
     const auto text = read_small(*fs_, join_path(directory_, name), kMaxReceiverFileBytes);
-    if (text.status().code() == StatusCode::kNotFound) continue;  // has left meanwhile
+    if (text.status().code() == StatusCode::kNotFound) continue;  // it has left meanwhile
     const Hash128 content = text.ok() ? xxh3_128(*text) : Hash128();
     const auto before = seen_.find(name);
     const bool changed = before == seen_.end() || before->second.content != content;

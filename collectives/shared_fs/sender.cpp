@@ -14,17 +14,17 @@ namespace driftless {
 namespace shared_fs {
 namespace {
 
-constexpr std::size_t kLockBytes = 256;  // always: the file is written in place
+constexpr std::size_t kLockBytes = 256;  // always this size: the file is written in place
 
 std::string this_process() { return concat("process ", ::getpid(), " on ", host_name()); }
 
-// PublisherLock: whose the directory is. The leader of a publisher holds the lock file; its content
-// names a session, new for every leader, and the process:
+// PublisherLock: which session owns the directory. The leader of a publisher holds the lock file;
+// its content names a session, new for every leader, and the process:
 //
 //   0123456789abcdef0123456789abcdef process 4711 on trainer-0
 //
-// A lock file that was removed or replaced is lost for good: the session is fenced. Publisher ranks
-// that do not lead follow the session of the directory that they first wrote into.
+// If the lock file is removed or replaced, the lock is lost permanently: the session is fenced. The
+// other publisher ranks follow the session of the directory into which they first wrote.
 class PublisherLock {
  public:
   // [leader] kBusy, naming the process, if another publisher holds the directory after `wait`.
@@ -58,9 +58,9 @@ class PublisherLock {
     return {fs, join_path(dir, kLockName)};
   }
 
-  // Ok while the directory is this session's. kWrongRun, naming both processes: fenced. Any other
-  // failure: nobody can say at the moment. On another rank, before keep(), ok: it looks which
-  // session is there.
+  // Ok while this session owns the directory. kWrongRun, naming both processes: fenced. Any other
+  // failure: ownership cannot be determined at the moment. On another rank before keep(): reads the
+  // current session, and returns ok.
   [[nodiscard]] Status check() {
     bool held = true;
     if (lock_ != nullptr) {
@@ -75,9 +75,9 @@ class PublisherLock {
     return held && session_in(now) == session_ ? Status() : fenced(now);
   }
 
-  // [other ranks] The session that is there is the one to follow, for good.
+  // [other ranks] Follows the current session from now on.
   void keep() { kept_ = true; }
-  // 32 digits; empty on a rank that has seen none.
+  // 32 digits; empty on a rank that has not seen a session.
   [[nodiscard]] const std::string& session() const { return session_; }
 
  private:
@@ -119,7 +119,7 @@ class Sender final : public SendRoad {
   ~Sender() override { const Status ignored = abort(); }
 
   [[nodiscard]] Status open() {
-    if (!leads()) return {};  // the directory is the leader's to make
+    if (!leads()) return {};  // the leader creates the directory
     DRIFTLESS_ASSIGN_OR_RETURN(made_, make_last_directory(*fs_, options_.dir));
     DRIFTLESS_ASSIGN_OR_RETURN(lock_, PublisherLock::take(*fs_, options_.dir, options_.lock_wait));
     return clear_leftovers();
@@ -139,10 +139,11 @@ class Sender final : public SendRoad {
     if (before.ok()) return of_another_run(file);
     if (before.status().code() != StatusCode::kNotFound) return before.status();
     DRIFTLESS_RETURN_IF_ERROR(use_number(0));
-    // Nobody has reported to a run that is not announced yet. One that still follows the run before
+    // No receiver has reported to a run that is not announced yet. A receiver of the previous run
     // may write meanwhile: its reports name that run.
     watch_.clear();
-    // Never in place of another's: who wakes up here may have lost the directory long ago.
+    // Never replaces another run's announcement: this process may have been stopped and have lost
+    // the directory long ago.
     const std::string mine = path(hidden_run_name(lock_.session()));
     DRIFTLESS_RETURN_IF_ERROR(or_fenced(write_text(*fs_, mine, run_info)));
     const Status named = fs_->rename_new(mine, file);
@@ -152,7 +153,7 @@ class Sender final : public SendRoad {
   }
 
   Status begin(const PublicationId& id, const Deadline& deadline) override {
-    const Status ignored = abort();  // what it leaves is a leftover
+    const Status ignored = abort();  // clear_leftovers() removes what it leaves
     DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat(options_.dir, ": beginning ", to_string(id))));
     std::string name;
     if (leads()) {
@@ -221,8 +222,8 @@ class Sender final : public SendRoad {
     if (is_version(pending_->id)) {
       DRIFTLESS_RETURN_IF_ERROR(or_fenced(use_number(pending_->id.version)));
     }
-    // A leader that takes over first has the lock, and then takes the hidden directories out of the
-    // way. So if the lock is still ours here and another takes over after this, the renaming fails.
+    // A new leader first takes the lock, and then moves the hidden directories away. So if this one
+    // still holds the lock here and another takes over later, the renaming fails.
     DRIFTLESS_RETURN_IF_ERROR(lock_.check());
     DRIFTLESS_RETURN_IF_ERROR(or_fenced(fs_->rename_new(hidden, final_path)));
     pending_.reset();
@@ -234,7 +235,7 @@ class Sender final : public SendRoad {
     if (!pending_.has_value()) return {};
     const std::string name = std::exchange(pending_, std::nullopt)->name;
     DRIFTLESS_RETURN_IF_ERROR(sink_->abort());
-    if (!leads()) return {};  // the directory is the leader's
+    if (!leads()) return {};  // the leader owns the directory
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string dropped, drop(*fs_, options_.dir, name));
     remove_dropped(*fs_, options_.dir, dropped);
     return {};
@@ -288,13 +289,14 @@ class Sender final : public SendRoad {
     std::vector<std::string> dropped;
     Status failed;
     for (const PublicationId& id : prunable(ids, version, alive)) {
-      failed = lock_.check();  // another may have taken the directory while this one was looking
+      failed = lock_.check();  // another publisher may have taken the directory over since
       if (!failed.ok()) break;
       auto name = drop(*fs_, options_.dir, publication_name(id));
       failed = name.status();
-      if (!failed.ok()) break;  // not past a gap
+      if (!failed.ok()) break;  // leaves no gap
       failed = lock_.check();
-      if (failed.code() == StatusCode::kWrongRun) {  // it may be the other's, of the same number
+      // The directory may be the other publisher's, with the same number.
+      if (failed.code() == StatusCode::kWrongRun) {
         const Status ignored =
             name->empty() ? Status() : fs_->rename_new(path(*name), path(publication_name(id)));
         break;
@@ -302,7 +304,7 @@ class Sender final : public SendRoad {
       removed.push_back(id);
       dropped.push_back(std::move(*name));
     }
-    // A power cut must not bring a name back without all of its files.
+    // After a power cut a name must not reappear without all of its files.
     if (!dropped.empty()) DRIFTLESS_RETURN_IF_ERROR(fs_->sync_directory(options_.dir));
     for (const std::string& name : dropped) remove_dropped(*fs_, options_.dir, name);
     DRIFTLESS_RETURN_IF_ERROR(failed);
@@ -320,7 +322,7 @@ class Sender final : public SendRoad {
     return join_path(options_.dir, name);
   }
 
-  // `failed`, or, if that is why, that another publisher has taken the directory over.
+  // `failed` or, if that is the cause, that another publisher has taken the directory over.
   [[nodiscard]] Status or_fenced(Status failed) {
     if (failed.ok()) return failed;
     const Status held = lock_.check();
@@ -339,8 +341,8 @@ class Sender final : public SendRoad {
                  " without a begin()");
   }
 
-  // [leader] Before the version can be seen. One that was, and that somebody removed since, must
-  // not be followed by another of its number: who goes by numbers would take it for the same.
+  // [leader] Called before the version can be seen. If a visible version was removed since, no
+  // other may get its number: receivers that compare numbers would take it for the same.
   [[nodiscard]] Status use_number(std::uint64_t version) {
     const std::string mine = path(used_name(version));
     if (!exists(*fs_, mine)) DRIFTLESS_RETURN_IF_ERROR(fs_->create(mine).status());
@@ -362,8 +364,9 @@ class Sender final : public SendRoad {
     return used;
   }
 
-  // What a publisher that died, or an attempt of ours, left behind. The lock is held. One that
-  // lives, but has lost its lock, loses what it was writing: it cannot seal it any more.
+  // Removes what a dead publisher, or an attempt of this one, left. The lock is held. A live
+  // publisher that has lost its lock loses the publication that it is writing: it cannot seal it
+  // any more.
   [[nodiscard]] Status clear_leftovers() {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names, fs_->list(options_.dir));
     for (const std::string& name : names) {
@@ -412,7 +415,7 @@ class Sender final : public SendRoad {
     do {
       DRIFTLESS_RETURN_IF_ERROR(lock_.check());
       Result<std::vector<std::string>> listed = fs_->list(options_.dir);
-      // The leader has made it: this host sees it late, or has not mounted it.
+      // The leader has created it: this host sees it late, or has not mounted it.
       if (listed.status().code() == StatusCode::kNotFound) continue;
       DRIFTLESS_RETURN_IF_ERROR(listed.status());
       std::vector<std::string>& names = *listed;
@@ -439,12 +442,12 @@ class Sender final : public SendRoad {
   FileSystem* fs_;
   const SharedFsOptions options_;
   const unsigned rank_;
-  PublisherLock lock_;  // given up last
+  PublisherLock lock_;  // released last
   std::unique_ptr<PartSink> sink_;
   ReceiverWatch watch_;
   std::optional<Pending> pending_;
-  std::string last_hidden_;  // of our last attempt: a listing may still show it
-  bool made_ = false;        // the directory
+  std::string last_hidden_;  // of the last attempt: a listing may still show it
+  bool made_ = false;        // the directory exists
 };
 
 }  // namespace

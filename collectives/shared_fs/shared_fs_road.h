@@ -2,25 +2,25 @@
 // shared_fs: a road of files on a file system that both sides see. Needs no MPI.
 //
 //   <dir>/run.json                     the announcement
-//   <dir>/weight_v000007/              a version: its parts, manifest.json, DONE (hash of the
-//   manifest) <dir>/anchor_v000007/              an anchor, likewise
-//   <dir>/.weight_v000007.*.tmp/       one that is being written, under a name that is new each
-//   time <dir>/.dropped_*.tmp/              one that is being removed <dir>/.receivers/<id>.json
-//   what a receiver last said <dir>/.driftless-publisher.lock    held by the leader; says its
-//   session and process
+//   <dir>/weight_v000007/              a version: its parts, manifest.json, DONE (manifest's hash)
+//   <dir>/anchor_v000007/              an anchor, likewise
+//   <dir>/.weight_v000007.*.tmp/       a publication being written; the name is new each time
+//   <dir>/.dropped_*.tmp/              a publication being removed
+//   <dir>/.receivers/<id>.json         a receiver's last report
+//   <dir>/.driftless-publisher.lock    the leader holds it; contains its session and process
 //
-// A publication is written into the hidden directory by all ranks, synced, and renamed. What is
-// removed is renamed first. So a name without a dot stands for something whole, whatever happens
-// to whoever made it. Nobody's clock is compared with anybody else's: whether a receiver is alive
-// is told by its file changing.
+// All ranks write a publication into the hidden directory, which is then synced and renamed. A
+// directory is renamed before it is removed. So a name without a dot always stands for a whole
+// publication, even if its writer died. The road compares no clocks of different processes: a
+// receiver is alive if its file changes.
 //
-// There is one publisher. A leader whose lock file was removed or replaced, while it was stopped
-// for instance, is fenced: its calls fail with kWrongRun, and nothing of it becomes visible any
-// more. The next leader first takes the lock and then takes hidden directories out of the way, so
-// that the renaming of one that was sealed in that moment fails.
+// There is one publisher. A leader whose lock file was removed or replaced (while the leader was
+// stopped, for instance) is fenced: its calls fail with kWrongRun, and it can make nothing visible
+// any more. The next leader takes the lock first, and then moves hidden directories away, so that
+// the renaming of a directory that is being sealed at that moment fails.
 //
-// A system call on a file system that stalls cannot be interrupted: deadlines are looked at between
-// calls, not within one. Mount such a file system so that its calls end (NFS: "soft" or "timeo").
+// A system call on a stalled file system cannot be interrupted: deadlines are checked between
+// calls, not during one. Mount such a file system so that its calls end (NFS: "soft" or "timeo").
 #pragma once
 
 #include "collectives/shared_fs/part_container.h"
@@ -30,49 +30,50 @@ namespace driftless {
 
 struct SharedFsOptions {
   std::string dir;
-  // Of a receiver: others write the directory, and their version 0 is this checkpoint
-  // (plugin/interchange/foreign_directory.h). Empty: Driftless does.
+  // For a receiver if other software writes the directory: the checkpoint that is version 0
+  // (plugin/interchange/foreign_directory.h). Empty: Driftless writes it.
   std::string foreign_base;
-  // Commands for /bin/sh: run by every rank once its files of a publication are written, and before
-  // it appears; by the leader after it appeared; and by a receiver before it looks. For file
-  // systems that must be told to become visible. DRIFTLESS_DIR and, of a publisher,
-  // DRIFTLESS_VERSION_DIR are in their environment. A failure or timeout is an error:
-  // before_visible ends the publication; what appeared before a failing after_publish stays
-  // published.
+  // Commands for /bin/sh, for file systems that make files visible only on request. Every rank runs
+  // before_visible after its files of a publication are written and before it appears; the leader
+  // runs after_publish after it appeared; a receiver runs before_read before it looks. Their
+  // environment has DRIFTLESS_DIR and, on a publisher, DRIFTLESS_VERSION_DIR. A failure or timeout
+  // is an error: before_visible ends the publication; a publication that appeared before a failing
+  // after_publish stays published.
   std::string before_visible;
   std::string after_publish;
   std::string before_read;
   std::chrono::milliseconds hook_timeout{60'000};
-  // Files that hold the parts of a publication at most, if more ranks than that publish and nobody
-  // else reads the files: several ranks then write into one (make_part_packs_sink).
+  // Limit for the files that hold the parts of a publication, if more ranks publish and no other
+  // software reads the files: several ranks then write into one file (make_part_packs_sink).
   unsigned part_files = 64;
   std::chrono::milliseconds poll_first{5};
   std::chrono::milliseconds poll_longest{1'000};
-  std::chrono::milliseconds patience{600'000};  // with a receiver whose file does not change
-  std::chrono::milliseconds lock_wait{2'000};   // for the directory of another publisher
+  std::chrono::milliseconds patience{600'000};  // for a receiver whose file does not change
+  std::chrono::milliseconds lock_wait{2'000};   // for another publisher to release the directory
 };
 
-// The pack of `rank`: neighbours share one. Nothing if every rank may have files of its own.
+// The pack of `rank`: neighbouring ranks share one. Empty if every rank may have its own files.
 [[nodiscard]] std::optional<unsigned> pack_of(const SharedFsOptions& options, unsigned rank,
                                               unsigned ranks);
 
-// `ranks` publisher ranks share the directory; each makes its own sender. `sink` holds the parts of
-// a publication (null: a file each). kBusy where another publisher holds the directory; the
-// leader's sender holds it until it is destroyed. `fs` and what the sink needs outlive the road.
+// `ranks` publisher ranks share the directory; each makes its own sender. `sink` stores the parts
+// of a publication (null: a file for each). kBusy if another publisher holds the directory; the
+// leader's sender holds it until it is destroyed. `fs` and everything that the sink needs must
+// outlive the road.
 //
-// begin() on the leader removes what earlier attempts left and makes the hidden directory; on the
-// others it waits until it sees the one directory of that publication. They are therefore called
-// after the leader's has returned (SendRoad says so), or they would take a leftover for it.
+// begin() on the leader removes the remains of earlier attempts and creates the hidden directory;
+// on other ranks it waits until it sees the publication's only hidden directory. So they must call
+// it after the leader's call has returned (SendRoad requires that), or they would use a leftover.
 [[nodiscard]] Result<std::unique_ptr<SendRoad>> make_shared_fs_sender(
     FileSystem& fs, const SharedFsOptions& options, unsigned rank, unsigned ranks,
     std::unique_ptr<PartSink> sink = nullptr);
-// `reader` finds the parts that the publishers' sinks wrote (null: a file each).
+// `reader` reads the parts that the publishers' sinks wrote (null: a file for each).
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_shared_fs_receiver(
     FileSystem& fs, const SharedFsOptions& options, PartReader reader = nullptr);
 
-// RoadOpener::examine: writes, syncs, renames and locks in a hidden directory of its own, which it
-// removes. A directory that others write (foreign_base) is only read. After the deadline nothing
-// more is tried.
+// Implements RoadOpener::examine: writes, syncs, renames and locks in its own hidden directory,
+// which it removes. Only reads a directory that other software writes (foreign_base). Tries nothing
+// more after the deadline.
 [[nodiscard]] std::vector<Finding> examine_shared_fs(FileSystem& fs, const SharedFsOptions& options,
                                                      std::uint64_t space_bytes,
                                                      const Deadline& deadline);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The signs of life in the directory. Nothing is locked: the kernel's list of locks is read.
+// Reads the signs of life in the directory. Takes no lock: it reads the kernel's list of locks.
 #include <signal.h>
 
 #include <cerrno>
@@ -38,7 +38,7 @@ bool is_locked_here(std::uint64_t inode) {
   return false;
 }
 
-// "process 4711 on trainer-0": whether it is one of this host that has ended.
+// Whether "process 4711 on trainer-0" is a process of this host that has ended.
 bool has_ended_here(std::string_view publisher) {
   constexpr std::string_view kProcess = "process ";
   const std::size_t on = publisher.find(" on ");

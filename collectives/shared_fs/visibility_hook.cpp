@@ -13,15 +13,15 @@
 
 #include "core/descriptor.h"
 
-extern char** environ;  // NOLINT: passed on to the command, not looked at
+extern char** environ;  // NOLINT: passed on to the command unread
 
 namespace driftless::shared_fs {
 namespace {
 
 constexpr std::size_t kMaxTailBytes = 400;
-constexpr std::chrono::milliseconds kLastWait(1'000);  // for a killed process to be gone
+constexpr std::chrono::milliseconds kLastWait(1'000);  // until a killed process has ended
 
-// The environment with the hook's variables in place of any of the same name.
+// The environment, with the hook's variables replacing those of the same name.
 class Environment {
  public:
   explicit Environment(const VisibilityHook& hook) {
@@ -45,7 +45,7 @@ class Environment {
   std::vector<char*> pointers_;
 };
 
-// Both ends are closed when the process is replaced, and by the destructors.
+// Both ends are closed by exec, and by the destructors.
 struct Pipe {
   Descriptor read_end, write_end;
 };
@@ -54,22 +54,22 @@ Result<Pipe> make_pipe() {
   std::array<int, 2> ends{-1, -1};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return errno_status(errno, "making a pipe");
   Pipe pipe{Descriptor(ends[0]), Descriptor(ends[1])};
-  // Only our end does not block: the flag would travel with the other one.
+  // Only this end is non-blocking: both processes would share the flag on the other end.
   if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) return errno_status(errno, "making a pipe");
   return pipe;
 }
 
-// What posix_spawn() is told. Freed by the destructor.
+// The arguments of posix_spawn(). Freed by the destructor.
 class SpawnPlan {
  public:
   explicit SpawnPlan(int stderr_fd) {
     ::posix_spawn_file_actions_init(&actions_);
-    // First, since the pipe may itself be 0 or 1 in a process without these.
+    // This comes first, because the pipe may itself be 0 or 1 in a process without these.
     ::posix_spawn_file_actions_adddup2(&actions_, stderr_fd, 2);
     ::posix_spawn_file_actions_addopen(&actions_, 0, "/dev/null", O_RDONLY, 0);
     ::posix_spawn_file_actions_addopen(&actions_, 1, "/dev/null", O_WRONLY, 0);
     ::posix_spawnattr_init(&attributes_);
-    // A trainer may block or ignore signals; a command expects the usual ones.
+    // A trainer may block or ignore signals; a command expects the defaults.
     sigset_t none;
     sigset_t all;
     sigemptyset(&none);
@@ -103,10 +103,10 @@ class SpawnPlan {
   posix_spawnattr_t attributes_{};
 };
 
-// The end of what the command says on stderr.
+// The end of the command's output to stderr.
 class Tail {
  public:
-  // Reads what is there; false once there is no more to come.
+  // Reads the available output; false at its end.
   bool read(int fd) {
     std::array<char, 4096> buffer{};
     for (;;) {
@@ -132,7 +132,7 @@ class Tail {
 
 struct Ended {
   int status = 0;  // of waitpid()
-  int error = 0;   // or why it cannot be known
+  int error = 0;   // or the errno if it is unknown
 };
 
 std::optional<Ended> look_for_end(pid_t pid) {
@@ -143,14 +143,14 @@ std::optional<Ended> look_for_end(pid_t pid) {
   return ended;
 }
 
-// Until the shell has ended or the deadline has come, reading its stderr meanwhile.
+// Waits until the shell has ended or the deadline has passed, and reads its stderr meanwhile.
 std::optional<Ended> wait_for_end(pid_t pid, Descriptor& said, Tail& tail,
                                   const Deadline& deadline) {
   std::chrono::milliseconds nap(1);
   for (;;) {
     if (const auto ended = look_for_end(pid); ended.has_value()) return ended;
     if (deadline.expired()) return std::nullopt;
-    // A closed pipe would wake the poll at once: then it is only a sleep.
+    // A closed pipe would end each poll at once, so then it only sleeps.
     pollfd readable{said.get(), POLLIN, 0};
     const auto wait = static_cast<int>(std::min(nap, deadline.remaining()).count());
     const bool heard = ::poll(&readable, said.valid() ? 1 : 0, wait) > 0;
@@ -159,8 +159,8 @@ std::optional<Ended> wait_for_end(pid_t pid, Descriptor& said, Tail& tail,
   }
 }
 
-// Kills the group and takes the shell's end away. False where it would not go: a process waiting
-// for a file system that stalls cannot be killed, and is not waited for.
+// Kills the group and reaps the shell. False if it did not end: a process that waits for a stalled
+// file system cannot be killed, and is not waited for.
 bool kill_group(pid_t pid) {
   ::kill(-pid, SIGKILL);
   Backoff backoff(std::chrono::milliseconds(1), std::chrono::milliseconds(20));

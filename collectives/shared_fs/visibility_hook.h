@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A visibility hook: a command of the operator's, run through /bin/sh.
+// A visibility hook: the operator's command, run through /bin/sh.
 #pragma once
 
 #include "collectives/shared_fs/shared_fs_road.h"
@@ -12,20 +12,21 @@ struct VisibilityHook {
   std::vector<std::pair<std::string, std::string>> variables;  // added to the environment
 };
 
-// Runs it in a process group of its own, without input, and waits until the shell has ended with
-// status 0. kIo where it ended otherwise (the message ends with what it last wrote to stderr);
-// kDeadlineExceeded after `timeout` or the deadline, with the whole group killed. A process that a
-// successful command leaves in the background is left alone.
+// Runs the command in its own process group, without input, and waits until the shell has ended
+// with status 0. kIo if it ended otherwise (the message ends with its last output to stderr);
+// kDeadlineExceeded after `timeout` or the deadline, with the whole group killed. Processes that a
+// successful command leaves in the background continue.
 [[nodiscard]] Status run_hook(const VisibilityHook& hook, std::chrono::milliseconds timeout,
                               const Deadline& deadline);
 
-// A leader's, once `version_dir` has appeared.
+// Runs the leader's hook, once `version_dir` has appeared.
 [[nodiscard]] Status run_after_publish(const SharedFsOptions& options,
                                        const std::string& version_dir, const Deadline& deadline);
 
-// One that is run again and again, before every look, but not if it has just been run. It has
-// `timeout` for itself: a wait that is shorter than the hook would never see anything. One that
-// stalls is kIo, since a deadline that passed means that nothing new is there. One thread.
+// A hook that runs before every look, except directly after its last run. It always has the whole
+// `timeout`: a wait that is shorter than the hook would otherwise never find anything. If it
+// stalls, the result is kIo, because an exceeded deadline would mean that there is nothing new. One
+// thread.
 class RepeatedHook {
  public:
   RepeatedHook(VisibilityHook hook, std::chrono::milliseconds timeout,
@@ -38,7 +39,7 @@ class RepeatedHook {
   const std::chrono::milliseconds timeout_, pause_;
   std::optional<Deadline::Clock::time_point> ended_;
 };
-// A receiver's.
+// The receiver's hook.
 [[nodiscard]] RepeatedHook before_read_hook(const SharedFsOptions& options);
 
 }  // namespace driftless::shared_fs

@@ -10,7 +10,7 @@ using namespace compact;
 template <typename Unit>
 constexpr std::uint32_t kTileUnits = compact_tile_units(sizeof(Unit));
 
-// The axis of a tile: sums of hazards by groups of units, the last of which may be cut.
+// The axis of a tile: sums of hazards for groups of units; the last group may be shorter.
 template <typename Unit>
 class TileAxis {
  public:
@@ -45,7 +45,7 @@ class TileAxis {
   struct Place {
     std::uint32_t at, begin;
   };
-  // The unit that has `point`, which is on the axis and not before `group`.
+  // The unit that has `point`; the point must be on the axis and not before `group`.
   [[nodiscard]] Place find(std::uint32_t point, std::uint32_t group) const {
     while (sums_[group + 1] <= point) ++group;
     Place place{group * kHazardGroup, sums_[group]};

@@ -17,7 +17,7 @@ struct Sides {
   const unsigned char* after;
 };
 
-// Where the next results go. The old units are written only where they are asked for (kOld).
+// The places of the next results. Old units are written only if requested (kOld).
 template <unsigned kUnit, bool kOld>
 struct Output {
   std::uint32_t* offsets;
@@ -38,8 +38,8 @@ struct Output {
     if constexpr (kOld) __builtin_memcpy(old_values + to, sides.before + from, 64 * kUnit);
     count += 64;
   }
-  // Whether there is a first and a second change is a coin toss that no branch predictor wins, so
-  // both are written always, into the slack if need be, and only a third one is a branch.
+  // A branch on the first or the second change would be mispredicted half of the time, so both are
+  // always written, possibly into the slack; only a third change is a branch.
   void put_some(std::uint32_t first, std::uint64_t bits, const Sides& sides) {
     constexpr std::uint64_t kStop = std::uint64_t{1} << 63;  // keeps the count of zeros defined
     const auto changes = static_cast<std::uint32_t>(__builtin_popcountll(bits));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values are converted a piece at a time, which stays in the first cache until it was compared.
+// Converts values in pieces that stay in the L1 cache until they are compared.
 #include <algorithm>
 #include <cstring>
 
@@ -11,13 +11,13 @@ namespace {
 
 constexpr std::uint32_t kPieceUnits = 2048;
 
-// Whether there is a NaN among them.
+// Returns whether there is a NaN among them.
 bool convert(ValueCast cast, const std::byte* from, std::uint32_t count, std::uint16_t* to) {
-  std::uint32_t values[kPieceUnits];  // `from` may lie at any address
+  std::uint32_t values[kPieceUnits];  // because `from` may have any address
   std::memcpy(values, from, std::size_t{count} * sizeof(std::uint32_t));
   unsigned nan = 0;
   for (std::uint32_t i = 0; i < count; ++i) nan |= is_nan_f32(values[i]) ? 1U : 0U;
-  if (cast == ValueCast::kF32ToBF16) {  // compilers make SIMD code of it
+  if (cast == ValueCast::kF32ToBF16) {  // compilers vectorize this case
     for (std::uint32_t i = 0; i < count; ++i) to[i] = bf16_of_f32(values[i]);
   } else {
     for (std::uint32_t i = 0; i < count; ++i) to[i] = f16_of_f32(values[i]);

@@ -15,13 +15,13 @@ std::uint64_t reduce(Wide x) {  // any x below 2^122
                     digest_fold(static_cast<std::uint64_t>(x >> 61)));
 }
 
-// Any |x| below 2^121. Adds a multiple of p that makes it positive: its sign is a coin toss, on
-// which a branch would be wrong half of the time.
+// For any |x| below 2^121. Adds a multiple of p that makes it positive: the sign is random, so a
+// branch would be mispredicted half of the time.
 std::uint64_t reduce_signed(__int128 x) {
   return reduce(static_cast<Wide>(x) + (Wide{kDigestPrime} << 60));
 }
 
-// Adds a block's sums, taken without the block's key.
+// Adds a block's sums, which do not include the block's key.
 void add_block(const DigestTensorKey& tensor, std::uint64_t block,
                const std::uint64_t (&sums)[kDigestLanes], Digest& digest) {
   for (std::size_t lane = 0; lane < kDigestLanes; ++lane) {
@@ -30,7 +30,7 @@ void add_block(const DigestTensorKey& tensor, std::uint64_t block,
   }
 }
 
-// `count` whole words of one block, the first of them at `place`.
+// Adds `count` whole words of one block; the first one is at `place`.
 void add_words(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64_t block,
                std::size_t place, const std::byte* words, std::size_t count, Digest& digest) {
   static_assert(kDigestLanes * 2 == kDigestKeyStreams);
@@ -48,7 +48,7 @@ void add_words(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint6
   add_block(tensor, block, sums, digest);
 }
 
-// Bytes that do not fill their word, which starts at tensor byte `word * 4`.
+// Adds bytes that do not fill their word, which starts at byte `word * 4` of the tensor.
 void add_partial_word(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64_t word,
                       std::size_t skip, std::span<const std::byte> bytes, Digest& digest) {
   std::byte filled[kDigestWordBytes] = {};
@@ -64,8 +64,8 @@ Unit load(const void* values, std::uint64_t k) {
   return unit;
 }
 
-// Two kinds of changes, because 64-bit products are slow on small cores: units of up to 2 bytes
-// have steps so small that 32-bit factors and 64-bit sums do.
+// Two kinds of changes, because 64-bit products are slow on small cores: for units of up to 2
+// bytes, steps are small enough for 32-bit factors and 64-bit sums.
 
 constexpr std::uint64_t kLimbMask = (std::uint64_t{1} << 31) - 1;
 
@@ -90,18 +90,18 @@ const HalfKeys* half_keys() {
   return keys.data();
 }
 
-// Any x; the result is below 2^61 + 8, which digest_fold() ends.
+// For any x; the result is below 2^61 + 8; digest_fold() completes the reduction.
 std::uint64_t fold_loosely(std::uint64_t x) { return (x & kDigestPrime) + (x >> 61); }
 
-// low + high * 2^31 mod p, below 2^63; both are below 2^60 without their signs. The upper bits of
-// `high` stand for multiples of 2^61, which is 1.
+// low + high * 2^31 mod p, below 2^63; the absolute values of both are below 2^60. The upper bits
+// of `high` count multiples of 2^61, which is 1 mod p.
 std::uint64_t join_limbs(std::int64_t low, std::int64_t high) {
   const std::int64_t rest = high & ((std::int64_t{1} << 30) - 1);
   return static_cast<std::uint64_t>(low + (high >> 30)) + (static_cast<std::uint64_t>(rest) << 31) +
          kDigestPrime;
 }
 
-// Nothing in the loop waits for the iteration before it but the last additions.
+// Iterations of the loop depend on each other only through the last additions.
 void add_steps(const DigestTensorKey& tensor, std::span<const BlockSteps> blocks, Digest& digest) {
   std::uint64_t total[kDigestLanes] = {};
   for (const BlockSteps& each : blocks) {
@@ -120,7 +120,7 @@ void add_steps(const DigestTensorKey& tensor, std::span<const BlockSteps> blocks
 
 Digest change_of_small_units(DigestSteps digest_steps, const DigestTensorKey& tensor,
                              UnitChanges changes) {
-  std::array<BlockSteps, 64> blocks;  // filled as far as they are read
+  std::array<BlockSteps, 64> blocks;  // only entries that are read are filled
   Digest digest;
   while (changes.done < changes.count) {
     const unsigned found = digest_steps(changes, half_keys(), blocks.data(), blocks.size());
@@ -129,7 +129,7 @@ Digest change_of_small_units(DigestSteps digest_steps, const DigestTensorKey& te
   return digest;
 }
 
-// What changes within one block, without its key.
+// The contribution of the changes within one block, without the block's key.
 class LargeSteps {
  public:
   void add(std::size_t place, std::uint64_t before, std::uint64_t after) {
@@ -158,7 +158,8 @@ class LargeSteps {
   __int128 sums_[kDigestLanes] = {};
 };
 
-// Units lie whole in one block, and ascend: a block's terms are summed before its key is made.
+// A unit lies in one block, and units ascend: a block's terms are summed before its key is
+// computed.
 template <typename Unit>
 Digest change_of_large_units(const DigestTensorKey& tensor, std::uint64_t origin,
                              const std::uint32_t* offsets, std::uint64_t count,
@@ -185,7 +186,7 @@ Digest change_of_large_units(const DigestTensorKey& tensor, std::uint64_t origin
 Digest digest(DigestSums digest_sums, const DigestTensorKey& tensor, std::uint64_t byte_offset,
               std::span<const std::byte> bytes) {
   Digest digest;
-  if (bytes.empty()) return digest;  // whose data() may be null
+  if (bytes.empty()) return digest;  // data() may be null
   std::uint64_t word = byte_offset / kDigestWordBytes;
   if (const std::size_t skip = byte_offset % kDigestWordBytes; skip != 0) {
     const std::size_t head = std::min(kDigestWordBytes - skip, bytes.size());

@@ -11,17 +11,17 @@
 namespace driftless::cpu {
 namespace {
 
-// A run this long is summed where it lies; of shorter ones, of those that step and of those that
-// convert, what falls into one block of the digest is put together first.
+// A run of this length is summed in place. Shorter runs, runs with a step and converted runs are
+// first gathered into blocks of the digest.
 constexpr std::uint64_t kDirectBytes = 128;
 
-// The part of one block of the digest that is held, with zeros, which count nothing, between.
+// A window of one block of the digest, filled with zeros between its parts; zeros add nothing.
 class BlockWindow {
  public:
   BlockWindow(DigestSums digest_sums, const DigestTensorKey& tensor)
       : digest_sums_(digest_sums), tensor_(tensor) {}
 
-  // Where byte `at` of the tensor goes, and `bytes` more, of the same block; bytes ascend.
+  // The place of byte `at` of the tensor, for `bytes` bytes of the same block; bytes ascend.
   std::byte* room(std::uint64_t at, std::uint64_t bytes) {
     if (at / kDigestBlockBytes != block_) flush(at / kDigestBlockBytes);
     const auto from = static_cast<std::uint32_t>(at % kDigestBlockBytes);
@@ -45,12 +45,12 @@ class BlockWindow {
   DigestSums digest_sums_;
   const DigestTensorKey& tensor_;
   std::uint64_t block_ = 0;
-  std::uint32_t begin_ = 0, end_ = 0;  // what is filled
+  std::uint32_t begin_ = 0, end_ = 0;  // the filled range
   Digest sum_;
 };
 
-// `count` units from `from` on, every step-th, to `to`; returns how many are foreign, and left out
-// as zeros. Without a branch, for SIMD where units adjoin.
+// Converts `count` units, every step-th from `from` on, to `to`. Returns the number of foreign
+// ones, which become zeros. Without branches, so that adjoining units can use SIMD.
 template <typename Cast>
 std::uint64_t collect(const std::byte* from, std::uint64_t step, std::uint64_t count,
                       std::byte* to) {
@@ -65,7 +65,7 @@ std::uint64_t collect(const std::byte* from, std::uint64_t step, std::uint64_t c
     std::memcpy(to + k * sizeof(From), &value, sizeof(From));
     return known ? 0 : 1;
   };
-  std::uint32_t foreign = 0;  // a block has fewer units
+  std::uint32_t foreign = 0;  // 32 bits suffice: a block has fewer units
   if (step == 1) {
     for (std::uint64_t k = 0; k < count; ++k) foreign += convert(k, k);
   } else {
@@ -106,10 +106,11 @@ StridedSum sum_runs(DigestSums digest_sums, const StridedMap& map, const std::by
   return sum;
 }
 
-// Of a transpose, tiles: units that adjoin in the target, a cache line or two of them, by a block
-// of the digest. They are of different rows of the tensor, each of which is summed by itself.
+// A transpose is processed in tiles: a cache line or two of units that adjoin in the target, by a
+// block of the digest. Each of these units is in another row of the tensor, and each row is summed
+// separately.
 constexpr std::uint64_t kTileRows = 32;
-constexpr std::uint64_t kTilePitch = kDigestBlockBytes + 64;  // else rows fall on the same lines
+constexpr std::uint64_t kTilePitch = kDigestBlockBytes + 64;  // avoids cache conflicts between rows
 
 template <typename Cast>
 StridedSum sum_tile(DigestSums digest_sums, const StridedMap& map, const std::byte* target,
@@ -139,7 +140,7 @@ StridedSum sum_tile(DigestSums digest_sums, const StridedMap& map, const std::by
   return sum;
 }
 
-// All of a map that transposes.
+// Sums a whole map that transposes.
 template <typename Cast>
 StridedSum sum_transposed(DigestSums digest_sums, const StridedMap& map, const std::byte* target,
                           const DigestTensorKey& tensor) {

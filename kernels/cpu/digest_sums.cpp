@@ -7,8 +7,8 @@
 namespace driftless::cpu::DRIFTLESS_SIMD_TARGET {
 namespace {
 
-// A 64-bit sum takes 16 products of 32 by 28 bits, and a vector of words gives one to each of two
-// sums.
+// A 64-bit sum has room for 16 products of 32 by 28 bits; a vector of words adds one product to
+// each of two sums.
 constexpr unsigned kVectorsPerGroup = 16;
 constexpr unsigned kWordsPerVector = kVectorBytes / 4;
 constexpr unsigned kWordsPerGroup = kVectorsPerGroup * kWordsPerVector;

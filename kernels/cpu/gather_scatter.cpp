@@ -6,11 +6,11 @@
 namespace driftless::cpu {
 namespace {
 
-// Far enough ahead that memory answers in time, near enough that the lines stay in the first cache.
+// The prefetch distance: memory answers in time, and the lines are still in the L1 cache when used.
 constexpr std::uint64_t kAhead = 48;
 
-// Calls move(unit, value) for all, with where they lie. Units are fetched ahead, to be written or
-// to be read.
+// Calls move(unit, value) with the addresses of all units and values. Prefetches the units, for
+// writing or for reading.
 template <typename Unit, bool kWrite, typename Units, typename Values, typename Move>
 void each_unit(Units* units, const std::uint32_t* offsets, std::uint64_t count, Values* values,
                const Move& move) {
@@ -23,17 +23,17 @@ void each_unit(Units* units, const std::uint32_t* offsets, std::uint64_t count, 
   for (; k < count; ++k) move(at(k), values + k * sizeof(Unit));
 }
 
-// The lines that a block's units lie in stay in the first cache between asking for them and use.
+// Changes per block: the cache lines of their units stay in the L1 cache between prefetch and use.
 constexpr unsigned kStridedBlock = 128;
 
-// Where the next changes of a stream go, block by block: positions ascend, so a run of the map is
-// left by comparing with its end, and divisions are made once per run.
+// The targets of the next changes of a stream, block by block. Positions ascend, so a comparison
+// with a run's end shows when it is left, and divisions are needed only once per run.
 class StridedWalk {
  public:
   StridedWalk(const StridedMap& map, std::uint64_t origin) : map_(map), origin_(origin) {}
 
-  // The targets of `count` changes, at most kStridedBlock; kOutside among them. Returns how many
-  // are not.
+  // The targets of `count` changes, at most kStridedBlock; kOutside for some. Returns the number of
+  // the others.
   unsigned next(const std::uint32_t* offsets, unsigned count, std::uint64_t* targets) {
     unsigned inside = 0;
     for (unsigned k = 0; k < count; ++k) {
@@ -53,7 +53,7 @@ class StridedWalk {
   StridedMap::Run run_;
 };
 
-// Calls move(k, unit) for every change that lies in the map, with where; returns for how many.
+// Calls move(k, unit) with the unit's address for every change in the map; returns their number.
 template <typename Unit, bool kWrite, typename Units, typename Move>
 std::uint64_t each_strided(const StridedMap& map, Units* units, std::uint64_t origin,
                            const std::uint32_t* offsets, std::uint64_t count, const Move& move) {

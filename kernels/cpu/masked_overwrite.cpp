@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled once per SIMD target: see operations.h before adding an include. The compiler makes
-// vectors of the loop by itself.
+// Compiled once per SIMD target: see operations.h before adding an include. The compiler vectorizes
+// the loop.
 #include <cstdint>
 
 #include "kernels/cpu/operations.h"
@@ -11,7 +11,7 @@ namespace {
 template <typename Unit>
 std::uint64_t overwrite_units(unsigned char* target, const unsigned char* source,
                               std::uint64_t count, std::uint64_t sentinel) {
-  // What a Unit counts to: vectors of the units hold the counts, too.
+  // The largest count in a Unit: vectors of units hold the counts.
   constexpr std::uint64_t kBlock = sizeof(Unit) == 1 ? 240 : 4096;
   const auto keep = static_cast<Unit>(sentinel);
   std::uint64_t written = count;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations for processors. Contracts: host_kernels.h.
+// The operations on the host. Contracts: host_kernels.h.
 //
-// gather and scatter, plain and strided, jump about in memory, where SIMD does not help: they are
-// compiled once, for the baseline (baseline.h). Those here are compiled once per SIMD target, each
-// into a namespace of its own (CMakeLists.txt says which, with which flags). No code of the
-// standard library may be instantiated there: the linker keeps one copy of an inline function, and
-// that copy could hold instructions that this processor does not have. So this header and the
-// sources behind them take nothing but integers and pointers, and fp8_code.h, which is no
-// different.
+// gather and scatter, plain and strided, access memory at random, where SIMD does not help: they
+// are compiled once, for the baseline (baseline.h). The operations here are compiled once for each
+// SIMD target, each time into a separate namespace (CMakeLists.txt lists targets and flags). They
+// must not instantiate code of the standard library: the linker keeps one copy of an inline
+// function, and that copy could contain instructions that this processor lacks. So this header and
+// its sources use only integers, pointers, and fp8_code.h, which keeps the same rule.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +15,21 @@
 
 namespace driftless::cpu {
 
-// The exact sum of up to 1024 products below 2^60: low + high * 2^32.
+// The exact sum of up to 1024 products below 2^60, as low + high * 2^32.
 struct WideSum {
   std::uint64_t low, high;
 };
 inline constexpr unsigned kDigestKeyStreams = 4;
 
 // The keys of one 16-bit half of a word of a block, both lanes: place_key * 2^(16 * half) mod p,
-// cut into the low 31 bits and the 30 above them. Times a step of a unit that is 17 bits with its
-// sign, 2^12 of them: all of a block's changes fit a 64-bit sum.
+// split into the low 31 bits and the 30 above them. A step of a unit has 17 bits with its sign;
+// 2^12 products of a step and a limb, all changes of a block, fit into a 64-bit sum.
 struct alignas(16) HalfKeys {
   std::int32_t limbs[4];  // low, high of lane 0; low, high of lane 1
 };
 inline constexpr std::uint64_t kDigestBlockHalves = 2048;
 
-// Units of 1 or 2 bytes that change, ascending; `done` of them are summed already.
+// Changed units of 1 or 2 bytes, ascending; the first `done` are already summed.
 struct UnitChanges {
   unsigned unit_bytes;
   std::uint64_t origin;
@@ -38,25 +37,25 @@ struct UnitChanges {
   std::uint64_t count;
   const unsigned char* old_values;
   const unsigned char* new_values;
-  unsigned char* units;  // unit `origin`; takes the new values unless it is null
+  unsigned char* units;  // unit `origin`; stores the new values there unless null
   std::uint64_t done;
 };
 
-// What the changes in one block add to the digest, without the block's key.
+// The contribution of the changes in one block to the digest, without the block's key.
 struct BlockSteps {
   std::uint64_t block;
-  std::int64_t sums[4];  // as the limbs
+  std::int64_t sums[4];  // in the order of the limbs
 };
 
-// Hazards (core/compact.h) are summed up by groups of so many units.
+// Hazards (core/compact.h) are summed for groups of this many units.
 inline constexpr std::uint32_t kHazardGroup = 16;
 struct HazardTable {
   const std::uint16_t* hazards;      // by class
   unsigned unit_bytes, shift, mask;  // class = (unit >> shift) & mask
-  unsigned first, end;               // classes that have one
+  unsigned first, end;               // range of classes that have hazards
 };
 
-// Blocks side by side, copied: what lies a power of two apart does not stay in a cache.
+// A copy of adjacent blocks: rows that are a power of two apart do not stay in a cache.
 inline constexpr unsigned kStripBlocks = 4;
 struct alignas(64) Strip {
   unsigned char rows[128][kStripBlocks * 128 * 2];  // bfloat16

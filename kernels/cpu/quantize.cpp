@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A strip of blocks is copied while its largest weights are found: the second look finds it in the
-// cache.
+// Copies a strip of blocks while searching for its largest weights, so that the second pass reads
+// it from the cache.
 #include <algorithm>
 
 #include "kernels/cpu/baseline.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiled once per SIMD target: see operations.h before adding an include. The compiler makes
-// vectors of the loops over a block's row by itself.
+// Compiled once per SIMD target: see operations.h before adding an include. The compiler vectorizes
+// the loops over a block's row.
 #include <cstdint>
 
 #include "kernels/cpu/operations.h"
@@ -8,7 +8,7 @@
 namespace driftless::cpu::DRIFTLESS_SIMD_TARGET {
 namespace {
 
-constexpr std::uint64_t kRow = 128;  // of a whole block
+constexpr std::uint64_t kRow = 128;  // weights in a row of a whole block
 
 inline std::uint16_t load_16(const unsigned char* at) {
   std::uint16_t bits;
@@ -37,7 +37,7 @@ inline void code_row_by(const CodeRule& rule, const unsigned char* from, unsigne
 inline void largest_of_row(const unsigned char* __restrict from, std::int16_t* __restrict largest) {
   for (std::uint64_t j = 0; j < kRow; ++j) {
     const auto size = static_cast<std::int16_t>(load_16(from + 2 * j) & 0x7fff);
-    const std::int16_t counts = size <= 0x7f80 ? size : std::int16_t{0};  // a NaN does not
+    const std::int16_t counts = size <= 0x7f80 ? size : std::int16_t{0};  // a NaN does not count
     largest[j] = largest[j] < counts ? counts : largest[j];
   }
 }

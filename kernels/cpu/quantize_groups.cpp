@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of a number of weights that the compiler knows, without branches, so that it makes vectors
-// of the loops.
+// Groups whose size is a compile-time constant, without branches, so that the compiler vectorizes
+// the loops.
 #include <bit>
 #include <cstring>
 
@@ -11,9 +11,9 @@
 namespace driftless::cpu {
 namespace {
 
-// Next to it floats lie 1 apart: adding it rounds, and the code is in the lowest bits. It is stored
-// plus 8, which turns the highest of its four bits over. Of a NaN these bits are 0, as are those of
-// the code 0.
+// Floats near this number are 1 apart, so adding it rounds, and leaves the code in the lowest bits.
+// A code is stored plus 8, which inverts the highest of its four bits. For a NaN these bits are 0,
+// like those of code 0.
 constexpr float kRounds = 12582912;  // 1.5 * 2^23
 constexpr std::uint32_t kCodeBits = 15, kStoredPlus = 8;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// AVX2, which host_kernels.cpp asks the processor for. The shape is explained in simd_portable.h.
+// AVX2; host_kernels.cpp checks that the processor has it. simd_portable.h explains the structure.
 #pragma once
 
 #include <immintrin.h>
@@ -30,14 +30,14 @@ inline std::uint64_t sum_64(Vector v) {
          static_cast<std::uint64_t>(_mm_extract_epi64(two, 1));
 }
 
-// One bit for each of the units that fit 32 bytes (two vectors of 2-byte units: 32 bits).
+// One bit for each of the units in 32 bytes (for 2-byte units in two vectors: 32 bits).
 template <unsigned kUnit>
 inline std::uint64_t equal_bits(const unsigned char* a, const unsigned char* b) {
   const Vector mask = equal<kUnit>(load(a), load(b));
   if constexpr (kUnit == 1) return static_cast<unsigned>(_mm256_movemask_epi8(mask));
   if constexpr (kUnit == 2) {
     const Vector second = equal<kUnit>(load(a + 32), load(b + 32));
-    // The pack works within halves; the permutation puts the quarters back in order.
+    // The pack works within halves; the permutation restores the order of the quarters.
     const Vector bytes =
         _mm256_permute4x64_epi64(_mm256_packs_epi16(mask, second), _MM_SHUFFLE(3, 1, 2, 0));
     return static_cast<unsigned>(_mm256_movemask_epi8(bytes));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Advanced SIMD, part of every aarch64 processor. The shape is explained in simd_portable.h.
+// Advanced SIMD, part of every aarch64 processor. simd_portable.h explains the structure.
 #pragma once
 
 #include <arm_neon.h>
@@ -26,13 +26,13 @@ inline Vector equal(Vector a, Vector b) {
   return vreinterpretq_u8_u64(vceqq_u64(vreinterpretq_u64_u8(a), vreinterpretq_u64_u8(b)));
 }
 
-// All ones in byte i where unit i of the 16 at a equals that at b.
+// Byte i is all ones if unit i of the 16 units at a equals unit i at b.
 template <unsigned kUnit>
 inline Vector equal16(const unsigned char* a, const unsigned char* b) {
   if constexpr (kUnit == 1) {
     return vceqq_u8(load(a), load(b));
   } else {
-    // Masks of two vectors become one of units half as wide, down to bytes.
+    // Narrows masks of two vectors to one of units half as wide, until units are bytes.
     Vector masks[kUnit];
     for (unsigned i = 0; i < kUnit; ++i) {
       masks[i] = equal<kUnit>(load(a + 16 * i), load(b + 16 * i));
@@ -109,7 +109,7 @@ inline uint8x16_t classes16(const unsigned char* at, unsigned shift, unsigned ma
   } else if constexpr (kUnit == 2) {
     first = vreinterpretq_u16_u8(load(at));
     second = vreinterpretq_u16_u8(load(at + 16));
-  } else {  // the class lies in the upper halves
+  } else {  // the class is in the upper halves
     const auto halves = [&](unsigned i) { return vreinterpretq_u16_u8(load(at + 16 * i)); };
     first = vuzp2q_u16(halves(0), halves(1));
     second = vuzp2q_u16(halves(2), halves(3));
@@ -121,7 +121,7 @@ inline uint8x16_t classes16(const unsigned char* at, unsigned shift, unsigned ma
   return vandq_u8(classes, vdupq_n_u8(static_cast<std::uint8_t>(mask)));
 }
 
-// The hazards of a window of 64 classes, low and high bytes apart.
+// The hazards of a window of 64 classes, low and high bytes in separate vectors.
 struct HazardWindow {
   uint8x16x4_t low, high;
   uint8x16_t first;
@@ -135,7 +135,7 @@ inline uint8x16_t look_up(const uint8x16x4_t& table, uint8x16_t at) {
     return vqtbl4q_u8(table, at);
   }
 }
-// The sums of four vectors of bytes.
+// The sum of each of four vectors of bytes.
 inline uint32x4_t sum_bytes(const uint8x16_t v[4]) {
   const uint16x8_t a = vpaddq_u16(vpaddlq_u8(v[0]), vpaddlq_u8(v[1]));
   const uint16x8_t b = vpaddq_u16(vpaddlq_u8(v[2]), vpaddlq_u8(v[3]));
@@ -176,7 +176,7 @@ inline bool sum_by_shuffles(const std::uint16_t* hazards, unsigned unit_bytes, u
                             unsigned mask, unsigned first, unsigned end, const unsigned char* units,
                             std::uint32_t groups, std::uint32_t* sums) {
   if (end > first + 64) return false;
-  // Classes outside of the window find a zero in it, or nothing.
+  // Classes outside of the window read a zero.
   unsigned char low[64] = {}, high[64] = {};
   for (unsigned c = first; c < end; ++c) {
     low[c - first] = static_cast<unsigned char>(hazards[c]);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// SIMD within a 64-bit register, for processors that no other target knows: x86 without AVX2, too.
+// SIMD within a 64-bit register, for processors without another target; also x86 without AVX2.
 //
-// All simd_*.h have the same shape: a Vector, loads at any address, and the few operations that
-// diff.cpp, digest_sums.cpp and digest_steps.cpp are written in. `kUnit` is the unit's width in
-// bytes: 1, 2, 4 or 8.
+// All simd_*.h have the same structure: a Vector, loads from any address, and the few operations
+// that diff.cpp, digest_sums.cpp and digest_steps.cpp use. `kUnit` is the unit's width in bytes: 1,
+// 2, 4 or 8.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ constexpr Vector lowest_bits() {
   }
 }
 
-// The highest bit of every unit in which a and b differ.
+// Sets the highest bit of every unit in which a and b differ.
 template <unsigned kUnit>
 inline Vector differing_high_bits(Vector a, Vector b) {
   constexpr Vector kHigh = lowest_bits<kUnit>() << (8 * kUnit - 1);
@@ -38,8 +38,8 @@ inline Vector differing_high_bits(Vector a, Vector b) {
   return (((x & ~kHigh) + ~kHigh) | x) & kHigh;
 }
 
-// Bit i of the result: the highest bit of unit i. One multiplication brings it to bit
-// 64 - units + i.
+// Bit i of the result is the highest bit of unit i. One multiplication moves it to bit 64 - units +
+// i.
 template <unsigned kUnit>
 inline std::uint64_t gather_high_bits(Vector high) {
   if constexpr (kUnit == 1) return ((high >> 7) * 0x0102040810204080ULL) >> 56;
@@ -48,7 +48,7 @@ inline std::uint64_t gather_high_bits(Vector high) {
   return high >> 63;
 }
 
-// Bit i of the result: unit i of the 64 at a differs from unit i at b.
+// Bit i of the result: unit i of the 64 units at a differs from unit i at b.
 template <unsigned kUnit>
 inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b) {
   constexpr unsigned kUnitsPerVector = 8 / kUnit;
@@ -60,7 +60,7 @@ inline std::uint64_t differing64(const unsigned char* a, const unsigned char* b)
   return bits;
 }
 
-// Adds the products of 32-bit words and keys to 64-bit sums: half of them to each vector of sums.
+// Adds the products of 32-bit words and keys to 64-bit sums; half of the sums are in each vector.
 inline void multiply_add(Vector& first, Vector& second, Vector words, Vector keys) {
   first += (words & 0xffffffffU) * (keys & 0xffffffffU);
   second += (words >> 32) * (keys >> 32);
@@ -70,7 +70,7 @@ inline Vector add_high_halves(Vector sums, Vector x) { return sums + (x >> 32); 
 inline Vector zero() { return 0; }
 inline std::uint64_t sum_64(Vector v) { return v; }
 
-// Four sums of signed products of a step and a key each, modulo 2^64.
+// Four sums, modulo 2^64, of signed products of a step and a key.
 class StepSums {
  public:
   void add(const std::int32_t* keys, std::int32_t step) {
@@ -84,12 +84,12 @@ class StepSums {
   std::int64_t sums_[4] = {};
 };
 
-// first, first + 1, ... in 64 places.
+// Writes first, first + 1, ... to 64 places.
 inline void store_iota64(std::uint32_t* at, std::uint32_t first) {
   for (std::uint32_t i = 0; i < 64; ++i) at[i] = first + i;
 }
 
-// hazard_sums() by SIMD; false if this target, or the table, has no such way.
+// hazard_sums() with SIMD; false if the target or the table does not allow it.
 inline bool sum_by_shuffles(const std::uint16_t*, unsigned, unsigned, unsigned, unsigned, unsigned,
                             const unsigned char*, std::uint32_t, std::uint32_t*) {
   return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pass over both sides of diff.cu, whose slots are what is kept; and a short one that adds the
-// old values, as long as they are there.
+// The pass over both sides from diff.cu, which writes directly into the slots, and a short one that
+// adds the old values while they are unchanged.
 #include <cstring>
 
 #include "core/memory_kind.h"
@@ -11,7 +11,7 @@ namespace {
 
 static_assert(kTileBytes == CaptureBatch::kTileBytes);
 
-// Of the device's workspace; or of the host's, which has the tables only.
+// Divides the device's workspace, or the host's, which has only the tables.
 Parts carve_capture(std::byte* begin, std::uint64_t tensors, std::uint64_t tiles, MemoryKind kind,
                     std::uint64_t* used = nullptr) {
   Carver carver(begin);
@@ -27,7 +27,7 @@ Parts carve_capture(std::byte* begin, std::uint64_t tensors, std::uint64_t tiles
   return parts;
 }
 
-// A warp takes a tile.
+// A warp processes a tile.
 template <unsigned W>
 __global__ void __launch_bounds__(kWarps * 32)
     gather_old(Parts parts, std::uint32_t tiles, std::uint64_t max_changed, Unit<W>* old_values) {
@@ -105,7 +105,7 @@ Status CaptureBatch::run(std::span<const Tensor> tensors, const Slots& slots, St
   dev.slot_offsets = slots.offsets_dev;
   dev.slot_values = slots.values_dev;
   const cudaStream_t queue_on = native(stream);
-  bool moved = false;  // most runs are over the same memory as the last one
+  bool moved = false;  // most runs use the same memory as the one before
   for (std::uint32_t i = 0; i < tensors_; ++i) {
     DevTensor& own = host.tensors[i];
     moved = moved || own.old_dev != tensors[i].old_dev || own.new_dev != tensors[i].new_dev;

@@ -5,13 +5,13 @@
 namespace driftless::cuda {
 namespace {
 
-// sums[g] = the hazards of the tile's units before group g; the last one those of all.
+// sums[g] = the sum of hazards of the tile's units before group g; the last entry is the total.
 template <typename Unit, bool Cut>
 __global__ void __launch_bounds__(kHazardWarps * 32)
     sum_tiles(CompactParts parts, CompactFields fields, std::uint32_t tiles) {
   __shared__ std::uint16_t tables[kHazardWarps][kCompactClasses];
   using Units = TileUnits<Unit, Cut>;
-  constexpr unsigned kLanes = kHazardGroup / Units::kPack;  // of a group
+  constexpr unsigned kLanes = kHazardGroup / Units::kPack;  // lanes for a group
   const unsigned lane = threadIdx.x % 32;
   const std::uint32_t number = blockIdx.x * kHazardWarps + threadIdx.x / 32;
   if (number >= tiles) return;
@@ -36,14 +36,14 @@ __global__ void __launch_bounds__(kHazardWarps * 32)
       for (unsigned i = 0; i < Units::kPack; ++i) {
         own += hazards[pack.bits(i, fields.mantissa_bits, mask)];
       }
-      // Zeros that are no units.
+      // Subtracts the padding after the last unit, which was read as zeros.
       if (at + Units::kPack > tile.units) own -= (at + Units::kPack - tile.units) * hazards[0];
     }
     const std::uint32_t sum = running_sum(own, lane);
     if (lane % kLanes == 0 && at < tile.units) sums[at / kHazardGroup] = before + sum - own;
     before += __shfl_sync(~0U, sum, 31);
   }
-  // Behind the last group its end, and more of it, for who reads four at a time.
+  // After the last group: the total, repeated for readers that load four entries at a time.
   if (lane < 4) {
     const std::uint32_t end = (tile.units + kHazardGroup - 1) / kHazardGroup + lane;
     if (end < kTileSums<Unit>) sums[end] = before;

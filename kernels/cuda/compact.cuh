@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's view of blocks of `compact`. A warp sums the hazards of a tile, by groups of units;
-// a thread codes it.
+// Device structures for blocks of `compact`. A warp sums the hazards of a tile in groups of units;
+// a thread codes the tile.
 #pragma once
 
 #include "core/memory_kind.h"
@@ -11,7 +11,7 @@
 namespace driftless::cuda {
 
 inline constexpr std::uint32_t kHazardGroup = 32;  // units
-// Of a tile: for each group, and its end; a multiple of 4.
+// The number of sums of a tile: one for each group, and the total; a multiple of 4.
 [[nodiscard]] constexpr std::uint32_t tile_sums(unsigned unit_bytes) {
   return compact_tile_units(unit_bytes) / kHazardGroup + 4;
 }
@@ -22,7 +22,7 @@ inline constexpr std::uint32_t kNoTile = ~std::uint32_t{0};
 
 struct TileWork {
   std::uint64_t first;         // unit of the block
-  std::uint64_t change_begin;  // of the block's changes
+  std::uint64_t change_begin;  // index of its first change in the block's changes
   std::uint64_t stream_begin;
   std::uint32_t block, units, changes, stream_bytes;
 };
@@ -37,11 +37,11 @@ struct CompactParts {
   DeviceTable* tables = nullptr;
   CompactSteps* steps = nullptr;
   std::uint32_t* bad = nullptr;   // the first tile that cannot be coded
-  std::uint32_t* sums = nullptr;  // tile_sums() per tile, of the device
+  std::uint32_t* sums = nullptr;  // tile_sums() per tile, on the device
 };
 
 CompactParts carve_compact(Carver& carver, const CompactShape& shape, MemoryKind kind);
-// Into the host's parts.
+// Fills the host's tables.
 [[nodiscard]] Status fill_blocks(const CompactFields& fields, std::span<const CompactBlock> blocks,
                                  const CompactParts& host);
 [[nodiscard]] Status fill_tables(const CompactFields& fields, std::span<const CompactTable> tables,
@@ -49,7 +49,7 @@ CompactParts carve_compact(Carver& carver, const CompactShape& shape, MemoryKind
 [[nodiscard]] std::uint64_t tiles_of(const CompactFields& fields,
                                      std::span<const CompactBlock> blocks);
 [[nodiscard]] bool any_cut(std::span<const CompactBlock> blocks);
-// Queues the sums of hazards of all tiles.
+// Queues summing the hazards of all tiles.
 [[nodiscard]] Status sum_hazards(const CompactParts& dev, const CompactShape& shape, bool cut,
                                  cudaStream_t stream);
 [[nodiscard]] inline Status upload(void* to, const void* from, std::uint64_t bytes,
@@ -58,7 +58,7 @@ CompactParts carve_compact(Carver& carver, const CompactShape& shape, MemoryKind
   return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "compact: upload");
 }
 
-// The units of a block from one of them on.
+// The units of a block, from a given unit on.
 template <typename Unit, bool Cut>
 struct TileUnits {
   const Unit* data;
@@ -73,7 +73,7 @@ struct TileUnits {
     if (Cut && place->dims != 0) return data[place->at(first + at)];
     return data[at];
   }
-  // 16 bytes of them.
+  // Units in 16 bytes.
   static constexpr std::uint32_t kPack = 16 / sizeof(Unit);
   struct Pack {
     std::uint32_t word[4];
@@ -81,13 +81,13 @@ struct TileUnits {
     [[nodiscard]] __device__ __forceinline__ std::uint32_t unit(unsigned i) const {
       return static_cast<Unit>(word[i * sizeof(Unit) / 4] >> (8 * (i * sizeof(Unit) % 4)));
     }
-    // (unit >> shift) & mask, of which no bit lies past the unit.
+    // (unit >> shift) & mask; mask has no bit past the unit.
     [[nodiscard]] __device__ __forceinline__ std::uint32_t bits(unsigned i, unsigned shift,
                                                                 unsigned mask) const {
       return (word[i * sizeof(Unit) / 4] >> (8 * (i * sizeof(Unit) % 4) + shift)) & mask;
     }
   };
-  // kPack units; zeros from `end` on.
+  // Loads kPack units; units from `end` on are zero.
   __device__ __forceinline__ Pack pack(std::uint32_t at, std::uint32_t end) const {
     const bool plain = !Cut || place->dims == 0;
     if (plain && at + kPack <= end && reinterpret_cast<std::uintptr_t>(data + at) % 16 == 0) {
@@ -105,8 +105,8 @@ struct TileUnits {
 };
 
 static __constant__ compact::Axis kConstantAxis = compact::make_axis();
-// For all threads of the block. Lanes ask for different places, which constant memory answers one
-// by one.
+// Copies the axis to shared memory for all threads of the block. The lanes read different places,
+// which constant memory would serve one by one.
 __device__ __forceinline__ void share_axis(compact::Axis& axis) {
   static_assert(sizeof(compact::Axis) % 4 == 0);
   const auto* const from = reinterpret_cast<const std::uint32_t*>(&kConstantAxis);
@@ -115,7 +115,7 @@ __device__ __forceinline__ void share_axis(compact::Axis& axis) {
   __syncthreads();
 }
 
-// Calls code(Unit{}, Cut) for the width of the fields.
+// Calls code(Unit{}, Cut) for the fields' width.
 template <typename Code>
 auto with_tiles(const CompactFields& fields, bool cut, const Code& code) {
   return compact::with_unit(fields, [&]<typename Unit>(Unit unit) {

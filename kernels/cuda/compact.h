@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `compact` (docs/formats/compact.md) in device memory: the GPU's peer of kernels/compact_ops.h,
-// for blocks of one type, many at once. As in operations.h nothing waits or allocates.
+// `compact` (docs/formats/compact.md) in device memory: the GPU version of kernels/compact_ops.h,
+// for many blocks of one type at once. As in operations.h, nothing waits or allocates.
 #pragma once
 
 #include <cstddef>
@@ -12,42 +12,43 @@
 
 namespace driftless::cuda {
 
-// A block of a tensor. Its positions count inside it, and are absolute (PositionCoding::kIndices).
+// A block of a tensor. Its positions count inside it and are absolute (PositionCoding::kIndices).
 struct CompactBlock {
   const std::byte* old_dev = nullptr;  // of the tensor
   BlockPlace place = {};               // of the block in it, with its units
-  StreamEntry entry;                   // of its changes, in the streams of positions and values
+  StreamEntry entry;                   // its changes, in the streams of positions and values
   std::uint32_t table = 0;
-  std::uint64_t stream_begin = 0;  // bytes; of its tiles, one after the other. To be decoded only
+  std::uint64_t stream_begin = 0;  // bytes; start of its tiles. For decoding only
 };
 
-// How large a batch is.
+// The size of a batch.
 struct CompactShape {
   CompactFields fields;
   std::uint32_t blocks = 0, tiles = 0, tables = 0, steps = 0;
   std::uint64_t changes = 0;
 };
 
-// From streams to positions, new values and old ones, as a Patch takes them.
+// Decodes streams into positions, new values and old values, in the form that a Patch takes.
 class CompactDecode {
  public:
-  // 2 KiB per tile (8 of units of one byte), 1 KiB per table, 384 bytes per list of steps; on the
-  // host 200 per block, 48 per tile, and the tables.
+  // Device: 2 KiB per tile (8 KiB for units of one byte), 1 KiB per table, 384 bytes per list of
+  // steps. Host: 200 bytes per block, 48 per tile, and the tables.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const CompactBlock> blocks,
                                                     std::span<const CompactTable> tables);
-  // `tiles`: of all blocks, one after the other, as many and as large as the entries say. kCorrupt
-  // where they are not.
+  // `tiles` holds the tiles of all blocks, one block after the other. kCorrupt if their number or
+  // sizes differ from the entries.
   [[nodiscard]] static Result<CompactDecode> make(std::span<const CompactBlock> blocks,
                                                   std::span<const CompactTable> tables,
                                                   std::span<const CompactTile> tiles,
                                                   const Workspace& workspace, Stream stream);
-  // Reads `streams_dev` up to the next multiple of 4 bytes. Writes nothing past an entry's count.
+  // Reads `streams_dev` up to the next multiple of 4 bytes. Writes nothing past the count of an
+  // entry.
   [[nodiscard]] Status run(const std::byte* streams_dev, std::byte* positions_dev,
                            std::byte* values_dev, std::byte* old_values_dev, Stream stream);
-  // Once the stream has passed run(): kMismatch where a tile is not what an encoder makes of these
-  // old units. What was written of such a block has no meaning.
+  // Call it once the stream has passed run(). kMismatch if an encoder would not make a tile from
+  // these old units; the output of its block is then undefined.
   [[nodiscard]] Status check() const;
-  // After such an error: the number of the block.
+  // The number of the block, after such an error.
   [[nodiscard]] std::uint32_t bad_block() const;
 
  private:
@@ -57,30 +58,31 @@ class CompactDecode {
   std::byte* host_ = nullptr;
 };
 
-// From the changes that a diff found to streams. Two looks at them: count() for the tables, run()
-// for the streams.
+// Encodes the changes that a diff found. Reads them twice: make() counts for the tables, run()
+// writes the streams.
 class CompactEncode {
  public:
-  // 64 KiB for the counts, 2 KiB per tile (8 of units of one byte), a unit and 4 bytes per change,
-  // 97 KiB per table; on the host the counts, 200 bytes per block, 56 per tile, the tables.
+  // Device: 64 KiB for the counts, 2 KiB per tile (8 KiB for units of one byte), a unit and 4 bytes
+  // per change, 97 KiB per table. Host: the counts, 200 bytes per block, 56 per tile, the tables.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const CompactBlock> blocks,
                                                     const CompactFields& fields,
                                                     std::uint32_t tables);
-  // `positions_dev` and `values_dev` stay where they are as long as it is used. Queues counting.
+  // `positions_dev` and `values_dev` must stay valid as long as the object is used. Queues the
+  // counting.
   [[nodiscard]] static Result<CompactEncode> make(std::span<const CompactBlock> blocks,
                                                   const CompactFields& fields, std::uint32_t tables,
                                                   const std::byte* positions_dev,
                                                   const std::byte* values_dev,
                                                   const Workspace& workspace, Stream stream);
-  // Once the stream has passed make(): what a table of all blocks is made from. Of the units a
-  // sample is counted.
+  // Call it once the stream has passed make(). The counts from which a table for all blocks is
+  // made; units are counted from a sample.
   [[nodiscard]] CompactCounts counts() const;
-  // Queues the sizes of the streams: with tables, as many as were said at most.
+  // Queues the computation of the streams' sizes. At most as many tables as make() was given.
   [[nodiscard]] Status size(std::span<const CompactTable> tables, Stream stream);
-  // Once the stream has passed size(): the tiles of all blocks, one after the other.
-  // kInvalidArgument if a table does not have one of the changes.
+  // Call it once the stream has passed size(). The tiles of all blocks, one after the other.
+  // kInvalidArgument if a table lacks the class or the step of a change.
   [[nodiscard]] Result<std::span<const CompactTile>> tiles() const;
-  // Writes the streams of all tiles, one after the other, after tiles().
+  // Queues writing the streams of all tiles, one after the other. Call it after tiles().
   [[nodiscard]] Status run(std::byte* streams_dev, Stream stream) const;
 
  private:

@@ -6,7 +6,7 @@ namespace {
 
 using namespace compact;
 
-// A tile's stream, by words: whatever lies around it is read, and not used.
+// Reads a tile's stream in words; surrounding bytes are read but not used.
 class StreamBytes {
  public:
   __device__ StreamBytes(const std::byte* begin, std::uint32_t size) : left_(size) {
@@ -41,22 +41,22 @@ class StreamBytes {
     return __byte_perm(__ldg(word_++), 0, 0x0123);
   }
   const std::uint32_t* word_;
-  std::uint64_t window_ = 0;   // the next bytes, from the top
-  unsigned have_ = 0;          // of them
-  std::uint32_t left_;         // bytes of the stream, those of the window included
-  std::uint32_t fetched_ = 0;  // bytes that words are still to be read for
+  std::uint64_t window_ = 0;   // the next bytes, in the upper bits
+  unsigned have_ = 0;          // number of bytes in it
+  std::uint32_t left_;         // bytes left in the stream, including the window
+  std::uint32_t fetched_ = 0;  // bytes of words still to be read
   bool good_ = true;
 };
 
 template <typename Unit, bool Cut>
 class TileAxis {
  public:
-  // Lanes that work on a tile: all of them know where its decoder is. More would wait less for
-  // memory, and do more work twice.
+  // Lanes per tile: each of them tracks the state of the decoder. More lanes would wait less for
+  // memory, and repeat more work.
   static constexpr unsigned kLanes = sizeof(Unit) == 1 ? 2 : 4;
-  static constexpr unsigned kShare = kHazardGroup / kLanes;  // units of a group
+  static constexpr unsigned kShare = kHazardGroup / kLanes;  // units of a group per lane
 
-  // `hazards`: of the block's table.
+  // `hazards`: those of the block's table.
   __device__ TileAxis(const CompactParts& parts, const CompactFields& fields,
                       const CompactBlock& block, const TileWork& tile, std::uint32_t number,
                       const std::uint16_t* hazards)
@@ -69,7 +69,7 @@ class TileAxis {
         lane_(threadIdx.x % kLanes),
         mates_(((1U << kLanes) - 1) << (threadIdx.x % 32 - lane_)) {}
 
-  // One of the lanes.
+  // True on one of the lanes.
   __device__ bool leads() const { return lane_ == 0; }
 
   __device__ std::uint32_t length() const {
@@ -81,8 +81,9 @@ class TileAxis {
   struct Place {
     std::uint32_t at, begin, unit;
   };
-  // The unit that has `point`, which is on the axis and not before `group`. The lanes of the tile
-  // go through their shares of a group, all of each: where they would stop differs.
+  // The unit that has `point`; the point must be on the axis and not before `group`. Each lane of
+  // the tile goes through its whole share of a group, because the lanes would stop at different
+  // units.
   __device__ __forceinline__ Place find(std::uint32_t point, std::uint32_t group) const {
     using Units = TileUnits<Unit, Cut>;
     constexpr unsigned kPacks = kShare / Units::kPack;
@@ -116,7 +117,7 @@ class TileAxis {
       place.begin = before ? end : place.begin;
       place.at += before ? 1 : 0;
     }
-    const int from = __ffs(static_cast<int>(owner)) - 1;  // the first one that ends past the point
+    const int from = __ffs(static_cast<int>(owner)) - 1;  // the first lane that ends past the point
     place.at = __shfl_sync(mates_, place.at, from);
     place.begin = __shfl_sync(mates_, place.begin, from);
     place.unit = units_[place.at];
@@ -124,13 +125,13 @@ class TileAxis {
   }
 
  private:
-  // From `group` on, the one that has the point; and where it begins.
+  // The group, from `group` on, that has the point; and where it begins.
   __device__ __forceinline__ std::uint32_t group_of(std::uint32_t point, std::uint32_t group,
                                                     std::uint32_t& begin) const {
     for (std::uint32_t first = group / 4 * 4;; first += 4) {
       const uint4 four = *reinterpret_cast<const uint4*>(sums_ + first);
       if (first == group / 4 * 4 || four.x <= point) {
-        // Sums ascend: those up to the point are the first ones.
+        // Sums ascend, so those up to the point come first.
         const unsigned inside = (four.y <= point) + (four.z <= point) + (four.w <= point);
         begin = inside == 0 ? four.x : inside == 1 ? four.y : inside == 2 ? four.z : four.w;
         group = first + inside;
@@ -145,7 +146,7 @@ class TileAxis {
   const std::uint32_t* sums_;
   unsigned shift_, mask_;
   std::uint32_t count_;
-  unsigned lane_, mates_;  // its number among those of the tile, and all of them in the warp
+  unsigned lane_, mates_;  // number among the tile's lanes; mask of these in the warp
 };
 
 struct Outputs {
@@ -154,7 +155,7 @@ struct Outputs {
   std::byte* old_values;
 };
 
-// Done by the lanes of a tile together: false unless the stream is what an encoder makes.
+// All lanes of a tile call it: false unless the stream is what an encoder makes.
 template <typename Unit, bool Cut>
 __device__ bool decode_tile(const CompactParts& parts, const CompactFields& fields,
                             const Axis& axis, const TileWork& tile, std::uint32_t number,
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(kTileThreads)
     decode_tiles(CompactParts parts, CompactFields fields, std::uint32_t tiles,
                  const std::byte* streams, Outputs out) {
   __shared__ Axis axis;
-  __shared__ std::uint16_t shared_hazards[kCompactClasses];  // of the table of the first tile
+  __shared__ std::uint16_t shared_hazards[kCompactClasses];  // those of the first tile's table
   constexpr unsigned kTiles = kTileThreads / TileAxis<Unit, Cut>::kLanes;
   const std::uint32_t shared = parts.blocks[parts.tiles[blockIdx.x * kTiles].block].table;
   for (unsigned i = threadIdx.x; i < kCompactClasses; i += kTileThreads) {
@@ -247,7 +248,7 @@ CompactParts carve_decode(std::byte* memory, const CompactShape& shape, MemoryKi
   return parts;
 }
 
-// Where each tile's changes and bytes begin. kCorrupt if they are not those of the blocks.
+// Computes where each tile's changes and bytes begin. kCorrupt if the sums differ from the blocks'.
 Status fill_tiles(const CompactShape& shape, std::span<const CompactBlock> blocks,
                   std::span<const CompactTile> tiles, const CompactParts& host) {
   const std::uint32_t tables = shape.tables;
@@ -310,7 +311,7 @@ Result<CompactDecode> CompactDecode::make(std::span<const CompactBlock> blocks,
   DRIFTLESS_RETURN_IF_ERROR(fill_blocks(fields, blocks, host));
   DRIFTLESS_RETURN_IF_ERROR(fill_tiles(decode.shape_, blocks, tiles, host));
   DRIFTLESS_RETURN_IF_ERROR(fill_tables(decode.shape_.fields, tables, decode.shape_, host));
-  // The host's parts lie as the device's do.
+  // The host's tables have the same layout as the device's.
   const auto used =
       static_cast<std::uint64_t>(reinterpret_cast<std::byte*>(host.bad + 1) - decode.host_);
   DRIFTLESS_RETURN_IF_ERROR(upload(dev.blocks, decode.host_, used, native(stream)));

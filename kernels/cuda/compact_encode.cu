@@ -11,9 +11,9 @@ using namespace compact;
 
 constexpr std::uint32_t kSymbols = kCompactStepSymbols;
 constexpr unsigned kCountThreads = 256, kCountBlocks = 2048;
-constexpr std::uint32_t kRun = 64;            // units that are sampled, of
-constexpr std::uint32_t kMostEvery = 64;      // as many runs
-constexpr std::uint64_t kSampled = 1U << 18;  // of a block at least, where it has as many
+constexpr std::uint32_t kRun = 64;            // units of a sampled run
+constexpr std::uint32_t kMostEvery = 64;      // at least every 64th run is sampled
+constexpr std::uint64_t kSampled = 1U << 18;  // least sample of a block, if it has so many units
 
 struct DeviceCounts {
   std::uint32_t units[kCompactClasses];
@@ -22,10 +22,10 @@ struct DeviceCounts {
 struct EncodeParts : CompactParts {
   DeviceCounts* counts = nullptr;
   CompactTile* sizes = nullptr;
-  std::uint32_t* begins = nullptr;  // of each change, on its tile's axis; of the device
-  std::byte* old_values = nullptr;  // of the device
-  std::uint64_t* ends = nullptr;    // of each tile's stream; of the device
-  std::byte* scan = nullptr;        // of the device
+  std::uint32_t* begins = nullptr;  // of each change, on its tile's axis; on the device
+  std::byte* old_values = nullptr;  // on the device
+  std::uint64_t* ends = nullptr;    // of each tile's stream; on the device
+  std::byte* scan = nullptr;        // on the device
 };
 std::uint64_t scan_bytes(std::uint32_t tiles) {
   std::size_t bytes = 0;
@@ -86,7 +86,7 @@ __device__ __forceinline__ std::uint32_t sampled_every(std::uint64_t units) {
   return static_cast<std::uint32_t>(every < 1 ? 1 : every > kMostEvery ? kMostEvery : every);
 }
 
-// A warp counts a tile: classes of a sample of its units, and all of its changes.
+// A warp counts a tile: the classes of a sample of its units, and all of its changes.
 template <typename Unit, bool Cut>
 __global__ void __launch_bounds__(kCountThreads)
     count_tiles(EncodeParts parts, CompactFields fields, const std::byte* positions,
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kCountThreads)
   }
 }
 
-// Where each change begins on the axis of its tile. A warp does a tile.
+// Computes where each change begins on the axis of its tile. A warp processes a tile.
 template <typename Unit, bool Cut>
 __global__ void __launch_bounds__(kCountThreads)
     find_begins(EncodeParts parts, CompactFields fields, const std::byte* positions,
@@ -161,7 +161,7 @@ struct ByteCounter {
   constexpr void put(std::byte) { ++bytes; }
 };
 
-// One thread's. False if the table does not have a change.
+// Encodes a tile in one thread. False if the table lacks the class or the step of a change.
 template <typename Unit, typename Coder>
 __device__ bool encode_tile(const EncodeParts& parts, const CompactFields& fields, const Axis& axis,
                             const TileWork& tile, const Unit* from, const Unit* to,
@@ -182,7 +182,8 @@ __device__ bool encode_tile(const EncodeParts& parts, const CompactFields& field
   return true;
 }
 
-// Without streams: the tiles' sizes. With them: their bytes, where the sizes say.
+// Without `streams` computes the sizes of the tiles; with them writes their bytes at the places
+// that the sizes give.
 template <typename Unit>
 __global__ void __launch_bounds__(kTileThreads)
     encode_tiles(EncodeParts parts, CompactFields fields, const std::byte* values,
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(kTileThreads)
     if (!good) atomicMin(parts.bad, number);
   }
   parts.sizes[number] = size;
-  parts.ends[number] = size.bytes;  // to be summed
+  parts.ends[number] = size.bytes;  // summed later
 }
 
 CompactShape shape_of(std::span<const CompactBlock> blocks, const CompactFields& fields,

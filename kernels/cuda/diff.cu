@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// One pass over both sides, then a short one over what was found.
+// One pass over both sides, then a short one over the changes.
 //
-// A warp takes a tile of 32 KiB of a tensor: compares it with 16-byte loads, collects the offsets
-// of the differing units in shared memory, takes room for them from a cursor, and writes offsets
-// and new values there, all at once: what trickles out is evicted from the L2 in pieces, because
-// the tensors run through it. Values are picked up batch by batch, as long as the L2 has them.
-// Tiles get their room in any order, so nobody waits for a neighbour. A scan over the tiles' counts
-// then says where each one's results belong, and a second kernel moves them, turning offsets into
-// positions or gaps on the way. A gap within a tile always fits 16 bits; only gaps between tiles
-// may be wider.
+// A warp processes a tile of 32 KiB of a tensor: it compares it with 16-byte loads, collects the
+// offsets of the differing units in shared memory, reserves slots for them from a cursor, and
+// writes offsets and new values there together: small separate writes would be evicted from the L2
+// in pieces, because the tensors stream through it. It reads the values batch by batch, while the
+// L2 still has them. Tiles reserve slots in any order, so none waits for a neighbour. A scan over
+// the tiles' counts then gives the destination of each tile's results, and a second kernel moves
+// them there and turns offsets into positions or gaps. A gap within a tile always fits into 16
+// bits; only gaps between tiles may be wider.
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
 #include <cub/device/device_scan.cuh>
@@ -37,7 +37,7 @@ std::uint64_t results_bytes(const DiffShape& shape) {
   return sizeof(Summary) + shape.tensors * sizeof(StreamEntry);
 }
 
-// Of the device's workspace; or of the host's, which has the tables and the results only.
+// Divides the device's workspace, or the host's, which has only the tables and the results.
 Parts carve(std::byte* begin, const DiffShape& shape, MemoryKind kind,
             std::uint64_t* used = nullptr) {
   Carver carver(begin);
@@ -73,10 +73,11 @@ DiffShape shape_of(std::span<const std::uint64_t> units, unsigned unit_bytes,
 }
 
 constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
-// Whether all of the device code can wait for a kernel that still runs; ascending.
+// Whether every compiled architecture can wait for a running kernel; the list ascends.
 constexpr bool kCanBeEarly = kArchitectures[0] >= 900;
 
-// Queues a kernel of diff_emit.cuh: it starts while the one before it ends, which hides the launch.
+// Queues a kernel of diff_emit.cuh, which starts while the previous one ends; that hides the
+// launch.
 template <typename... Formal, typename... Given>
 Status launch_next(const char* name, void (*kernel)(Formal...), unsigned grid, unsigned block,
                    cudaStream_t stream, Given... given) {
@@ -217,7 +218,7 @@ Status DiffBatch::run(std::span<const Tensor> tensors, PositionCoding coding,
   }
   const Parts host = carve(host_, shape_, MemoryKind::kHost);
   const Parts dev = carve(dev_, shape_, MemoryKind::kDevice);
-  bool moved = false;  // most runs are over the same memory as the last one
+  bool moved = false;  // most runs use the same memory as the one before
   for (std::uint32_t i = 0; i < shape_.tensors; ++i) {
     DevTensor like = host.tensors[i];
     like.old_dev = tensors[i].old_dev;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From what the tiles found to the streams of a bucket. Private to diff.cu.
+// Moves the results of the tiles into the streams of a bucket. Private to diff.cu.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace driftless::cuda {
 
-// Kernels below are launched while the one before them still runs (launch_next() in diff.cu): first
-// they let the next one do so, too, then they wait until all before them is done and seen.
+// The kernels below are launched while the previous kernel still runs (launch_next() in diff.cu).
+// Each first allows the next kernel to launch, then waits until all previous ones are done and
+// their writes are visible.
 __device__ __forceinline__ void wait_for_the_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -18,7 +19,7 @@ __device__ __forceinline__ void wait_for_the_previous() {
 #endif
 }
 
-// The gap from the last change before the tile, in the same tensor, to the tile's first.
+// The gap from the last change before the tile, in the same tensor, to the tile's first change.
 template <unsigned W>
 __device__ __forceinline__ std::uint64_t gap_before(const Parts& parts, std::uint32_t tile,
                                                     const Tile& self, const DevTensor& tensor,
@@ -45,7 +46,7 @@ __global__ void widen_gaps(Parts parts, std::uint32_t tiles) {
 
 inline constexpr unsigned kTableThreads = 1024;
 
-// One block: the tensors' places in the streams.
+// In one block: computes the places of the tensors in the streams.
 static __global__ void __launch_bounds__(kTableThreads)
     make_table(Parts parts, std::uint32_t tensors, std::uint32_t tiles) {
   using Scan = cub::BlockScan<std::uint64_t, kTableThreads>;
@@ -79,7 +80,7 @@ static __global__ void __launch_bounds__(kTableThreads)
   *parts.cursor = 0;
 }
 
-// Positions may lie at any multiple of 2.
+// Positions may be at any multiple of 2 bytes.
 __device__ __forceinline__ void store_position(std::byte* at, unsigned bytes, std::uint64_t value) {
   auto* const halves = reinterpret_cast<std::uint16_t*>(at);
   const bool whole = reinterpret_cast<std::uintptr_t>(at) % 4 == 0;
@@ -97,10 +98,10 @@ __device__ __forceinline__ void store_position(std::byte* at, unsigned bytes, st
 inline constexpr unsigned kEmitTiles = 32;  // per block
 inline constexpr unsigned kEmitWarps = 8;
 
-// Where a tile's results are, and where they belong.
+// The source and the destination of a tile's results.
 template <unsigned W>
 struct Move {
-  const std::uint16_t* offsets;  // null: all of the tile changed, and it has no slots
+  const std::uint16_t* offsets;  // null: the whole tile changed, and it has no slots
   const Unit<W>* from;
   Unit<W>* to;
   std::byte* positions;
@@ -136,7 +137,7 @@ __device__ __forceinline__ Move<W> plan_move(const Parts& parts, std::uint32_t n
   return move;
 }
 
-// A warp moves a tile's results, so many of a lane's under way at a time.
+// A warp moves a tile's results; each lane keeps this many loads in flight.
 template <unsigned W, bool Gaps>
 __device__ __forceinline__ void carry_out(const Move<W>& move, unsigned lane) {
   constexpr unsigned kTogether = 6;
@@ -164,8 +165,8 @@ __device__ __forceinline__ void carry_out(const Move<W>& move, unsigned lane) {
   }
 }
 
-// The first block brings the summary and the entries to the host, the others the results to their
-// places.
+// The first block copies the summary and the entries to the host; the others move the results to
+// their places.
 template <unsigned W, bool Gaps>
 __global__ void __launch_bounds__(kEmitWarps * 32)
     emit(Parts parts, std::uint32_t tensors, std::uint32_t tiles, std::uint64_t max_changed,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a batch of tensors is cut into tiles, what is known of them, and the pass over both sides of
-// all tiles. Private to diff.cu and capture.cu.
+// Divides a batch of tensors into tiles, holds the tables of tensors and tiles, and compares both
+// sides of all tiles in one pass. Private to diff.cu and capture.cu.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ struct DevTensor {
   std::uint64_t units;
   std::uint64_t origin;
   std::uint32_t first_tile;
-  std::uint32_t position_bytes;  // at least
+  std::uint32_t position_bytes;  // lower bound
 };
 
 using Tile = CaptureBatch::Tile;
 
-// What lies before a tile.
+// Sums over the tiles before a tile.
 struct Before {
   std::uint64_t changed;
-  std::uint32_t filled_tile;  // 1 + the last tile that has changes; 0: none
+  std::uint32_t filled_tile;  // 1 + the last tile with changes; 0: none
 };
 struct Join {
   __host__ __device__ Before operator()(const Before& a, const Before& b) const {
@@ -47,26 +47,28 @@ struct Summary {
   std::uint64_t position_bytes;
 };
 
-// Everything in device memory; on the host the tables of tensors and tiles, and the results.
+// Pointers to everything in device memory; on the host, to the tables of tensors and tiles and to
+// the results.
 struct Parts {
   DevTensor* tensors = nullptr;
   std::uint32_t* tile_tensor = nullptr;
   Tile* tiles = nullptr;
   Before* before = nullptr;
-  std::uint32_t* wide = nullptr;         // per tensor: bytes that a gap needs where they are many
-  unsigned long long* cursor = nullptr;  // this and `wide` are zero between runs
+  std::uint32_t* wide = nullptr;         // per tensor: bytes of its widest gap, if above 2
+  unsigned long long* cursor = nullptr;  // both this and `wide` are zero between runs
   std::byte* scan = nullptr;
   std::uint16_t* slot_offsets = nullptr;
   std::byte* slot_values = nullptr;
-  bool slots_for_all = false;  // also for a tile of which all changed
-  Summary* summary = nullptr;  // the entries follow it: both come back in one copy
+  bool slots_for_all = false;  // also for a tile that changed completely
+  Summary* summary = nullptr;  // followed by the entries, so that one copy returns both
   StreamEntry* entries = nullptr;
 };
 
-// Leaves 80 registers to a thread; if the new side is converted, 128.
+// Leaves 80 registers to a thread; 128 if the new side is converted.
 constexpr unsigned blocks_per_processor(ValueCast cast) { return cast == ValueCast::kNone ? 3 : 2; }
 inline constexpr unsigned kBatch = 4;  // 16-byte groups per lane and side in flight
-// What a warp collects of a tile before it is called dense; a batch fits.
+// The most changes that a warp collects of a tile before it treats the tile as dense; one batch
+// fits.
 constexpr unsigned list_units(unsigned unit_bytes) { return kTileBytes / unit_bytes / 8; }
 
 // Bit i: unit i of the 16 bytes differs.
@@ -108,7 +110,7 @@ __device__ __forceinline__ unsigned count_bits(std::uint64_t x) { return __popcl
 __device__ __forceinline__ unsigned lowest_bit(std::uint32_t x) { return __ffs(x) - 1; }
 __device__ __forceinline__ unsigned lowest_bit(std::uint64_t x) { return __ffsll(x) - 1; }
 
-// A unit of the new side, which lies there as the conversion takes it.
+// A unit of the new side, before its conversion.
 template <unsigned W, ValueCast C>
 __device__ __forceinline__ Unit<W> new_unit(const std::byte* new_dev, std::uint32_t at) {
   if constexpr (C == ValueCast::kNone) {
@@ -119,7 +121,7 @@ __device__ __forceinline__ Unit<W> new_unit(const std::byte* new_dev, std::uint3
     return C == ValueCast::kF32ToBF16 ? bf16_of_f32(bits) : f16_of_f32(bits);
   }
 }
-// Whether it is a NaN that is narrowed.
+// Whether it is a NaN and is narrowed.
 template <ValueCast C>
 __device__ __forceinline__ bool is_new_nan(const std::byte* new_dev, std::uint32_t at) {
   return C != ValueCast::kNone && is_nan_f32(reinterpret_cast<const std::uint32_t*>(new_dev)[at]);
@@ -132,7 +134,7 @@ __device__ __forceinline__ std::uint32_t narrowed(std::uint32_t first, std::uint
     return f16_of_f32(first) | std::uint32_t{f16_of_f32(second)} << 16;
   }
 }
-// 16 bytes of the new side as they lie there; of values that are narrowed, 32.
+// 16 bytes of the new side; 32 if values are narrowed.
 template <ValueCast C>
 struct NewGroup {
   uint4 words[2];
@@ -159,15 +161,15 @@ template <>
 struct NewGroup<ValueCast::kNone> {
   uint4 words;
   __device__ __forceinline__ void load(const std::byte* new_dev, unsigned group) {
-    // The L1 keeps it: values are picked up from there.
+    // Keeps it in the L1 cache, because values are read from there later.
     words = __ldg(reinterpret_cast<const uint4*>(new_dev) + group);
   }
   __device__ __forceinline__ uint4 units() const { return words; }
   __device__ __forceinline__ unsigned nans() const { return 0; }
 };
 
-// A tile as the lanes see it, batch by batch: group j of lane l in batch b is group
-// (b * kBatch + j) * 32 + l of the tile, 16 bytes. A lane's mask has a bit per unit of its groups.
+// The lanes' view of a tile, batch by batch: group j of lane l in batch b is group (b * kBatch + j)
+// * 32 + l of the tile, of 16 bytes. A lane's mask has one bit for each unit of its groups.
 template <unsigned W, ValueCast C>
 struct TileView {
   static constexpr unsigned kGroupUnits = 16 / W;
@@ -180,7 +182,7 @@ struct TileView {
   const std::byte* old_dev;
   const std::byte* new_dev;
   std::uint32_t units;
-  std::uint32_t whole;  // batches that can be loaded 16 bytes at a time, all of them
+  std::uint32_t whole;  // number of batches that can be loaded completely, 16 bytes at a time
 
   __device__ TileView(const std::byte* before, const std::byte* after, std::uint32_t count)
       : old_dev(before), new_dev(after), units(count), whole(0) {
@@ -214,7 +216,8 @@ struct TileView {
       out.new_groups[j].load(new_dev, (batch * kBatch + j) * 32 + lane);
     }
   }
-  // Of a batch that is not whole: the last, or any if a side does not lie at a multiple of 16.
+  // The mask of a batch that is not whole: the last one, or any if a side is not at a multiple of
+  // 16.
   __device__ Mask slow_mask(unsigned batch, unsigned lane) const {
     const auto* const a = reinterpret_cast<const Unit<W>*>(old_dev);
     Mask mask = 0;
@@ -231,7 +234,7 @@ struct TileView {
     }
     return mask;
   }
-  // Calls use(batch, mask) for all of them. The next batch's loads are under way meanwhile.
+  // Calls use(batch, mask) for all batches, while the loads of the next batch are in flight.
   template <typename Use>
   __device__ __forceinline__ void each_batch(unsigned lane, const Use& use) const {
     if (whole != 0) {
@@ -247,8 +250,8 @@ struct TileView {
   }
 };
 
-// Appends the batch's offsets to `list` behind the first `filled`, in order; returns how many there
-// are. Writes nothing past `room`.
+// Appends the batch's offsets to `list` after the first `filled`, in order; returns their number.
+// Writes nothing past `room`.
 template <unsigned W>
 __device__ __forceinline__ unsigned collect(typename TileView<W, ValueCast::kNone>::Mask mask,
                                             unsigned batch, unsigned lane, unsigned filled,
@@ -260,7 +263,7 @@ __device__ __forceinline__ unsigned collect(typename TileView<W, ValueCast::kNon
     return count_bits(
         static_cast<typename View::Mask>((mask >> (j * kGroupUnits)) & View::kGroupMask));
   };
-  // Two counts of up to 512 in a word: groups 0 and 1, groups 2 and 3.
+  // Two counts of up to 512 in a word: groups 0 and 1, and groups 2 and 3.
   const unsigned own01 = own(0) | (own(1) << 16), own23 = own(2) | (own(3) << 16);
   unsigned sum01 = own01, sum23 = own23;
 #pragma unroll
@@ -273,7 +276,7 @@ __device__ __forceinline__ unsigned collect(typename TileView<W, ValueCast::kNon
     }
   }
   const unsigned all01 = __shfl_sync(~0U, sum01, 31), all23 = __shfl_sync(~0U, sum23, 31);
-  // Where the lane's next offset of each group goes.
+  // The index of the lane's next offset of each group.
   const unsigned in01 = (all01 & 0xffffU) + (all01 >> 16);
   unsigned next01 = sum01 - own01 + (all01 << 16);
   unsigned next23 = sum23 - own23 + (all23 << 16) + in01 * 0x10001U;
@@ -292,13 +295,13 @@ __device__ __forceinline__ unsigned collect(typename TileView<W, ValueCast::kNon
   return in01 + (all23 & 0xffffU) + (all23 >> 16);
 }
 
-// What a warp has found: offsets in the tile, and the new values there.
+// The changes that a warp has found: offsets in the tile, and the new values there.
 template <unsigned W>
 struct List {
   std::uint16_t offsets[list_units(W)];
   Unit<W> values[list_units(W)];
 
-  // Of entries [from, to), as far as there is room.
+  // Stores entries [from, to), as far as there is room.
   template <ValueCast C>
   __device__ __forceinline__ void pick_up_values(const std::byte* new_dev, unsigned from,
                                                  unsigned to, unsigned lane) {
@@ -317,7 +320,7 @@ struct List {
   }
 };
 
-// More changes than a list holds: looks again, and writes batch by batch.
+// For more changes than a list holds: compares again, and writes batch by batch.
 template <unsigned W, ValueCast C>
 __device__ __forceinline__ void write_dense(const Parts& parts, const TileView<W, C>& view,
                                             List<W>& list, std::uint64_t base, unsigned lane,
@@ -368,14 +371,14 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_per_processor(C))
     count += found;
   });
   Tile tile{0, count, 0, static_cast<std::uint16_t>(view.units - 1)};
-  // If all of it changed, the second kernel reads the tensor itself.
+  // If the whole tile changed, the second kernel reads the tensor itself.
   if (count != 0 && (count != view.units || parts.slots_for_all)) {
     unsigned long long base = 0;
     if (lane == 0) base = atomicAdd(parts.cursor, count);
     tile.base = __shfl_sync(~0U, base, 0);
     __syncwarp();
     if (tile.base + count > max_changed) {
-      // Too many: they are counted, and nothing else.
+      // Too many changes: they are only counted.
     } else if (listed && count <= list_units(W)) {
       list.write(parts, count, tile.base, lane);
       tile.first = list.offsets[0];
@@ -387,11 +390,11 @@ __global__ void __launch_bounds__(kWarps * 32, blocks_per_processor(C))
   if (lane == 0) parts.tiles[number] = tile;
 }
 
-// How many tiles tensors are cut into.
+// The number of tiles of the tensors.
 [[nodiscard]] std::uint64_t tiles_of(std::span<const std::uint64_t> units, unsigned unit_bytes);
-// Fills tables in host memory: of tensors, where they lie is left, and of tiles.
+// Fills the tables of tensors (except their addresses) and tiles in host memory.
 void fill_tables(std::span<const std::uint64_t> units, unsigned unit_bytes, const Parts& host);
-// diff_tiles() of a width and a conversion; in diff.cu.
+// Queues diff_tiles() for a width and a conversion; in diff.cu.
 [[nodiscard]] Status queue_diff_tiles(const Parts& parts, std::uint32_t tiles, unsigned unit_bytes,
                                       ValueCast cast, std::uint64_t max_changed,
                                       cudaStream_t stream);

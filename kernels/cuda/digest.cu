@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The digest (core/digest.h) on the device: a full sweep, and what a patch changes.
+// The digest (core/digest.h) on the device: full sweeps, and the changes of a patch.
 #include <algorithm>
 
 #include "kernels/cuda/digest.cuh"
@@ -15,7 +15,7 @@ struct DevPiece : DigestPiece {
   std::uint64_t first_span;
 };
 
-// A whole block of 4096 bytes; a lane has 32 of its words.
+// Sums a whole block of 4096 bytes; a lane has 32 of its words.
 __device__ __forceinline__ void sweep_block(const PlaceKeys& keys, const uint4* words,
                                             unsigned lane,
                                             std::uint64_t (&totals)[2 * kDigestLanes]) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ void sweep_block(const PlaceKeys& keys, const uint4* 
   for (unsigned part = 0; part < 2; ++part) {
     std::uint64_t sums[2 * kDigestLanes] = {};
 #pragma unroll
-    for (unsigned j = 4 * part; j < 4 * part + 4; ++j) {  // 16 products each: they fit 64 bits
+    for (unsigned j = 4 * part; j < 4 * part + 4; ++j) {  // 16 products each fit into 64 bits
       add_group(keys, j * 32 + lane, loaded[j], sums);
     }
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ __forceinline__ void sweep_block(const PlaceKeys& keys, const uint4* 
   }
 }
 
-// Any part of a block: bytes [from, to) of it, of which the first lies at `bytes`.
+// Sums any part of a block: its bytes [from, to); `bytes` points to the first.
 __device__ void sweep_part(const PlaceKeys& keys, const std::byte* bytes, std::uint32_t from,
                            std::uint32_t to, unsigned lane,
                            std::uint64_t (&totals)[2 * kDigestLanes]) {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
   add_sums(sums, out);
 }
 
-// Cut: positions of blocks that are cut by columns are divided, which costs registers.
+// Cut: a block contains only some columns, so positions need divisions, which cost registers.
 template <unsigned W, bool Gaps, bool Cut>
 __global__ void __launch_bounds__(kPatchWarps * 32)
     sum_changes(PatchParts parts, const std::byte* positions, std::uint32_t chunks,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arithmetic of the digest (core/digest.h) in device code.
 //
-// Sums of field elements leave a warp as two halves of 32 bits and less, added with plain atomics:
-// 2^32 warps fit, and digest_from_sums() folds them once on the host.
+// A warp writes sums of field elements as two halves of at most 32 bits, with plain atomic
+// additions: 2^32 warps fit, and digest_from_sums() folds the sums once on the host.
 #pragma once
 
 #include "kernels/cuda/launch.cuh"
@@ -13,7 +13,7 @@ namespace driftless::cuda {
 inline constexpr unsigned kDigestWarps = 8;  // per block
 
 struct PlaceKeys {
-  // By lane and half; a lane of the warp reads four places at once.
+  // By digest lane and half; a lane of the warp reads four places at once.
   std::uint32_t half[2 * kDigestLanes][kDigestBlockWords];
 };
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void fill_place_keys(PlaceKeys& keys) {
   __syncthreads();
 }
 
-// Any x: congruent, below 2^61 + 8.
+// A number congruent to any x, below 2^61 + 8.
 __device__ __forceinline__ std::uint64_t lazy_fold(std::uint64_t x) {
   return (x & kDigestPrime) + (x >> 61);
 }
@@ -65,7 +65,7 @@ __device__ __forceinline__ std::uint64_t wide(std::uint32_t a, std::uint32_t b) 
   return std::uint64_t{a} * b;
 }
 
-// The four words of one 16-byte load, by the keys of their places.
+// Adds the four words of one 16-byte load, multiplied by the keys of their places.
 __device__ __forceinline__ void add_group(const PlaceKeys& keys, unsigned group, const uint4& words,
                                           std::uint64_t (&sums)[2 * kDigestLanes]) {
 #pragma unroll
@@ -87,7 +87,7 @@ __device__ __forceinline__ void add_block(const std::uint64_t (&totals)[2 * kDig
   }
 }
 
-// What one word's going from `before` to `after` adds.
+// Adds the contribution of a change of one word from `before` to `after`.
 __device__ __forceinline__ void add_step(const DigestTensorKey& key, std::uint64_t word,
                                          std::uint32_t before, std::uint32_t after,
                                          std::uint64_t (&sums)[kDigestLanes]) {

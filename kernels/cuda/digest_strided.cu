@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The digest of weights read through maps. A segment is what one run of a map (units that adjoin in
-// the tensor) has in one block of the digest; a warp takes 32 segments of one part, a lane works
-// out one segment's place and keys, and the warp sums one segment after the other.
+// The digest of weights read through maps. A segment is the intersection of one run of a map (units
+// that adjoin in the tensor) with one block of the digest. A warp processes 32 segments of one
+// part: each lane computes the place and keys of one segment, then the warp sums one segment after
+// the other.
 #include <algorithm>
 
 #include "kernels/cuda/digest.cuh"
@@ -9,8 +10,8 @@
 namespace driftless::cuda {
 namespace {
 
-constexpr std::uint32_t kSegments = 32;  // of a warp's span
-// Spans of one launch, since others want the GPU meanwhile: 256 MiB at the most.
+constexpr std::uint32_t kSegments = 32;  // in a warp's span
+// Spans per launch, because other work needs the GPU meanwhile: at most 256 MiB.
 constexpr std::uint32_t kDigestMapSlice = 2048;
 
 struct DevPart {
@@ -18,14 +19,14 @@ struct DevPart {
   std::uint64_t run_bytes;  // in the tensor
   std::uint64_t run_step;   // of the target within a run, in units
   std::uint64_t runs;
-  std::uint32_t run_segments;  // at the most: a run may begin anywhere in a block
+  std::uint32_t run_segments;  // upper bound: a run may begin anywhere in a block
   std::uint32_t first_span;
 };
 
 struct Segment {
   std::uint64_t block = 0;
   const std::byte* target = nullptr;  // of its first unit
-  std::uint32_t from = 0, to = 0;     // bytes of the block
+  std::uint32_t from = 0, to = 0;     // range of bytes in the block
 };
 
 __device__ __forceinline__ Segment segment_of(const DevPart& own, std::uint64_t number,
@@ -66,7 +67,7 @@ __device__ __forceinline__ void add_word(const PlaceKeys& keys, std::uint32_t pl
   }
 }
 
-// Whole groups of 16 bytes, which lie at multiples of 16 on both sides.
+// Sums whole groups of 16 bytes, at multiples of 16 on both sides.
 __device__ __forceinline__ void sweep_groups(const PlaceKeys& keys, const Segment& segment,
                                              unsigned lane,
                                              std::uint64_t (&totals)[2 * kDigestLanes]) {
@@ -83,7 +84,7 @@ __device__ __forceinline__ void sweep_groups(const PlaceKeys& keys, const Segmen
     std::uint64_t sums[2 * kDigestLanes] = {};
 #pragma unroll
     for (unsigned j = 4 * part; j < 4 * part + 4; ++j) {
-      // Past the end the words are zero, and any key does.
+      // Words past the end are zero, so any key does.
       add_group(keys, (first + j * 32 + lane) % (kDigestBlockWords / 4), loaded[j], sums);
     }
 #pragma unroll
@@ -91,7 +92,7 @@ __device__ __forceinline__ void sweep_groups(const PlaceKeys& keys, const Segmen
   }
 }
 
-// Unit by unit: of any alignment, step and conversion.
+// Sums unit by unit: for any alignment, step and conversion.
 template <typename Cast>
 __device__ std::uint32_t sweep_units(const PlaceKeys& keys, const Segment& segment,
                                      std::uint64_t step, unsigned lane,
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kDigestWarps * 32)
   }
 }
 
-// How the part is cut; first_span is left.
+// Divides the part into segments; does not set first_span.
 DevPart cut(const DigestMap& part, unsigned unit_bytes) {
   const StridedMap& map = part.map;
   const bool inner = map.dims > 0 && map.dim[map.dims - 1].source_stride == 1;
@@ -177,7 +178,7 @@ DevPart cut(const DigestMap& part, unsigned unit_bytes) {
   own.run_bytes = run_units * width;
   own.run_step = inner ? map.dim[map.dims - 1].target_stride : 1;
   own.runs = map.units() / run_units;
-  // Runs that all begin at one place of a block meet no more blocks than that place says.
+  // If all runs begin at the same place of a block, that place gives the exact number of blocks.
   bool same_place = true;
   for (std::uint32_t d = 0; d + (inner ? 1 : 0) < map.dims; ++d) {
     same_place = same_place && map.dim[d].source_stride * width % kDigestBlockBytes == 0;
@@ -199,7 +200,7 @@ std::uint64_t spans_of(std::span<const DigestMap> parts, unsigned unit_bytes) {
   return spans;
 }
 
-// The conversion is one for a launch: parts come sorted by it.
+// Each launch has one conversion: parts are sorted by it.
 template <typename Launch>
 Status launch_by_cast(ValueCast cast, unsigned unit_bytes, const Launch& launch) {
   switch (cast) {

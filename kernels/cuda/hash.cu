@@ -8,10 +8,10 @@
 namespace driftless {
 namespace {
 
-constexpr unsigned kWarps = 8;  // of a thread block that sums up
-constexpr unsigned kAhead = 8;  // loads of 4 blocks each that the chain has under way
+constexpr unsigned kWarps = 8;  // in a thread block that sums
+constexpr unsigned kAhead = 8;  // loads in flight for the chain, of 4 blocks each
 
-// Stretches are given with the number of whole blocks that the device takes.
+// A stretch, with the number of whole blocks that the device takes.
 struct Stretch {
   const std::byte* bytes;
   const std::uint64_t* sums;  // 8 for each block
@@ -25,8 +25,8 @@ __device__ std::uint64_t load_word(const std::byte* at, bool aligned) {
   return word;
 }
 
-// What each block adds to the eight accumulators, whatever they hold: a warp for each block, four
-// words for each lane.
+// Computes the contribution of each block to the eight accumulators, which does not depend on them:
+// a warp for each block, four words for each lane.
 __global__ void sum_blocks(const std::byte* bytes, std::uint64_t blocks, std::uint64_t* sums,
                            XxhSecret secret) {
   __shared__ std::uint64_t words[kXxhSecretWords];
@@ -46,7 +46,7 @@ __global__ void sum_blocks(const std::byte* bytes, std::uint64_t blocks, std::ui
       products += (key & 0xFFFFFFFFU) * (key >> 32);
       values += value;
     }
-    // A word's value goes to the accumulator beside its own.
+    // A word's value is added to the accumulator next to its own.
     std::uint64_t sum = products + __shfl_xor_sync(~0U, values, 1);
     sum += __shfl_xor_sync(~0U, sum, 8);
     sum += __shfl_xor_sync(~0U, sum, 16);
@@ -54,7 +54,7 @@ __global__ void sum_blocks(const std::byte* bytes, std::uint64_t blocks, std::ui
   }
 }
 
-// The chain over the blocks: a warp for each stretch. Lane l works for accumulator l % 8.
+// Walks the chain over the blocks: a warp for each stretch. Lane l computes accumulator l % 8.
 __global__ void walk_chains(const Stretch* stretches, std::uint64_t* accumulators,
                             XxhSecret secret) {
   const Stretch stretch = stretches[blockIdx.x];
@@ -92,7 +92,7 @@ __global__ void walk_chains(const Stretch* stretches, std::uint64_t* accumulator
 
 Status hash_status(cudaError_t code) { return cuda::check(code, "hashing on the device"); }
 
-// A stream of the call's own, and memory in its order: nothing else is waited for.
+// A stream for this call, and memory allocated in its order: waits for no other work.
 class Workspace {
  public:
   Workspace() = default;
@@ -118,7 +118,7 @@ class Workspace {
   void* memory_ = nullptr;
 };
 
-// One call: what of each stretch is for the device, and what for the host.
+// One call: the part of each stretch for the device, and the part for the host.
 struct Plan {
   std::vector<std::uint64_t> blocks;          // of each stretch
   std::vector<std::vector<std::byte>> tails;  // of each, once copied

@@ -9,7 +9,7 @@
 namespace driftless {
 namespace {
 
-// Below this a copy to the host is the faster way.
+// Below this size a copy to the host is faster.
 constexpr std::uint64_t kShortBytes = 16 * kXxhBlockBytes;
 
 static_assert(XXH_PRIME32_1 == kXxhScramblePrime);
@@ -40,7 +40,7 @@ Hash128 xxh_finish(const XxhAccumulators& accumulators, std::uint64_t blocks,
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
   if (blocks > 0) {
-    // As the library leaves it after whole blocks: nothing in the buffer, no stripe of a new block.
+    // The library's state after whole blocks: an empty buffer and no stripe of a new block.
     std::memcpy(state.acc, accumulators.data(), sizeof(accumulators));
     state.totalLen = blocks * kXxhBlockBytes;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every file of this folder needs: errors as statuses, carving of workspaces.
+// Common helpers of this folder: CUDA errors as statuses, division of workspaces.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,20 +17,19 @@ namespace driftless::cuda {
 
 inline Status check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return {};
-  cudaGetLastError();  // else the next launch would report it again
+  cudaGetLastError();  // otherwise the next launch would report it again
   const bool full = code == cudaErrorMemoryAllocation;
   return error(full ? StatusCode::kNoSpace : StatusCode::kIo, what, ": ", cudaGetErrorString(code),
                " (", cudaGetErrorName(code), ")");
 }
-// After a kernel was queued.
+// Call it after a kernel was queued.
 inline Status check_launch(const char* kernel) { return check(cudaGetLastError(), kernel); }
 
 inline cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 constexpr std::uint64_t kCarveBytes = 256;
 
-// Takes pieces off a stretch of memory, each at a multiple of 256 bytes. With a null begin it only
-// counts.
+// Divides memory into pieces at multiples of 256 bytes. With a null begin it only counts.
 class Carver {
  public:
   explicit Carver(std::byte* begin) : begin_(begin) {}
@@ -60,7 +59,7 @@ inline Status check_workspace(const Workspace& given, const WorkspaceSize& neede
                " and ", needed.host_bytes, " are needed, aligned to 256 and 64");
 }
 
-// Items of work and, for each span of it (what a warp does at a time), the number of its item.
+// Items of work and, for each span (the work of a warp at a time), the number of its item.
 template <typename Item>
 struct SpanTable {
   Item* items = nullptr;
@@ -83,8 +82,8 @@ WorkspaceSize span_table_size(std::uint64_t items, std::uint64_t spans) {
   size.host_bytes = size.dev_bytes;
   return size;
 }
-// Fills the table in the workspace's host memory, and queues its way to the device's. `make` turns
-// a source, and the number of its first span, into an item and the number of its spans.
+// Fills the table in the workspace's host memory, and queues the copy to the device. `make`
+// converts a source and the number of its first span into an item and the number of its spans.
 template <typename Item, typename Source, typename Make>
 Status place_spans(std::span<const Source> sources, std::uint64_t spans, const Workspace& workspace,
                    const char* what, Stream stream, const Make& make) {
@@ -113,7 +112,7 @@ using Unit = std::conditional_t<
     std::conditional_t<Bytes == 2, std::uint16_t,
                        std::conditional_t<Bytes == 4, std::uint32_t, std::uint64_t>>>;
 
-// Which of the functions, for units of 1, 2, 4 and 8 bytes, is for these.
+// Selects the function for units of this width, from those for 1, 2, 4 and 8 bytes.
 template <typename Function>
 Function* by_width(unsigned unit_bytes, Function* one, Function* two, Function* four,
                    Function* eight) {

@@ -20,7 +20,7 @@ __device__ __forceinline__ void add_up(std::uint64_t written, std::uint64_t* tot
   }
 }
 
-// 16 bytes: the units that are not the sentinel, alone.
+// Copies 16 bytes, except units equal to the sentinel.
 template <unsigned W>
 __device__ __forceinline__ unsigned overwrite_group(uint4* target, const uint4& source,
                                                     Unit<W> sentinel) {

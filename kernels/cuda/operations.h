@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations on elements in device memory: the GPU's peer of kernels/host_kernels.h, batched.
+// The operations on elements in device memory: the GPU version of kernels/host_kernels.h, in
+// batches.
 //
-// A call queues work on the caller's stream and returns: nothing here waits, allocates, or looks at
-// device memory from the host. Workspace belongs to the caller; functions say how much. `Stream` is
-// a cudaStream_t (null: the default stream); pointers with `_dev` are memory of the stream's device
-// (pinned host memory works, at the speed of the bus). Units are 1, 2, 4 or 8 bytes wide, compared
-// and moved as integers; tensors may lie at any multiple of their unit, and may have more than 2^32
-// of them. Tensors at multiples of 16 bytes are the fast case.
+// A call queues work on the caller's stream and returns: nothing here waits, allocates, or accesses
+// device memory from the host. The caller owns the workspace; functions return its size. `Stream`
+// is a cudaStream_t (null: the default stream). Pointers with `_dev` are memory of the stream's
+// device (pinned host memory works, at the speed of the bus). Units are 1, 2, 4 or 8 bytes wide,
+// and are compared and moved as integers. Tensors may be at any multiple of their unit, and may
+// have more than 2^32 units; tensors at multiples of 16 bytes are the fast case.
 //
-// No CUDA header is needed to use this one. Errors of CUDA come back as kIo, a lack of device
-// memory as kNoSpace.
+// This header needs no CUDA header. CUDA errors are returned as kIo, a lack of device memory as
+// kNoSpace.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,7 @@ namespace driftless::cuda {
 
 using Stream = void*;
 
-// Memory that a batch works in; both parts outlive it. `host` is pinned.
+// The memory of a batch; both parts must outlive it. `host` is pinned.
 struct Workspace {
   std::byte* dev = nullptr;
   std::uint64_t dev_bytes = 0;
@@ -41,11 +42,11 @@ struct WorkspaceSize {
 
 enum class PositionCoding : unsigned char {
   kIndices,  // absolute: int32, or int64 in a tensor of more than 2^31 units
-  kGaps,  // p[k] - p[k-1] - 1 with p[-1] = -1: uint16, or uint32 or uint64 in a tensor of which a
-          // gap needs it
+  // p[k] - p[k-1] - 1 with p[-1] = -1: uint16, or uint32 or uint64 in a tensor with larger gaps.
+  kGaps,
 };
 
-// Where one tensor's changes lie in the streams of positions and values.
+// The place of one tensor's changes in the streams of positions and values.
 struct StreamEntry {
   std::uint64_t count = 0;
   std::uint64_t value_begin = 0;     // units
@@ -54,34 +55,34 @@ struct StreamEntry {
   std::uint32_t reserved = 0;
 };
 
-// How large a DiffBatch is.
+// The size of a DiffBatch.
 struct DiffShape {
   std::uint32_t tensors = 0, tiles = 0;
   unsigned unit_bytes = 1;
   std::uint64_t max_changed = 0, scan_bytes = 0;
 };
 
-// Compares tensors of one width and writes what changed, for all of them, as two streams: ascending
-// positions and new values, tensor after tensor without padding. The tensors' sizes are fixed when
-// it is made; where they lie is said with every run. One run at a time: the next may be queued once
-// results() of this one were read, or are not wanted.
+// Compares tensors of one width and writes the changes of all of them as two streams: ascending
+// positions and new values, tensor after tensor without padding. make() fixes the sizes of the
+// tensors; each run() takes their addresses. One run at a time: the next may be queued after
+// results() of this one were read, or if they are not wanted.
 class DiffBatch {
  public:
   struct Tensor {
     const std::byte* old_dev = nullptr;
     const std::byte* new_dev = nullptr;
-    // A stretch of a tensor: the units before it, which positions count from the tensor's start;
-    // and whether the whole has more than 2^31 units.
+    // For a stretch of a tensor: the number of units before it (positions count from the tensor's
+    // start), and whether the whole tensor has more than 2^31 units.
     std::uint64_t origin = 0;
     bool huge = false;
   };
   struct Results {
-    std::uint64_t changed = 0;  // units, of all tensors; more than max_changed: nothing was written
+    std::uint64_t changed = 0;  // units, over all tensors; above max_changed: nothing was written
     std::uint64_t position_bytes = 0;
     std::span<const StreamEntry> entries;  // one per tensor
   };
 
-  // For up to `max_changed` changed units. Device memory per unit of it: its width and 2 bytes; per
+  // For up to `max_changed` changed units. Device memory per such unit: its width and 2 bytes; per
   // 32 KiB of tensor: 36 bytes; per tensor: 68 bytes.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const std::uint64_t> units,
                                                     unsigned unit_bytes, std::uint64_t max_changed);
@@ -89,8 +90,8 @@ class DiffBatch {
                                               unsigned unit_bytes, std::uint64_t max_changed,
                                               const Workspace& workspace, Stream stream);
 
-  // Room that the streams need, for `max_changed` units. Positions: 8 bytes each where tensors may
-  // have more than 2^31 units, else 4 (gaps rarely take more than 2).
+  // The size of the streams for `max_changed` units. Positions: 8 bytes each if tensors may have
+  // more than 2^31 units, otherwise 4 (gaps rarely take more than 2).
   [[nodiscard]] std::uint64_t max_position_bytes(bool huge) const {
     return shape_.max_changed * (huge ? 8 : 4);
   }
@@ -98,10 +99,10 @@ class DiffBatch {
     return shape_.max_changed * shape_.unit_bytes;
   }
 
-  // Outputs are aligned to 16 bytes.
+  // Outputs must be aligned to 16 bytes.
   [[nodiscard]] Status run(std::span<const Tensor> tensors, PositionCoding coding,
                            std::byte* positions_dev, std::byte* values_dev, Stream stream);
-  // Of the last run; once the stream has passed it.
+  // The results of the last run, once the stream has passed it.
   [[nodiscard]] Results results() const;
 
  private:
@@ -113,8 +114,8 @@ class DiffBatch {
   std::byte* host_ = nullptr;
 };
 
-// Compares tensors of one width and keeps what differs as it is found, a tile of a tensor after the
-// other: for who puts it in order later, on the host. The tensors' sizes are fixed when it is made.
+// Compares tensors of one width and stores the changes in the order in which tiles find them, for a
+// caller that orders them later on the host. make() fixes the sizes of the tensors.
 class CaptureBatch {
  public:
   static constexpr std::uint64_t kTileBytes = 32768;  // of the old side; the last may be shorter
@@ -123,12 +124,12 @@ class CaptureBatch {
     const std::byte* old_dev = nullptr;
     const std::byte* new_dev = nullptr;
   };
-  // Where the changes of a tile lie in the slots, ascending. If that is past the slots' end, they
-  // were only counted, like those of all tiles whose `base` is higher.
+  // The place of a tile's changes in the slots, ascending. If they would reach past the end of the
+  // slots, they were only counted, and so were those of all tiles with a higher `base`.
   struct Tile {
     std::uint64_t base = 0;
     std::uint32_t count = 0;
-    std::uint16_t first = 0, last = 0;  // offsets of the first and the last change, if kept
+    std::uint16_t first = 0, last = 0;  // offsets of the first and the last change, if stored
   };
   // Offsets in the tile, in units; new values, converted; old values.
   struct Slots {
@@ -141,16 +142,16 @@ class CaptureBatch {
   // Device memory per 32 KiB of tensor: 20 bytes; per tensor: 40 bytes.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const std::uint64_t> units,
                                                     unsigned unit_bytes);
-  // `cast`: the new side is read through it, as HostKernels::diff_cast() does; `unit_bytes` are
-  // those of the old side.
+  // `cast` converts the new side, as HostKernels::diff_cast() does; `unit_bytes` is the width of
+  // the old side.
   [[nodiscard]] static Result<CaptureBatch> make(std::span<const std::uint64_t> units,
                                                  unsigned unit_bytes, ValueCast cast,
                                                  const Workspace& workspace, Stream stream);
 
-  // The next run may be queued once the stream has passed this one.
+  // Queues a run. The next one may be queued once the stream has passed this one.
   [[nodiscard]] Status run(std::span<const Tensor> tensors, const Slots& slots, Stream stream);
-  // Of the last run, in device memory: how many units changed, kept or not; and all tiles, tensor
-  // after tensor.
+  // Results of the last run, in device memory: the number of changed units, stored or not; and all
+  // tiles, tensor after tensor.
   [[nodiscard]] const std::uint64_t* changed_dev() const;
   [[nodiscard]] const Tile* tiles_dev() const;
   [[nodiscard]] std::uint32_t tiles() const { return tiles_; }
@@ -166,40 +167,40 @@ class CaptureBatch {
   std::byte* host_ = nullptr;
 };
 
-// Changes of tensors of one width, as two streams, ready to be worked with. make() queues the
-// reading of all positions, so that who commits only scatters.
+// Changes of tensors of one width, as two streams, prepared for use. make() queues the decoding of
+// all positions, so that a commit only scatters.
 class Patch {
  public:
   struct Tensor {
     std::byte* data_dev = nullptr;  // of the tensor
-    std::uint64_t units = 0;        // of the block, in which positions count
+    std::uint64_t units = 0;        // of the block; positions count inside it
     StreamEntry entry;
     DigestTensorKey key;    // for digest_changes()
-    BlockPlace place = {};  // of the block, in the tensor; by default its beginning
+    BlockPlace place = {};  // of the block in the tensor; by default the tensor's beginning
   };
-  // 184 bytes per tensor, 12 per 2048 changes; on the host as much again.
+  // 184 bytes per tensor, 12 per 2048 changes; the same on the host.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Tensor> tensors);
-  // `positions_dev` stays where it is as long as the patch is used.
+  // `positions_dev` must stay valid as long as the patch is used.
   [[nodiscard]] static Result<Patch> make(std::span<const Tensor> tensors, unsigned unit_bytes,
                                           PositionCoding coding, const std::byte* positions_dev,
                                           const Workspace& workspace, Stream stream);
 
-  // Once the stream has passed make(): kCorrupt, naming the tensor, where positions do not ascend
-  // or lie past its end. The operations below write nothing of such a tensor.
+  // Call it once the stream has passed make(). kCorrupt, naming the tensor, if positions do not
+  // ascend or lie past its end. The operations below write nothing for such a tensor.
   [[nodiscard]] Status check() const;
 
   // data[position[k]] = values[k].
   [[nodiscard]] Status scatter(const std::byte* values_dev, Stream stream) const;
   // values[k] = data[position[k]].
   [[nodiscard]] Status gather(std::byte* values_dev, Stream stream) const;
-  // What going from old to new values adds to the digest of each tensor: into `sums_dev`,
-  // kDigestSums for one tensor after the other, which digest_from_sums() understands once they are
-  // on the host. Zeroed first.
+  // For each tensor, the digest of the new values minus that of the old ones. Zeroes `sums_dev`
+  // first, and adds kDigestSums numbers for each tensor there; digest_from_sums() reads them once
+  // they are on the host.
   [[nodiscard]] Status digest_changes(const std::byte* old_values_dev,
                                       const std::byte* new_values_dev, std::uint64_t* sums_dev,
                                       Stream stream) const;
-  // The first and the last position of each tensor, in its block: two numbers for one after the
-  // other. Of a tensor without changes they are not defined.
+  // The first and the last position of each tensor, in its block: two numbers per tensor. Undefined
+  // for a tensor without changes.
   [[nodiscard]] Status find_ends(std::uint64_t* ends_dev, Stream stream) const;
 
  private:
@@ -207,7 +208,7 @@ class Patch {
   Patch() = default;
 
   unsigned unit_bytes_ = 1;
-  bool cut_ = false;  // a block is cut by columns
+  bool cut_ = false;  // a block contains only some columns
   PositionCoding coding_ = PositionCoding::kIndices;
   std::uint32_t tensors_ = 0;
   std::uint32_t chunks_ = 0;
@@ -218,15 +219,15 @@ class Patch {
 
 struct StridedWork;  // strided_patch.cuh
 
-// Changes of tensors that live elsewhere, each where a map says: the GPU's gather_strided and
-// scatter_strided, for many at once. All targets have units of one width.
+// Changes of tensors whose weights a map places elsewhere: the GPU version of gather_strided and
+// scatter_strided, for many tensors at once. All targets have units of one width.
 class StridedPatch {
  public:
   static constexpr std::uint64_t kEveryUnit = ~std::uint64_t{0};
 
-  // Changes that may lie in one map: units origin + offsets[offset_begin + k] of the tensor, for k
-  // below count; with kEveryUnit, units origin + k. Or, where the patch was made of streams, the
-  // positions of the tensor with the same number.
+  // Changes, some of which may lie in one map: units origin + offsets[offset_begin + k] of the
+  // tensor for k < count; with kEveryUnit, units origin + k. If the patch was made from streams:
+  // the positions of the stream with this part's number.
   struct Part {
     StridedMap map;
     std::byte* data_dev = nullptr;  // unit 0 of the map's target
@@ -238,41 +239,44 @@ class StridedPatch {
     std::uint64_t old_begin = 0;    // units, in the old values
     DigestTensorKey key = {};       // for digest_changes()
   };
-  // The positions of each part as they travel: Patch::Tensor::entry.count is the part's, and
-  // data_dev is not used. What they point to stays as long as the patch is used.
+  // The positions of each part in encoded form: Patch::Tensor::entry.count is the part's, and
+  // data_dev is not used. The memory that they refer to must stay valid as long as the patch is
+  // used.
   struct Streams {
     std::span<const Patch::Tensor> tensors;
     PositionCoding coding = PositionCoding::kGaps;
     const std::byte* positions_dev = nullptr;
   };
-  // 272 bytes per part, 4 per 1024 changes; on the host as much again. With streams, also what a
-  // Patch of them needs.
+  // 272 bytes per part, 4 per 1024 changes; the same on the host. With streams, also the workspace
+  // of a Patch of them.
   [[nodiscard]] static WorkspaceSize workspace_size(std::span<const Part> parts,
                                                     std::span<const Patch::Tensor> streams = {});
-  // `offsets_dev` (may be null if no part uses it) stays as long as the patch is used.
+  // `offsets_dev` (null if no part uses it) must stay valid as long as the patch is used.
   [[nodiscard]] static Result<StridedPatch> make(std::span<const Part> parts, unsigned unit_bytes,
                                                  const std::uint32_t* offsets_dev,
                                                  const Workspace& workspace, Stream stream);
   [[nodiscard]] static Result<StridedPatch> make(std::span<const Part> parts, unsigned unit_bytes,
                                                  const Streams& streams, const Workspace& workspace,
                                                  Stream stream);
-  // Of the streams' positions; null if it was not made of streams.
+  // The Patch that holds the streams' positions; null if this was not made from streams.
   [[nodiscard]] const Patch* positions() const { return patch_ ? &*patch_ : nullptr; }
 
-  // Old values, in the targets' width; those of changes outside of their map are left. In slices
-  // that hold the GPU for well below a millisecond each.
+  // Reads the old values, in the targets' width; leaves those of changes outside of their map
+  // unchanged. Runs in slices that occupy the GPU for well below a millisecond each.
   [[nodiscard]] Status gather_strided(std::byte* old_values_dev, Stream stream) const;
-  // New values, converted; or, where `old` says so, old ones.
+  // Writes the new values, converted; with `old`, the old values.
   [[nodiscard]] Status scatter_strided(const std::byte* values_dev, bool old, Stream stream) const;
-  // In one launch: keeps what is there in the old values, writes the new ones, and reads them back.
-  // differs_dev[0] becomes the least number of a part that was not what its old values said,
-  // differs_dev[1] of one that does not hold what was written, else they stay; if it is null,
-  // the old values need not have said anything, and nothing is read back.
+  // In one launch: compares the targets with the old values, stores the current content as old
+  // values, writes the new values, and reads them back. differs_dev[0] becomes the least number of
+  // a part whose content was not its old values, differs_dev[1] that of a part that does not hold
+  // the written values; otherwise they keep their value. With null `differs_dev` it neither
+  // compares nor reads back.
   [[nodiscard]] Status exchange_strided(const std::byte* values_dev, std::byte* old_values_dev,
                                         std::uint32_t* differs_dev, Stream stream) const;
-  // What going from the old to the new values adds to the digest of what each part's map holds, in
-  // the tensor's own type: as Patch::digest_changes(), for one part after the other. Nothing of a
-  // conversion that is not reversible. Zeroed first; in slices, as gather_strided().
+  // For each part, the digest of the new values minus that of the old ones, over the units in the
+  // part's map and in the tensor's own type; the output is that of Patch::digest_changes(). Adds
+  // nothing for a conversion that is not reversible. Zeroes the sums first; runs in slices, as
+  // gather_strided().
   [[nodiscard]] Status digest_changes(const std::byte* old_values_dev, const std::byte* values_dev,
                                       std::uint64_t* sums_dev, Stream stream) const;
 
@@ -288,41 +292,41 @@ class StridedPatch {
   std::byte* dev_ = nullptr;
 };
 
-// target[i] = source[i] wherever source[i] != sentinel (its low 8 * unit_bytes bits). Adds to
-// *written_dev how many were.
+// target[i] = source[i] for every i with source[i] != sentinel (its low 8 * unit_bytes bits). Adds
+// the number of written units to *written_dev.
 [[nodiscard]] Status masked_overwrite(std::byte* target_dev, const std::byte* source_dev,
                                       std::uint64_t units, unsigned unit_bytes,
                                       std::uint64_t sentinel, std::uint64_t* written_dev,
                                       Stream stream);
 
-// data[i] = the low 8 * unit_bytes bits of `pattern`: a tensor for masked_overwrite() begins so.
+// data[i] = the low 8 * unit_bytes bits of `pattern`. It prepares a tensor for masked_overwrite().
 [[nodiscard]] Status fill_units(std::byte* data_dev, std::uint64_t units, unsigned unit_bytes,
                                 std::uint64_t pattern, Stream stream);
 
-// The digest of whole tensors, added up, or of stretches of them.
+// The sum of the digests of tensors, or of stretches of them.
 struct DigestPiece {
   const std::byte* bytes_dev = nullptr;
   std::uint64_t size_bytes = 0;
   std::uint64_t byte_offset = 0;  // in the tensor
   DigestTensorKey key;
 };
-inline constexpr std::size_t kDigestSums = 4;  // of 8 bytes, on the device
+inline constexpr std::size_t kDigestSums = 4;  // numbers of 8 bytes, on the device
 [[nodiscard]] WorkspaceSize digest_workspace_size(std::span<const DigestPiece> pieces);
-// Into `sums_dev`, zeroed first.
+// Writes the sums to `sums_dev`, zeroed first.
 [[nodiscard]] Status digest(std::span<const DigestPiece> pieces, const Workspace& workspace,
                             std::uint64_t* sums_dev, Stream stream);
-// The digest of weights that lie as maps say: the GPU's digest_strided, for many at once. All
-// targets have units of one width, and all parts one conversion, which is reversible.
+// The digest of weights that maps place: the GPU version of digest_strided, for many maps at once.
+// All targets have units of one width; all parts have the same, reversible conversion.
 struct DigestMap {
   StridedMap map;
   const std::byte* data_dev = nullptr;  // unit 0 of the map's target
   ValueCast cast = ValueCast::kNone;
   DigestTensorKey key;
-  std::uint32_t slot = 0;  // whose sums it adds to
+  std::uint32_t slot = 0;  // the slot to whose sums it adds
 };
-// Per slot: kDigestSums, then how many units are foreign (kernels/host_kernels.h).
+// Per slot: kDigestSums numbers, then the number of foreign units (kernels/host_kernels.h).
 inline constexpr std::size_t kDigestMapSums = kDigestSums + 1;
-// Made once for the same parts, used for every sum of them. Works in the caller's workspace.
+// Made once for a list of parts, and used for every sum of them. Works in the caller's workspace.
 class MapSweep {
  public:
   // 264 bytes per part, 4 per 128 KiB of it.
@@ -330,7 +334,7 @@ class MapSweep {
                                                     unsigned unit_bytes);
   [[nodiscard]] static Result<MapSweep> make(std::span<const DigestMap> parts, unsigned unit_bytes,
                                              const Workspace& workspace, Stream stream);
-  // Adds to the slots in `sums_dev`. In launches that hold the GPU for less than 0.1 ms each.
+  // Adds to the slots in `sums_dev`. Each launch occupies the GPU for less than 0.1 ms.
   [[nodiscard]] Status sum(std::uint64_t* sums_dev, Stream stream) const;
 
  private:

@@ -25,7 +25,7 @@ std::uint64_t scan_bytes(std::uint32_t chunks) {
   return bytes;
 }
 
-// before[chunk] = the sum of gaps + 1 in the chunk itself, to be scanned.
+// before[chunk] = the sum of gap + 1 over the chunk itself; a scan follows.
 __global__ void __launch_bounds__(kPatchWarps * 32)
     sum_chunks(PatchParts parts, const std::byte* positions, std::uint32_t chunks) {
   const unsigned lane = threadIdx.x % 32;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kPatchWarps * 32)
   if (lane == 0) parts.before[number] = sum;
 }
 
-// Gaps ascend by nature: the last position says whether all are inside.
+// Positions from gaps always ascend: the last one shows whether all are inside.
 __global__ void check_gaps(PatchParts parts, std::uint32_t tensors, std::uint32_t chunks) {
   const std::uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= tensors || parts.tensors[i].entry.count == 0) return;

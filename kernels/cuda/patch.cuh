@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's view of a Patch. A warp works on a chunk: up to 1024 changes of one tensor.
+// Device structures for a Patch. A warp works on a chunk: up to 1024 changes of one tensor.
 #pragma once
 
 #include "core/memory_kind.h"
@@ -10,7 +10,7 @@ namespace driftless::cuda {
 
 inline constexpr std::uint32_t kChunk = 1024;  // changes
 inline constexpr unsigned kPatchWarps = 8;     // per block
-// Sums of gaps stop here: no tensor is as long, and they never wrap.
+// The maximum for sums of gaps: above the size of any tensor, and sums never wrap.
 inline constexpr std::uint64_t kMaxSum = std::uint64_t{1} << 62;
 
 struct PatchTensor : Patch::Tensor {
@@ -20,11 +20,11 @@ struct PatchTensor : Patch::Tensor {
 struct PatchParts {
   PatchTensor* tensors = nullptr;
   std::uint32_t* chunk_tensor = nullptr;
-  std::uint64_t* before = nullptr;  // per chunk: gaps + 1 of all chunks before it, added up
-  std::uint32_t* bad = nullptr;     // the first tensor whose positions are wrong
+  std::uint64_t* before = nullptr;  // per chunk: sum of gap + 1 over all chunks before it
+  std::uint32_t* bad = nullptr;     // the first tensor with invalid positions
   std::byte* scan = nullptr;
 };
-// Of the device's workspace, or of the host's, which has no `before` and no `scan`.
+// Divides the device's workspace, or the host's, which has no `before` and no `scan`.
 [[nodiscard]] PatchParts carve_patch(std::byte* memory, std::uint32_t tensors, std::uint32_t chunks,
                                      MemoryKind kind = MemoryKind::kDevice,
                                      std::uint64_t* used = nullptr);
@@ -41,7 +41,7 @@ __device__ __forceinline__ std::uint64_t load_position(const std::byte* at, unsi
   return value;
 }
 
-// The sum of `value` over this lane and those before it.
+// The sum of `value` over this lane and the lanes before it.
 template <typename T>
 __device__ __forceinline__ T running_sum(T value, unsigned lane) {
 #pragma unroll
@@ -52,13 +52,13 @@ __device__ __forceinline__ T running_sum(T value, unsigned lane) {
   return value;
 }
 
-// A chunk: where its positions and values lie.
+// A chunk, with the places of its positions and values.
 struct Chunk {
   const PatchTensor* tensor;
   const std::byte* positions;
   std::uint64_t value_begin;
   std::uint32_t count;
-  std::uint64_t start;  // of its gaps: one past the position before it
+  std::uint64_t start;  // start of its gaps: one past the position before it
 };
 
 __device__ __forceinline__ Chunk open_chunk(const PatchParts& parts, const std::byte* positions,
@@ -75,16 +75,17 @@ __device__ __forceinline__ Chunk open_chunk(const PatchParts& parts, const std::
   return out;
 }
 
-// Changes that a lane handles together, so that its loads are under way before its stores.
+// The changes that a lane processes together, so that all its loads are in flight before its
+// stores.
 inline constexpr unsigned kTogether = 4;
 struct Changes {
   std::uint64_t value[kTogether];  // index in the values' stream
   std::uint64_t at[kTogether];     // position in the tensor
-  bool valid[kTogether];           // false: there is none, or it lies past the block's end
+  bool valid[kTogether];           // false: no change, or it lies past the block's end
 };
 
-// Calls body(changes) until every change of the chunk was among them. All lanes of the warp take
-// part.
+// Calls body(changes) until it has processed every change of the chunk. All lanes of the warp must
+// take part.
 template <bool Gaps, bool Cut = true, typename Body>
 __device__ __forceinline__ void each_change(const Chunk& chunk, unsigned lane, const Body& body) {
   const unsigned bytes = chunk.tensor->entry.position_bytes;
@@ -117,7 +118,7 @@ __device__ __forceinline__ void each_change(const Chunk& chunk, unsigned lane, c
       changes.at[j] = position[j];
       if constexpr (Gaps) {
         std::uint64_t sum = 0;
-        if (bytes == 2) {  // 32 of them fit 32 bits
+        if (bytes == 2) {  // the sum of 32 of them fits into 32 bits
           sum = running_sum(changes.valid[j] ? static_cast<std::uint32_t>(position[j]) + 1U : 0U,
                             lane);
         } else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread block takes a block of a matrix: it reads the weights once, 64 in the registers of each
-// thread, agrees on the largest magnitude, and writes their codes. A block that does not lie at
+// A thread block processes a block of a matrix: it reads the weights once, 64 into the registers of
+// each thread, computes the largest magnitude of all, and writes the codes. A block that is not at
 // multiples of 16 bytes is read twice, weight by weight.
 #include <cstring>
 
@@ -14,21 +14,21 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 constexpr unsigned kGroup = 8;                            // weights in 16 bytes
-constexpr unsigned kRowGroups = kQuantizeBlock / kGroup;  // threads beside each other
+constexpr unsigned kRowGroups = kQuantizeBlock / kGroup;  // adjacent threads
 constexpr unsigned kRowsAtOnce = kThreads / kRowGroups;
-constexpr unsigned kGroups = kQuantizeBlock / kRowsAtOnce;  // of a thread
+constexpr unsigned kGroups = kQuantizeBlock / kRowsAtOnce;  // per thread
 
 struct Item {
   QuantizePart of;
-  std::uint32_t first_block;  // in the launch
+  std::uint32_t first_block;  // number in the launch
   std::uint32_t blocks_wide;
-  bool grouped;  // all its blocks are read and written in groups
+  bool grouped;  // reads and writes all its blocks in groups
 };
 
-// Where a part of a matrix meets one block.
+// The intersection of a part of a matrix with one block.
 struct Meeting {
   const std::byte* weights;
-  std::byte* codes;  // or null
+  std::byte* codes;  // may be null
   std::uint16_t* largest;
   std::uint64_t stride;
   std::uint32_t rows, columns;
@@ -53,7 +53,7 @@ __device__ Meeting meeting_of(const Item& item, std::uint32_t block) {
   return here;
 }
 
-// The codes of the two weights of a word, the first one in the lower byte.
+// The codes of the two weights of a word; the first one is in the lower byte.
 template <bool kDivides>
 __device__ __forceinline__ std::uint32_t two_codes(std::uint32_t weights, float factor) {
   const float first = __uint_as_float(weights << 16);
@@ -78,7 +78,7 @@ __device__ __forceinline__ std::uint32_t four_codes(std::uint32_t first, std::ui
   return rule.most_added != 0 ? doubled_codes(codes) : codes;
 }
 
-// The largest of what all threads have found, and of what is known. All of them call it.
+// The maximum over all threads and of `known`. All threads call it.
 __device__ std::uint16_t agree(std::uint32_t sizes, std::uint16_t* known) {
   __shared__ std::uint32_t of_warps[kThreads / 32];
   for (unsigned step = 16; step != 0; step /= 2) {
@@ -176,7 +176,8 @@ std::uint64_t blocks_of(std::span<const QuantizePart> parts) {
   return blocks;
 }
 
-// The columns before the second block are a multiple of a group if the first one's is.
+// The columns before the second block are a multiple of a group if the column of the first weight
+// is.
 bool in_groups(const QuantizePart& of) {
   const MatrixPart& part = of.part;
   const std::uint64_t extents = part.stride | part.columns | part.column;

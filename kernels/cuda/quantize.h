@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantization of matrices in device memory: the GPU's peer of kernels/quantize.h, batched. The
-// conventions are those of kernels/cuda/operations.h.
+// Quantization of matrices in device memory: the GPU version of kernels/quantize.h, in batches. The
+// conventions of kernels/cuda/operations.h apply.
 #pragma once
 
 #include <span>
@@ -10,9 +10,9 @@
 
 namespace driftless::cuda {
 
-// As Quantizer::part takes them, each pointer into device memory. Weights lie at a multiple of 2.
-// The fast case: weights at a multiple of 16, codes at one of 8, the stride, the columns and the
-// column of the first weight multiples of 8.
+// The arguments of Quantizer::part, with pointers into device memory. Weights must be at a multiple
+// of 2 bytes. The fast case: weights at a multiple of 16, codes at a multiple of 8; the stride, the
+// columns and the column of the first weight are multiples of 8.
 struct QuantizePart {
   MatrixPart part;
   const std::byte* weights_dev = nullptr;
@@ -20,10 +20,11 @@ struct QuantizePart {
   std::byte* codes_dev = nullptr;  // null: only the largest magnitudes
 };
 
-// 80 bytes for each part, 4 for each block that parts touch; the same of pinned memory.
+// Device memory: 80 bytes for each part, 4 for each block that parts touch. The same amount of
+// pinned host memory.
 [[nodiscard]] WorkspaceSize quantize_workspace_size(std::span<const QuantizePart> parts);
-// One launch for all parts, which write nothing that another one reads or writes. The workspace is
-// free again once the work is done.
+// Queues one launch for all parts. No part may write memory that another one reads or writes. The
+// workspace is free again once the work is done.
 [[nodiscard]] Status quantize(QuantizeRule rule, std::span<const QuantizePart> parts,
                               const Workspace& workspace, Stream stream);
 

@@ -18,7 +18,7 @@ std::uint64_t chunks_of(std::span<const StridedPatch::Part> parts) {
   return chunks;
 }
 
-// What was written is read back past the SM's own cache: as every other reader will find it.
+// Reads the written units past the SM's own cache, as any other reader will.
 template <unsigned W>
 __device__ bool holds(const Unit<W>* units, const StridedChanges& changes,
                       const Unit<W> (&written)[kStridedTogether]) {
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
       });
 }
 
-// One change of a map that converts by `Cast`, in the tensor's own type.
+// Adds one change of a map that converts by `Cast`, in the tensor's own type.
 template <typename Cast>
 __device__ __forceinline__ void add_converted(const DigestTensorKey& key, std::uint64_t unit,
                                               typename Cast::To there, typename Cast::From value,
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kStridedWarps * 32)
   add_sums(sums, out + std::uint64_t{kDigestSums} * tables.span_item[chunk]);
 }
 
-// A patch's table of parts lies before what a Patch of its streams needs.
+// The bytes of the table of parts, which precedes the workspace of the Patch of its streams.
 std::uint64_t table_bytes(std::span<const StridedPatch::Part> parts) {
   return span_table_size<StridedPart>(parts.size(), chunks_of(parts)).dev_bytes;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device's view of a StridedPatch. A warp works on a chunk: up to 1024 changes of one part.
+// Device structures for a StridedPatch. A warp works on a chunk: up to 1024 changes of one part.
 #pragma once
 
 #include "kernels/cuda/patch.cuh"
@@ -8,8 +8,8 @@ namespace driftless::cuda {
 
 inline constexpr std::uint32_t kStridedChunk = 1024;  // changes
 inline constexpr unsigned kStridedWarps = 8;          // per block
-inline constexpr unsigned kStridedTogether = 4;       // changes of a lane under way at once
-// Chunks of one launch where others want the GPU meanwhile: 8 M changes.
+inline constexpr unsigned kStridedTogether = 4;       // changes of a lane in flight at once
+// Chunks per launch if other work needs the GPU meanwhile: 8 M changes.
 inline constexpr std::uint32_t kStridedSlice = 8192;
 
 struct StridedPart : StridedPatch::Part {
@@ -17,16 +17,16 @@ struct StridedPart : StridedPatch::Part {
 };
 using StridedTables = SpanTable<StridedPart>;
 
-// Where the positions of the changes come from. Chunks of streams are the parts' own.
+// The source of the positions. Chunks of streams are those of the Patch.
 static_assert(kStridedChunk == kChunk && kStridedTogether == kTogether);
 enum class PositionsFrom : unsigned char { kOffsets, kIndices, kGaps };
 struct StridedPositions {
-  const std::uint32_t* offsets = nullptr;  // kOffsets
-  PatchParts patch;                        // else
+  const std::uint32_t* offsets = nullptr;  // for kOffsets
+  PatchParts patch;                        // for streams
   const std::byte* stream = nullptr;
 };
 
-// A new value in the target's width.
+// A new value, converted to the target's type.
 template <unsigned W>
 __device__ __forceinline__ Unit<W> load_converted(const std::byte* values, std::uint64_t k,
                                                   ValueCast cast) {
@@ -45,14 +45,14 @@ __device__ __forceinline__ Unit<W> load_converted(const std::byte* values, std::
   return reinterpret_cast<const Unit<W>*>(values)[k];
 }
 
-// Changes of one lane: where they go (kOutside: nowhere), and their numbers within the part.
+// The changes of one lane: their targets (kOutside: none), and their numbers within the part.
 struct StridedChanges {
   std::uint64_t at[kStridedTogether];
   std::uint64_t number[kStridedTogether];
   std::uint64_t unit[kStridedTogether];  // of the tensor
 };
 
-// What is there, where they go.
+// Loads the current content of the targets.
 template <unsigned W>
 __device__ __forceinline__ void load_there(const Unit<W>* units, const StridedChanges& changes,
                                            Unit<W> (&there)[kStridedTogether]) {
@@ -62,8 +62,8 @@ __device__ __forceinline__ void load_there(const Unit<W>* units, const StridedCh
   }
 }
 
-// Whether any position of a stream's chunk may lie in the map: its first and its last say, where
-// the block is not cut by columns.
+// Whether any position of a stream's chunk may lie in the map. The first and the last position
+// decide, unless the block contains only some columns.
 template <bool Gaps>
 __device__ __forceinline__ bool may_meet(const StridedPositions& from, const Chunk& own,
                                          std::uint32_t chunk, const StridedMap& map) {
@@ -100,7 +100,7 @@ __device__ __forceinline__ void each_streamed(const StridedPart& part, std::uint
   });
 }
 
-// Calls body(part, part's number, changes) until every change of the warp's chunk was among them.
+// Calls body(part, part's number, changes) until it has processed every change of the warp's chunk.
 template <PositionsFrom From, typename Body>
 __device__ __forceinline__ void each_strided(const StridedTables& tables,
                                              const StridedPositions& from, std::uint32_t begin,
@@ -135,7 +135,7 @@ __device__ __forceinline__ void each_strided(const StridedTables& tables,
   }
 }
 
-// What a launch of a patch works on.
+// The work of one launch of a patch.
 struct StridedWork {
   StridedTables tables;
   PositionsFrom kind = PositionsFrom::kOffsets;
@@ -143,8 +143,8 @@ struct StridedWork {
   std::uint32_t chunks = 0;
 };
 
-// Queues the kernel for all chunks, `slice` at a time. `kernel`: which one, by where the positions
-// come from.
+// Queues the kernel for all chunks, `slice` at a time. `kernel` returns the kernel for the source
+// of the positions.
 template <typename Kernel, typename... Arguments>
 Status launch_strided(const StridedWork& work, std::uint32_t slice, const char* name,
                       const Kernel& kernel, Stream stream, Arguments... arguments) {

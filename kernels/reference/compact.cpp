@@ -12,7 +12,7 @@ std::uint32_t hazard_at(const CompactTable& table, const void* units, std::uint3
   return table.hazards[table.fields.class_of(load<Unit>(units, at))];
 }
 
-// Backwards, as the coder goes: the last change first.
+// Backwards, as rANS codes: the last change first.
 template <typename Unit>
 std::uint32_t encode(const CompactTable& table, const void* old_units, const std::uint32_t* offsets,
                      std::uint32_t count, const void* values, std::byte* stream) {
@@ -38,8 +38,8 @@ bool decode(const CompactTable& table, const void* old_units, std::uint32_t unit
             std::span<const std::byte> stream, std::uint32_t count, std::uint32_t* offsets,
             void* values, void* old_values) {
   Decoder decoder(stream.data(), stream.data() + stream.size());
-  std::uint32_t next = 0;  // the first unit behind the last change
-  std::uint32_t rest = 0;  // of the axis, from there
+  std::uint32_t next = 0;  // the first unit after the last change
+  std::uint32_t rest = 0;  // length of the axis from there
   for (std::uint32_t i = 0; i < units; ++i) rest += hazard_at<Unit>(table, old_units, i);
   for (std::uint32_t k = 0; k < count; ++k) {
     GapPoint gap;

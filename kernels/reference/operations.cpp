@@ -8,7 +8,7 @@
 namespace driftless::reference {
 namespace {
 
-// What one byte of the tensor contributes: its share of the word that it lies in.
+// The contribution of one byte of the tensor, as part of its word.
 Digest byte_digest(const DigestTensorKey& tensor, std::uint64_t position, std::byte byte) {
   const std::uint64_t word = position / kDigestWordBytes;
   const std::uint64_t share = std::to_integer<std::uint64_t>(byte)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The specification: every operation of HostKernels and Quantizer as a plain loop. Contracts:
+// The specification: each operation of HostKernels and Quantizer is a plain loop. Contracts:
 // host_kernels.h, quantize.h.
 #pragma once
 

@@ -29,7 +29,7 @@ struct Range {
   std::uint64_t begin, end;
 };
 
-// Exponents go from -6 to 8; below, values lie as far apart as with -6.
+// Exponents are -6 to 8; smaller values have the same spacing as with exponent -6.
 std::uint8_t e4m3_of(float value) {
   if (std::isnan(value)) return kNanE4M3;
   const float size = std::min(std::fabs(value), kMostE4M3);
@@ -60,9 +60,9 @@ float scale_of(QuantizeRule rule, float largest) {
   return power < least ? 2 * power : power;
 }
 
-// Where a part of a matrix meets one block.
+// The intersection of a part of a matrix with one block.
 struct Meeting {
-  Range rows, columns;  // of the part
+  Range rows, columns;  // in the part
   std::uint16_t* largest;
 };
 
@@ -99,7 +99,7 @@ void quantize_block(QuantizeRule rule, const Matrix& matrix, const Meeting& bloc
 void quantize_part(QuantizeRule rule, const MatrixPart& part, const void* weights,
                    std::uint16_t* largest, void* codes) {
   const Matrix matrix{static_cast<const std::byte*>(weights), part.stride};
-  // Of the part's rows or columns those in block number `block`.
+  // The part's rows or columns in block number `block`.
   const auto in_block = [](std::uint64_t block, std::uint64_t first, std::uint64_t count) {
     const std::uint64_t begin = std::max(block * kQuantizeBlock, first);
     return Range{begin - first, std::min((block + 1) * kQuantizeBlock, first + count) - first};

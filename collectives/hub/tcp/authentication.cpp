@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t kLeastBytes = 16;
 
-// What the two sides of a new connection say ("client", "server"), and the key of its messages
-// ("session"), from their nonces.
+// Derives the proofs of the two sides of a new connection ("client", "server"), and the key of its
+// messages ("session"), from their nonces.
 Result<std::string> derive(std::string_view what, std::string_view token, std::string_view server,
                            std::string_view client) {
   return prove(token, concat("driftless ", what, server, client));
@@ -139,7 +139,7 @@ Result<std::optional<std::string>> FrameReader::next() {
   std::optional<std::string> message(content);
   taken_ += kHeaderBytes + size;
   if (taken_ == bytes_.size() || taken_ > (std::size_t{1} << 20)) {
-    bytes_ = bytes_.substr(taken_);  // a new string: what a large message took is given back
+    bytes_ = bytes_.substr(taken_);  // a new string frees the memory of a large message
     taken_ = 0;
   }
   return message;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The secret of a run, what is proved with it, and the first bytes on a TCP connection of the hub,
-// all of fixed size:
-//   server: greeting, nonce    client: nonce, proof    server: proof
+// The secret of a run, the proofs made with it, and the first bytes on a TCP connection of the hub,
+// all of fixed size: server: greeting, nonce; client: nonce, proof; server: proof.
 #pragma once
 
 #include "collectives/road.h"
@@ -11,13 +10,13 @@ namespace driftless::hub {
 inline constexpr std::size_t kProofBytes = 32;
 inline constexpr std::size_t kNonceBytes = 32;
 
-// The secret in a token file (core/secret_file.h). kInvalidArgument if others could get at the
-// file, or the secret is shorter than 16 bytes.
+// Reads the secret from a token file (core/secret_file.h). kInvalidArgument if others could read
+// the file, or the secret is shorter than 16 bytes.
 [[nodiscard]] Result<std::string> read_token(const std::string& path);
 
 // HMAC-SHA256. kInternal if the library refuses.
 [[nodiscard]] Result<std::string> prove(std::string_view key, std::string_view text);
-// In a time that does not depend on where they differ.
+// Compares in constant time.
 [[nodiscard]] bool same_proof(std::string_view one, std::string_view other);
 [[nodiscard]] Result<std::string> new_nonce();
 
@@ -26,25 +25,25 @@ inline constexpr std::size_t kServerHelloBytes = kGreeting.size() + kNonceBytes;
 inline constexpr std::size_t kClientProofBytes = kNonceBytes + kProofBytes;
 
 struct Admission {
-  std::string key;     // of the connection's messages
-  std::string answer;  // what the other side is sent
+  std::string key;     // for the connection's messages
+  std::string answer;  // to be sent to the other side
 };
 
-// [server] `said`: kClientProofBytes. kInvalidArgument if the proof is false.
+// [server] `said`: the client's kClientProofBytes. kInvalidArgument if the proof is wrong.
 [[nodiscard]] Result<Admission> admit(std::string_view token, std::string_view nonce,
                                       std::string_view said);
-// [client] `hello`: kServerHelloBytes.
+// [client] `hello`: the server's kServerHelloBytes.
 [[nodiscard]] Result<Admission> answer_hello(std::string_view token, std::string_view hello,
                                              std::string* expected_proof);
 
-// Messages in a stream of bytes: length, proof, content. The proof is over direction, number and
-// content, so that none can be changed, left out, sent twice or sent back.
+// Messages in a stream of bytes: length, proof, content. The proof covers direction, number and
+// content, so that no message can be changed, left out, repeated or sent back.
 enum class Direction : unsigned char { kToServer = 1, kToClient = 2 };
 
 class FrameWriter {
  public:
   FrameWriter(std::string key, Direction direction) : key_(std::move(key)), direction_(direction) {}
-  // What stands before the content, of the next message; and both.
+  // The bytes before the content of the next message; and both together.
   [[nodiscard]] Result<std::string> header(std::string_view content);
   [[nodiscard]] Result<std::string> frame(std::string_view content);
 
@@ -58,9 +57,9 @@ class FrameReader {
  public:
   FrameReader(std::string key, Direction direction) : key_(std::move(key)), direction_(direction) {}
   void append(std::string_view bytes) { bytes_.append(bytes); }
-  // The next whole message; nothing if it has not arrived. kCorrupt: the stream is no good.
+  // The next whole message; empty if it has not arrived. kCorrupt: the stream is damaged.
   [[nodiscard]] Result<std::optional<std::string>> next();
-  // Of messages that have not arrived whole.
+  // Bytes of messages that have not arrived whole.
   [[nodiscard]] std::size_t held_bytes() const { return bytes_.size() - taken_; }
 
  private:
@@ -68,7 +67,7 @@ class FrameReader {
   Direction direction_;
   std::uint64_t number_ = 0;
   std::string bytes_;
-  std::size_t taken_ = 0;  // of bytes_
+  std::size_t taken_ = 0;  // bytes of bytes_ that were returned
 };
 
 }  // namespace driftless::hub

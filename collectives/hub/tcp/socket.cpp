@@ -30,7 +30,7 @@ Result<Addresses> look_up(const std::string& address, bool to_listen) {
   }
   std::string host = address.substr(0, colon);
   const std::string port = address.substr(colon + 1);
-  // getaddrinfo() takes a port above 65535 modulo 65536: it would lead to another service.
+  // getaddrinfo() reduces a port above 65535 modulo 65536, which would lead to another service.
   std::uint16_t number = 0;
   const auto read = std::from_chars(port.data(), port.data() + port.size(), number);
   const bool whole = read.ec == std::errc() && read.ptr == port.data() + port.size();
@@ -117,7 +117,7 @@ Result<Socket> connect_to(const std::string& address, const Deadline& deadline) 
 
 Result<std::string> own_host_towards(const std::string& address) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Addresses found, look_up(address, false));
-  // No packet is sent: the system only chooses the interface.
+  // Sends no packet; the system only selects the interface.
   const Socket socket(::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (socket.get() < 0 || ::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0) {
     return errno_status(errno, concat("hub: no way to ", address));

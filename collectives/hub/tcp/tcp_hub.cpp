@@ -21,15 +21,17 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kProofTime{5'000};  // for a connection to prove itself
-// So long it has in any case; then it makes room for the next one, if there are too many.
+// The least time for a proof; after that the oldest connection makes room for the next one if there
+// are too many.
 constexpr milliseconds kLeastProofTime{250};
-constexpr milliseconds kFullPause{10};   // until strangers are looked at again
-constexpr milliseconds kEndTime{1'000};  // for the last words
-// Connections that have not proved themselves: an eighth of the descriptors, within these.
+constexpr milliseconds kFullPause{10};   // until unproved connections are checked again
+constexpr milliseconds kEndTime{1'000};  // for the last messages
+// Limits for connections that have not proved the token: an eighth of the descriptors, within
+// these.
 constexpr std::size_t kLeastStrangers = 64, kMostStrangers = 512;
 constexpr std::size_t kMostKnown = 4096;
-// Of messages that peers have not read, in all, and of messages that have not come whole: the peer
-// with the most of them is dropped.
+// Limit for messages that peers have not read, and for incomplete messages, each over all peers:
+// beyond it the peer with the most bytes is dropped.
 constexpr std::size_t kMostQueuedBytes = 4 * kMaxMessageBytes;
 constexpr std::size_t kMostUnfinishedBytes = 4 * kMaxMessageBytes;
 constexpr std::size_t kSharedBytes = std::size_t{64} << 10;  // a shorter text is copied
@@ -40,7 +42,7 @@ std::size_t most_strangers() {
   return std::clamp<std::size_t>(files.rlim_cur / 8, kLeastStrangers, kMostStrangers);
 }
 
-// Bytes to be sent, counted once however many peers they go to.
+// Bytes to be sent, counted once for any number of peers.
 class Content {
  public:
   Content(std::string text, std::size_t& queued_bytes)
@@ -58,21 +60,21 @@ class Content {
 };
 using SharedContent = std::shared_ptr<const Content>;
 
-// A connection: a stranger until it has proved that it knows the token.
+// A connection. It is a stranger until it has proved that it knows the token.
 struct Connection {
   explicit Connection(Socket opened) : socket(std::move(opened)) {}
   Socket socket;
   Deadline prove_until = Deadline::after(kProofTime);
   Deadline may_stay_until = Deadline::after(kLeastProofTime);
-  std::string nonce;  // ours
-  std::string said;   // of the proof, so far
+  std::string nonce;  // this side's nonce
+  std::string said;   // the received bytes of the proof
   std::optional<FrameReader> reader;
   std::optional<FrameWriter> writer;
   std::deque<SharedContent> outgoing;
-  std::size_t sent = 0;    // of the first of them
-  std::size_t unread = 0;  // of all
+  std::size_t sent = 0;    // bytes of the first one already sent
+  std::size_t unread = 0;  // bytes of all
   bool over = false;
-  std::optional<Deadline> finish_until;  // nothing is read any more
+  std::optional<Deadline> finish_until;  // if set, nothing is read any more
   [[nodiscard]] bool known() const { return reader.has_value(); }
   [[nodiscard]] std::size_t held_bytes() const { return known() ? reader->held_bytes() : 0; }
   void queue(SharedContent content) {
@@ -166,7 +168,7 @@ class TcpHub final : public Hub {
   [[nodiscard]] SharedContent content_of(std::string text) {
     return std::make_shared<const Content>(std::move(text), queued_bytes_);
   }
-  // What is sent to many is sent to one after the other.
+  // Reuses the last content: a message to many peers is sent to one after the other.
   [[nodiscard]] SharedContent shared(std::string_view text) {
     SharedContent content = last_shared_.lock();
     if (content == nullptr || content->text() != text) content = content_of(std::string(text));
@@ -185,7 +187,7 @@ class TcpHub final : public Hub {
     for (const auto& [peer, connection] : connections_) sum += size(connection);
     while (sum > kMostUnfinishedBytes) sum -= end_largest(size);
   }
-  // Ends the connection that has the most of something. Returns how much that was.
+  // Ends the connection with the largest `size`. Returns that size.
   std::size_t end_largest(std::size_t (*size)(const Connection&)) {
     const auto largest = std::ranges::max_element(connections_, {}, [&](const auto& each) {
       return each.second.over ? 0 : size(each.second);
@@ -201,7 +203,7 @@ class TcpHub final : public Hub {
     [[maybe_unused]] const ssize_t put = ::write(wake_.get(), &one, sizeof(one));
   }
 
-  // The peers whose connections have something to be read, or room for what is to be sent.
+  // The peers whose connections can be read, or can take bytes that wait to be sent.
   [[nodiscard]] std::vector<std::uint64_t> wait(const Deadline& deadline) {
     std::vector<pollfd> waits{{wake_.get(), POLLIN, 0}};
     std::vector<std::uint64_t> peers;
@@ -216,7 +218,7 @@ class TcpHub final : public Hub {
         peers.push_back(peer);
         if (connection.finish_until) longest = kFullPause.count();
       }
-      // Who comes while there is no room waits in the listener's queue.
+      // New connections wait in the listener's queue while there is no room.
       if (takes_one_more() && !out_of_descriptors_) {
         waits.push_back({listener_.get(), POLLIN, 0});
       } else {
@@ -240,15 +242,15 @@ class TcpHub final : public Hub {
   };
   [[nodiscard]] Strangers strangers() {
     Strangers found;
-    for (auto& [peer, connection] : connections_) {  // in the order in which they came
+    for (auto& [peer, connection] : connections_) {  // in the order of their arrival
       if (connection.known() || connection.over) continue;
       if (found.count++ == 0) found.oldest = &connection;
     }
     return found;
   }
 
-  // Whether one more may come in: there is room, or the oldest stranger, which has had its time,
-  // can go for it. Who has proved itself never does.
+  // Whether one more connection may be accepted: there is room, or the oldest stranger has had its
+  // time and can be dropped. Proved connections are never dropped for that.
   [[nodiscard]] bool takes_one_more() {
     const Strangers now = strangers();
     if (connections_.size() - now.count >= kMostKnown) return false;
@@ -306,7 +308,7 @@ class TcpHub final : public Hub {
     }
   }
 
-  // Whether the connection is known now.
+  // Returns whether the connection is proved now.
   bool hear_proof(Connection& connection, std::string_view bytes) {
     connection.said += bytes;
     if (connection.said.size() < kClientProofBytes) return false;
@@ -337,14 +339,14 @@ class TcpHub final : public Hub {
   const std::string token_;
   const std::size_t most_strangers_ = most_strangers();
   std::mutex mutex_;
-  std::size_t queued_bytes_ = 0;  // of contents, which the connections hold
+  std::size_t queued_bytes_ = 0;  // of contents that connections hold
   std::weak_ptr<const Content> last_shared_;
   std::map<std::uint64_t, Connection> connections_;
   std::uint64_t last_peer_ = 0;
   bool out_of_descriptors_ = false;
 };
 
-// Everybody else's side.
+// The side of all other processes.
 class TcpLink final : public Link {
  public:
   TcpLink(Socket socket, const std::string& key)
@@ -358,7 +360,7 @@ class TcpLink final : public Link {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string frame, writer_.frame(message));
     const Status sent = write_all(socket_, frame, deadline);
     if (sent.ok()) return {};
-    torn_ = true;  // half a message may be out
+    torn_ = true;  // half a message may have been sent
     return error(StatusCode::kIo, sent.message());
   }
 
@@ -369,7 +371,7 @@ class TcpLink final : public Link {
       if (message->has_value()) return message;
       DRIFTLESS_ASSIGN_OR_RETURN(const std::string bytes, read_some(socket_, std::size_t{1} << 16));
       reader_.append(bytes);
-      // Only once nothing is left to be read: what the leader said last is whole.
+      // Only after everything was read: the leader's last messages are whole.
       if (bytes.empty() && torn_) {
         return error(StatusCode::kIo, "hub: the link to the leader is torn");
       }
@@ -379,7 +381,7 @@ class TcpLink final : public Link {
 
  private:
   const Socket socket_;
-  std::mutex mutex_;  // of what is sent
+  std::mutex mutex_;  // protects sending
   FrameWriter writer_;
   FrameReader reader_;
   std::atomic<bool> torn_ = false;
