@@ -4,7 +4,7 @@
 // (plugin/publish/publisher_device.h). Library driftless_device; includes no CUDA header.
 //
 // Staging runs on a stream of its own at the lowest priority, in launches of a fraction of a
-// millisecond. commit() and undo() require, as for every target, that nobody uses the weights
+// millisecond. commit() and undo() require, as for every target, that the weights are not in use
 // meanwhile: the engine's queued work must be done (pause), and work that it queues after they
 // return sees the new version.
 //

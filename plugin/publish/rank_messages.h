@@ -43,7 +43,7 @@ struct BaseMessage {  // open(): the base that it read
   TensorDigests copies;          // of its offers that other ranks offer, too
 };
 
-struct ReadyMessage {  // publish(): where the rank stands
+struct ReadyMessage {  // publish(): the rank's state
   Status status;
   std::uint64_t version = 0;     // the last committed one
   std::uint64_t step = kNoStep;  // that it publishes

@@ -68,7 +68,7 @@ struct PayloadFindings : FoundChanges {
   std::vector<ManifestTensor> tensors;    // checksums, if the layout has them; sorted by name
   std::map<std::string, Hash128> tables;  // of frames in host memory: frame_table_hash(), by name
   std::string shard;                      // hf_delta: the file that holds this rank's tensors
-  // Of whole tensors that the leader assembled from blocks (BlockMirror).
+  // For whole tensors that the leader assembled from blocks (BlockMirror).
   std::vector<ManifestTensor> mirror_tensors;
   std::string mirror_shard;
 };

@@ -81,7 +81,7 @@ struct FoundManifest {
 struct FetchNeeds {
   const WeightLayout* layout = nullptr;                    // of the run
   std::shared_ptr<const TargetNeeds> of_target = nullptr;  // null: everything
-  WeightTarget* target = nullptr;  // may begin to stage while parts arrive; null: nobody
+  WeightTarget* target = nullptr;  // may begin to stage while parts arrive; may be null
 };
 
 // Whether the versions may be followed, or the target needs a full version.

@@ -228,7 +228,7 @@ Status check_sums(const MappedWeights& weights, const WeightSums& expected) {
 }
 
 Result<VersionSums> sums_of_version(const MappedWeights& weights, const VersionSource& version) {
-  // Of tensors, then of maps.
+  // Digests of the tensors, then of the maps.
   std::vector<Digest> sums(weights.layout.size() + weights.maps.size());
   const auto whole = [&](const WeightMap& map) {
     return map.map.units() == weights.layout[map.tensor].units() &&
