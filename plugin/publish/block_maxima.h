@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The largest magnitudes of FP8 blocks that several publisher ranks own parts of. Each rank sends
-// the maximum of its part if it changed, and receives the maximum over all parts. The weights
-// themselves do not travel.
+// the maximum of its part if it changed, and receives the maximum over all parts. Only maxima are
+// sent, no weights.
 #pragma once
 
 #include <compare>

@@ -55,7 +55,7 @@ class ChangeStore {
   void release_whole();
   // Adds all changes of another store of the same blocks, which is empty afterwards.
   void add(ChangeStore& later);
-  // From any thread.
+  // Marks a block to be sent whole. Any thread.
   void mark_whole(std::uint32_t number) { std::atomic_ref<bool>(blocks_[number].whole) = true; }
   // Forgets all changes of a block, and its mark.
   void drop(std::uint32_t number);

@@ -6,9 +6,9 @@
 // The time of a version is estimated as: time to make it + its bytes at the link's rate + the work
 // that a receiver has left after the last byte. Until the link's rate is known, the first encoding
 // stays. Encodings that were not used yet are estimated from their bits per change and from their
-// speed on one Neoverse-N1 core, times `threads`, decoding beside the transfer; measurements
-// replace the estimates. An encoding that was tried and is slower, or is not allowed any more, is
-// left at once; then the choice stays for a while.
+// speed on one Neoverse-N1 core, for `threads` such cores, decoding beside the transfer;
+// measurements replace the estimates. An encoding that was tried and is slower, or is not allowed
+// any more, is left at once; then the choice stays for a while.
 #pragma once
 
 #include <cstdint>

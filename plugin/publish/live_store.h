@@ -109,7 +109,7 @@ class LiveStore final : public WeightStore {
   bool behind_ = false;
   std::uint64_t since_sweep_ = 0;  // versions
   LiveCosts costs_;
-  std::map<std::uint32_t, Digest> seen_;            // by tensor: the digest that observe() read
+  std::map<std::uint32_t, Digest> seen_;            // by tensor, read by observe() or prove()
   std::map<std::uint32_t, Digest> changes_;         // by tensor
   std::future<Result<std::vector<Digest>>> swept_;  // the last member: its thread reads the others
 };

@@ -49,7 +49,7 @@ struct PublisherOptions {
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base
   std::uint64_t anchor_every = 0;   // versions; 0: not by number
   bool anchor_by_size = false;      // when the versions since the last anchor outgrow an anchor
-  std::uint64_t keep_versions = 0;  // kept beside those that receivers need; 0: keep all
+  std::uint64_t keep_versions = 0;  // newest ones to keep beside those still needed; 0: keep all
   ResumeMode resume = ResumeMode::kAuto;
   // How frames are cut; at most one cut per tensor. A receiver that needs a slice fetches only its
   // blocks.
@@ -113,8 +113,8 @@ struct PublishReport {
   std::uint64_t mirror_bytes = 0;
   bool anchor = false;  // an anchor of this version was published, too
   // The tensors that changed most, largest first. Only on the leader, and only for a delta that was
-  // compared or captured on the host. If ranks share a tensor, the counts add up the
-  // kMostChangedTensors of each rank.
+  // compared or captured on the host. Each rank reports only its kMostChangedTensors, so the count
+  // of a tensor that ranks share may lack some.
   std::vector<TensorDensity> most_changed;
   std::vector<std::string> notes;  // dense, tensor dropped, anchor that failed: for the log
   LiveCosts live;                  // of this rank; zero if it keeps a snapshot

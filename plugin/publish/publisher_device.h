@@ -88,7 +88,7 @@ class PublisherDevice {
   // Waits until the marked work and all comparisons are done.
   [[nodiscard]] virtual Status wait_for_trainer() = 0;
   // Copies the captured changes to the host, in the order of the capture() calls, as pieces of a
-  // ChangeStore (block, piece). Uses so many threads; each piece is handled by one thread. `use`
+  // ChangeStore (block, piece). Uses `threads` threads; each piece is handled by one thread. `use`
   // may take the changes and leave other memory in their place. Returns the block numbers
   // (TensorPair::tensor) whose changes are missing: all changes together exceeded `limit_bytes`, or
   // there were far more than ever before.

@@ -116,7 +116,7 @@ class QuantizedWeights {
   [[nodiscard]] Status quantize(const Matrix& matrix, const std::byte* weights, MemoryKind memory,
                                 std::vector<std::uint16_t>& largest, std::byte* codes,
                                 std::byte* scales) const;
-  // Quantizes several matrices on a GPU, in place of host memory (PublisherDevice::quantize()).
+  // The same for several matrices on a GPU; the codes stay there (PublisherDevice::quantize()).
   [[nodiscard]] Status quantize_there(std::span<DeviceMatrix> boxes) const {
     return device_->quantize(as_.rule, boxes, true);
   }

@@ -48,7 +48,7 @@ struct ReadyMessage {  // publish(): the rank's state
   std::uint64_t version = 0;     // the last committed one
   std::uint64_t step = kNoStep;  // that it publishes
   std::uint64_t doubtful = 0;    // a version that it may have sealed; 0: none
-  bool needs_full = false;       // its last version cannot be the base of a delta
+  bool needs_full = false;       // no delta leads from the receivers' weights to its own
 };
 
 struct PayloadMessage {  // a version or an anchor: what the rank wrote
@@ -71,7 +71,8 @@ struct AssemblyMessage {  // open(): the layout of all ranks
   Status status;
   std::vector<TensorSpec> tensors;                 // ordered as the layout
   std::vector<std::vector<std::uint32_t>> owners;  // of each: a rank, or one for each block
-  // Offers that another rank publishes: the rank, its first such offer, and how many follow on it.
+  // Offers that another rank publishes, as runs: the rank, its first offer of the run, and their
+  // number.
   std::vector<std::array<std::uint32_t, 3>> dropped;
   std::vector<RankOffer> copied;  // the offers that are published instead
   std::vector<BlockCut> cuts;     // ascending by tensor

@@ -74,7 +74,7 @@ struct PayloadFindings : FoundChanges {
 };
 
 // Calls come from one thread. After a failure only the destructor may be called; the store then
-// rolls back.
+// knows what to roll back.
 class RankPayload {
  public:
   virtual ~RankPayload() = default;

@@ -54,7 +54,7 @@ class WeightStore {
   [[nodiscard]] std::uint64_t size_bytes(std::uint32_t number) const {
     return owned_[number].place().units * unit_bytes(spec(number).dtype);
   }
-  // The kind of memory that holds the store; for pinned memory the host's.
+  // The WeightMemory that holds the store; for pinned memory the host's.
   [[nodiscard]] const std::shared_ptr<WeightMemory>& memory() const { return memory_; }
   [[nodiscard]] MemoryKind memory_kind() const { return memory_->kind(); }
   // All tensors, or the marked ones, as a source would offer them.
