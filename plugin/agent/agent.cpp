@@ -378,7 +378,7 @@ AgentEnd Agent::end(bool confirm) {
   return made;
 }
 
-// For the last message.
+// For the last message: names the workers and engines that do not have version `last`.
 std::string Agent::who_is_behind(std::uint64_t last) const {
   std::string text = last > 0 ? "" : ": nothing was handed over";
   for (const HostReceiver& worker : delivery_->workers()) {

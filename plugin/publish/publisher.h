@@ -47,8 +47,8 @@ struct PublisherOptions {
   // A version is sent in full if a larger share of the units changed.
   double full_above_density = 0.25;
   bool first_anchor = false;        // publish an anchor of version 0, for receivers without a base
-  std::uint64_t anchor_every = 0;   // versions; 0: not by number
-  bool anchor_by_size = false;      // when the versions since the last anchor outgrow an anchor
+  std::uint64_t anchor_every = 0;   // an anchor every so many versions; 0: not by number
+  bool anchor_by_size = false;      // an anchor once the versions since the last one outgrow it
   std::uint64_t keep_versions = 0;  // newest ones to keep beside those still needed; 0: keep all
   ResumeMode resume = ResumeMode::kAuto;
   // How frames are cut; at most one cut per tensor. A receiver that needs a slice fetches only its

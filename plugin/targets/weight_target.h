@@ -111,7 +111,7 @@ struct ProofRule {
   friend bool operator==(const ProofRule&, const ProofRule&) = default;
 };
 
-// Tells which of a version's blocks a target needs. Immutable; any thread.
+// Decides which of a version's blocks a target needs. Immutable; any thread.
 class TargetNeeds {
  public:
   virtual ~TargetNeeds() = default;
