@@ -3,6 +3,8 @@
 // run's announcement to its end. The command, the C library, the Python module and the agent are
 // thin callers of it; plugin/job makes its options for a process of a job (join_road()).
 //
+//   discover -> fetch -> verify -> decode = stage()      while the engine works
+//   pause -> commit -> resume                            O(changed), all or nothing
 //   report(version, digest)                              to the publisher, also while it waits
 //
 // One thread at a time. Road and target outlive it.

@@ -155,7 +155,7 @@ class MappedNeeds final : public TargetNeeds {
 
   [[nodiscard]] bool has(std::uint32_t tensor, const TensorBlock* block) const override {
     const MappedWeights::Tensor& own = weights_->tensors[tensor];
-    // A tensor that cannot be followed is refused when it changes.
+    // A refused tensor needs no blocks: the rows of a frame's table show whether it changes.
     if (own.external || own.complete) return true;
     if (block == nullptr) return own.maps > 0;
     const Result<StridedMap> units = map_of(block->place, weights_->layout[tensor].units());

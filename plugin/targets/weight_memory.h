@@ -164,7 +164,7 @@ class BucketMemory {
 
 // A block of `compact` (docs/formats/compact.md), and the result of decoding it.
 struct CompactUnits {
-  std::span<const WeightMap* const> maps;  // of its tensor: each has the whole tensor unconverted
+  std::span<const WeightMap* const> maps;  // of its tensor: have the whole block, unconverted
   BlockPlace place;                        // in the tensor
   const CompactTable* table = nullptr;
   std::span<const CompactTile> tiles;

@@ -115,8 +115,8 @@ struct ProofRule {
 class TargetNeeds {
  public:
   virtual ~TargetNeeds() = default;
-  // Whether any unit of the tensor's block (null: of the tensor) is held, or needed to decode
-  // others.
+  // Whether any unit of the tensor's block (null: of the tensor) is held, or needed for another
+  // reason.
   [[nodiscard]] virtual bool has(std::uint32_t tensor, const TensorBlock* block) const = 0;
 };
 
