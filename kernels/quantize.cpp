@@ -10,10 +10,20 @@
 
 namespace driftless {
 
-std::uint8_t fp8_code(QuantizeRule rule, std::uint16_t largest, std::uint16_t weight) {
+Fp8Coder::Fp8Coder(QuantizeRule rule, std::uint16_t largest) {
   const CodeRule codes = fp8_rule(rule, largest).codes;
-  return codes.divides ? code_of_bf16<true>(weight, codes.factor, codes.most_added)
-                       : code_of_bf16<false>(weight, codes.factor, codes.most_added);
+  factor_ = codes.factor;
+  divides_ = codes.divides;
+  most_added_ = codes.most_added;
+}
+
+std::uint8_t Fp8Coder::code(std::uint16_t weight) const {
+  return divides_ ? code_of_bf16<true>(weight, factor_, most_added_)
+                  : code_of_bf16<false>(weight, factor_, most_added_);
+}
+
+std::uint8_t fp8_code(QuantizeRule rule, std::uint16_t largest, std::uint16_t weight) {
+  return Fp8Coder(rule, largest).code(weight);
 }
 
 float fp8_scale(QuantizeRule rule, std::uint16_t largest) { return fp8_rule(rule, largest).scale; }

@@ -56,6 +56,17 @@ struct Quantizer {
 // Of one weight and one block, as all_quantizers() have it.
 [[nodiscard]] std::uint8_t fp8_code(QuantizeRule rule, std::uint16_t largest, std::uint16_t weight);
 [[nodiscard]] float fp8_scale(QuantizeRule rule, std::uint16_t largest);
+// fp8_code() of many weights of a block.
+class Fp8Coder {
+ public:
+  Fp8Coder(QuantizeRule rule, std::uint16_t largest);
+  [[nodiscard]] std::uint8_t code(std::uint16_t weight) const;
+
+ private:
+  float factor_;
+  bool divides_;
+  std::uint32_t most_added_;
+};
 // Whether blocks with these largest magnitudes have the same scale, and the same codes for the same
 // weights.
 [[nodiscard]] bool same_fp8_rule(QuantizeRule rule, std::uint16_t one, std::uint16_t other);

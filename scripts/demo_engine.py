@@ -83,7 +83,7 @@ def leave(work, engine, watch):
         for name, tensor in engine.model.state_dict().items()
     }
     (work / "engine.pickle").write_bytes(pickle.dumps(tensors))
-    told = {
+    found = {
         "versions": watch.versions,
         "tokens": engine.steps,
         "tokens_while_staging": watch.tokens_while_staging(),
@@ -92,7 +92,7 @@ def leave(work, engine, watch):
         "texts": len(made),
         "mixed": sum(len(one.spans) > 1 for one in made),
     }
-    (work / "engine.json").write_text(json.dumps(told))
+    (work / "engine.json").write_text(json.dumps(found))
 
 
 def main():

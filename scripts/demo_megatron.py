@@ -171,24 +171,24 @@ def make_base(work):
 
 def judge_engine(work, versions, wanted):
     """Prints what the engine did; returns whether its weights are the trainer's."""
-    told = json.loads((work / "engine.json").read_text())
+    record = json.loads((work / "engine.json").read_text())
     found = pickle.loads((work / "engine.pickle").read_bytes())
     unlike = sorted(
         name for name in wanted.keys() | found.keys() if found.get(name) != wanted.get(name)
     )
-    busy = told["tokens_while_staging"]
-    first, last, pauses = told["versions"][0], told["versions"][-1], told["pauses_ms"]
+    busy = record["tokens_while_staging"]
+    first, last, pauses = record["versions"][0], record["versions"][-1], record["pauses_ms"]
     print(
-        f"versions {first} to {last} in {len(told['versions'])} updates; "
-        f"{told['tokens']} tokens meanwhile, "
-        f"in {told['texts']} texts, {told['mixed']} of them by more than one version\n"
-        f"staging: {statistics.median(told['staging_ms']):.1f} ms (median); generation "
+        f"versions {first} to {last} in {len(record['versions'])} updates; "
+        f"{record['tokens']} tokens meanwhile, "
+        f"in {record['texts']} texts, {record['mixed']} of them by more than one version\n"
+        f"staging: {statistics.median(record['staging_ms']):.1f} ms (median); generation "
         f"{'went on' if busy else 'stood still'}: {busy} tokens were in the making during it\n"
         f"pause: {statistics.median(pauses):.1f} ms (median), with the wait for a token's end\n"
         f"its {len(found)} tensors are the trainer's last export, bit for bit: "
         + (f"NO: {', '.join(unlike[:3])}" if unlike else "yes")
     )
-    return not unlike and told["versions"][-1] == versions[-1]["version"]
+    return not unlike and record["versions"][-1] == versions[-1]["version"]
 
 
 def engine(work, steps):

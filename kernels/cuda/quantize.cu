@@ -53,7 +53,7 @@ __device__ Meeting meeting_of(const Item& item, std::uint32_t block) {
   return here;
 }
 
-// Of the two weights of a word, the first one in the lower byte.
+// The codes of the two weights of a word, the first one in the lower byte.
 template <bool kDivides>
 __device__ __forceinline__ std::uint32_t two_codes(std::uint32_t weights, float factor) {
   const float first = __uint_as_float(weights << 16);
@@ -151,7 +151,7 @@ __device__ void quantize_singly(const Meeting& here) {
   }
 }
 
-// What leaves so many registers that nothing is spilled.
+// As many as leave each thread the registers that it needs.
 constexpr unsigned blocks_per_processor(QuantizeRule rule) {
   return rule == QuantizeRule::kLinear ? 4 : 3;
 }

@@ -254,8 +254,8 @@ class _Engine:
 
     def leave(self) -> None:
         end = self._agent.end(confirm=self._over)
-        behind = [each["engine"] for each in end["engines"] if each["version"] < end["version"]]
-        if self._over and (behind or not end["all_have_it"]):
+        late = [each["engine"] for each in end["engines"] if each["version"] < end["version"]]
+        if self._over and (late or not end["all_have_it"]):
             raise IncompleteError(
                 f"the run ended at version {end['version']}, and {self._url} does not have it; "
                 "start vLLM or SGLang again, and follow again"

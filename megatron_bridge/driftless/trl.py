@@ -55,7 +55,8 @@ class WeightTransfer:
         self._job: Job | None = None
         self._publisher: Publisher | None = None
         self._named: set[str] = set()
-        self._left_behind: dict[str, tuple[int, str]] = {}  # reports from before the first version
+        # reports from before the first version
+        self._earlier_reports: dict[str, tuple[int, str]] = {}
         self.last: PublishReport | None = None
 
     def init_weight_transfer(self) -> None:
@@ -75,7 +76,7 @@ class WeightTransfer:
             for note in self._publisher.notes:
                 _logger.warning("driftless: %s", note)
             found = self._publisher.receivers()
-            self._left_behind = {each.id: (each.version, each.proof) for each in found}
+            self._earlier_reports = {each.id: (each.version, each.proof) for each in found}
         self.last = self._publisher.publish(Tensors(self._base, sent))
         self._await_receivers(self._publisher, self.last)
 
@@ -121,7 +122,7 @@ class WeightTransfer:
         if receiver.version != sent.version or not receiver.digest:
             return False
         if receiver.partial:
-            return self._left_behind.get(receiver.id) != (receiver.version, receiver.proof)
+            return self._earlier_reports.get(receiver.id) != (receiver.version, receiver.proof)
         return receiver.digest == sent.digest
 
     def _name_unproven(self, ids: Iterable[str]) -> None:

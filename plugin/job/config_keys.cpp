@@ -255,8 +255,8 @@ constexpr std::array kKeys = {
         "Versions folded into one commit, in bytes at most; compact counts as decoded"),
     Job::key<Count<1, 256>, DRIFTLESS_FIELD(receiver.read_workers)>(
         "receiver.read_workers",
-        "Ranges of a version that a rollout fetches at a time; parts that an agent fetches and "
-        "decodes")
+        "Parts or ranges of a version that a rollout fetches at a time; parts that an agent "
+        "fetches and decodes")
         .once("agent.read_workers"),
     Job::key<ProofName, DRIFTLESS_FIELD(receiver.proof)>(
         "receiver.prove", "staged, always or a whole number",

@@ -4,7 +4,8 @@
 // and the value after the last; a change back to the old value is dropped.
 //
 // Memory: 4 bytes and two values per change, and 72 bytes per 2 MiB of weights. Past `limit_bytes`
-// a block is only marked, and is sent whole.
+// a block is only marked, and is sent whole. A publisher on a GPU keeps this memory for the next
+// version (clear_and_keep()).
 #pragma once
 
 #include <atomic>

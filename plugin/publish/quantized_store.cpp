@@ -44,11 +44,25 @@ LiveStore::Options without_sweep(LiveStore::Options options) {
   return options;
 }
 
-// The block that contains an element of a part.
-std::uint64_t block_of(const MatrixPart& part, std::uint64_t at) {
-  return (part.row + at / part.columns) / kQuantizeBlock * part.blocks_wide() +
-         (part.column + at % part.columns) / kQuantizeBlock;
-}
+// Finds the block that contains an element of a part. Fast if elements ascend, because most lie in
+// the last one's row.
+class BlockFinder {
+ public:
+  explicit BlockFinder(const MatrixPart& part) : part_(part) {}
+  [[nodiscard]] std::uint32_t find(std::uint64_t at) {
+    if (at - row_begin_ >= part_.columns) {
+      const std::uint64_t row = at / part_.columns;
+      row_begin_ = row * part_.columns;
+      row_block_ = (part_.row + row) / kQuantizeBlock * part_.blocks_wide();
+    }
+    const std::uint64_t column = at - row_begin_;
+    return static_cast<std::uint32_t>(row_block_ + (part_.column + column) / kQuantizeBlock);
+  }
+
+ private:
+  const MatrixPart& part_;
+  std::uint64_t row_begin_ = 0, row_block_ = 0;  // of the last one's row
+};
 
 struct CodeChange {
   std::uint64_t at = 0;  // in the box
@@ -114,6 +128,7 @@ void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
                const MatrixBlocks& blocks, const std::byte* rows, std::uint32_t block,
                std::vector<CodeChange>& changes) {
   const BoxOfBlock here = box_of_block(matrix.part, block);
+  const Fp8Coder coder(rule, blocks.largest[block]), coder_now(rule, blocks.largest_now[block]);
   for (std::uint64_t i = here.row; i < here.row + here.rows; ++i) {
     const std::uint64_t first = i * matrix.part.columns + here.column;
     auto change = std::ranges::lower_bound(blocks.changes, first, {}, &WeightChange::at);
@@ -121,9 +136,8 @@ void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
       const std::uint16_t now = unit_16(rows, at - here.row * matrix.part.columns);
       while (change != blocks.changes.end() && change->at < at) ++change;
       const bool changed = change != blocks.changes.end() && change->at == at;
-      const std::uint8_t old_code =
-          fp8_code(rule, blocks.largest[block], changed ? change->before : now);
-      const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
+      const std::uint8_t old_code = coder.code(changed ? change->before : now);
+      const std::uint8_t code = coder_now.code(now);
       if (old_code != code) changes.push_back({at, old_code, code});
     }
   }
@@ -142,14 +156,15 @@ void take_changes(MatrixBlocks& blocks) {
   }
 }
 
-// Applies the changes of a matrix to its blocks' maxima. Returns the blocks that must be measured:
-// their largest weight fell, and no changed weight reached it.
+// Applies the changes of a matrix to the largest magnitudes of its blocks. Returns the blocks that
+// must be measured: their largest weight fell, and no changed weight reached it.
 std::vector<std::uint32_t> apply_changes(const MatrixPart& part, MatrixBlocks& blocks) {
   std::vector<std::uint16_t> now = blocks.own;
   for (const auto& [block, size] : blocks.own_now) now[block] = size;  // measured before
   std::vector<bool> changed(now.size()), fell(now.size());
+  BlockFinder finder(part);
   for (const WeightChange& change : blocks.changes) {
-    const std::uint64_t block = block_of(part, change.at);
+    const std::uint32_t block = finder.find(change.at);
     const std::uint16_t own = blocks.own[block], size = counted_size(change.now);
     changed[block] = true;
     if (counted_size(change.before) == own && size < own) fell[block] = true;
@@ -506,11 +521,15 @@ void QuantizedStore::translate(std::size_t number, const std::set<std::uint32_t>
   const MatrixBlocks& blocks = blocks_[number];
   const QuantizeRule rule = weights_.rule();
   std::vector<CodeChange> changes;
+  std::vector<bool> is_anew(blocks.largest.size());
+  for (const std::uint32_t block : anew) is_anew[block] = true;
+  std::vector<Fp8Coder> coders;  // of a block that is not coded anew: the same for both versions
+  for (const std::uint16_t largest : blocks.largest_now) coders.emplace_back(rule, largest);
+  BlockFinder finder(matrix.part);
   for (const auto& [at, before, now] : blocks.changes) {
-    const auto block = static_cast<std::uint32_t>(block_of(matrix.part, at));
-    if (anew.contains(block)) continue;
-    const std::uint8_t old_code = fp8_code(rule, blocks.largest[block], before);
-    const std::uint8_t code = fp8_code(rule, blocks.largest_now[block], now);
+    const std::uint32_t block = finder.find(at);
+    if (is_anew[block]) continue;
+    const std::uint8_t old_code = coders[block].code(before), code = coders[block].code(now);
     if (old_code != code) changes.push_back({at, old_code, code});
   }
   for (const std::uint32_t block : anew) {

@@ -105,8 +105,7 @@ class QuantizedStore final : public WeightStore {
     return numbers_[matrix.codes];
   }
   [[nodiscard]] Status quantize(std::size_t matrix, Quantized& made) const;
-  // The units of a tensor that is not quantized, in host memory: where they lie, or copied into
-  // `held`.
+  // The units of a tensor that is not quantized, in host memory: where they lie, or in `held`.
   [[nodiscard]] Result<const std::byte*> kept_units(std::uint32_t number,
                                                     std::vector<std::byte>& held) const;
   [[nodiscard]] Status measure_joint(std::size_t matrix);

@@ -120,7 +120,7 @@ class QuantizedWeights {
   [[nodiscard]] Status quantize_there(std::span<DeviceMatrix> boxes) const {
     return device_->quantize(as_.rule, boxes, true);
   }
-  // The scales of blocks with these largest magnitudes.
+  // Writes the scales of blocks with these largest magnitudes.
   void make_scales(const Matrix& matrix, std::span<const std::uint16_t> largest,
                    std::byte* scales) const;
   // Ok if weights in this memory can be quantized.

@@ -8,8 +8,8 @@
 namespace driftless {
 namespace {
 
-constexpr std::size_t kMostNamed = 8;
-constexpr std::uint64_t kManyBlocks = 8;
+constexpr std::size_t kNamedJumps = 8;
+constexpr std::uint64_t kLeastJump = 8;
 
 std::uint64_t count_differing(const std::byte* before, const std::byte* now, std::uint64_t scales) {
   std::uint64_t count = 0;
@@ -29,7 +29,7 @@ void ScaleJumps::add(std::uint32_t tensor, std::uint64_t changed, std::uint64_t 
 }
 
 bool ScaleJumps::is_jump(std::uint64_t changed, std::uint64_t of_blocks) const {
-  return changed >= kManyBlocks &&
+  return changed >= kLeastJump &&
          static_cast<double>(changed) > above_ * static_cast<double>(of_blocks);
 }
 
@@ -39,10 +39,11 @@ std::optional<std::string> ScaleJumps::note(const WeightLayout& layout, unsigned
   std::size_t jumped = 0;
   for (const auto& [tensor, blocks] : of_) {
     if (!is_jump(blocks.changed, blocks.all)) continue;
-    if (++jumped <= kMostNamed) names += concat(jumped > 1 ? ", '" : "'", layout[tensor].name, "'");
+    if (++jumped <= kNamedJumps)
+      names += concat(jumped > 1 ? ", '" : "'", layout[tensor].name, "'");
   }
   if (jumped == 0) return std::nullopt;
-  if (jumped > kMostNamed) names += concat(" and ", jumped - kMostNamed, " more");
+  if (jumped > kNamedJumps) names += concat(" and ", jumped - kNamedJumps, " more");
   return concat("publisher rank ", rank, ": many scales changed in ", names, then);
 }
 

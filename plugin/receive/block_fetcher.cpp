@@ -143,7 +143,9 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
     file_of.push_back(i);
   }
   FetchedBlocks blocks;
-  HeadFetcher heads(road, id, options, deadline);
+  RangeFetchOptions few = options;
+  few.takers = 0;  // heads are small: threads would cost more than they save
+  HeadFetcher heads(road, id, few, deadline);
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<std::vector<std::byte>> read, heads.fetch(parts));
   std::vector<WantedPart> wanted;
   for (std::size_t i = 0; i < parts.size(); ++i) {

@@ -19,7 +19,7 @@ constexpr std::uint64_t kBlocks = kRows / 128 * (kColumns / 128);
 static_assert(kMatrices * kElements <= kUnits);
 constexpr double kAll = static_cast<double>(kMatrices * kElements);
 
-// Of the magnitudes that weights have: 2^-11 to 2^-5.
+// Magnitudes as weights have them: 2^-11 to 2^-5.
 __global__ void fill_weights(std::uint16_t* units, std::uint64_t count) {
   for (std::uint64_t i = blockIdx.x * 256ULL + threadIdx.x; i < count; i += gridDim.x * 256ULL) {
     const std::uint64_t random = mix(i);
@@ -99,8 +99,8 @@ __global__ void widen_weights(std::uint32_t* values, const std::uint16_t* units,
   }
 }
 
-// What a version without a snapshot asks of the GPU beside the capture: blocks whose largest weight
-// fell are measured again.
+// Without a snapshot the GPU does one thing beside the capture: it measures blocks again whose
+// largest weight fell.
 void bench_captured(Bench& bench, std::uint16_t* largest) {
   std::byte* const main_weights = device(kUnits * 4);
   widen_weights<<<2048, 256>>>(reinterpret_cast<std::uint32_t*>(main_weights),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless doctor`: each check is seen to fail, with a next action, against something that is really
-broken; and what is hung costs its own row and its deadline."""
+"""`driftless doctor`: each check fails, with a next action, for something that is really broken; a
+hung part costs only its own row and its deadline."""
 
 import contextlib
 import os
@@ -107,7 +107,7 @@ def test_no_mpirun_and_one_that_fails(work):
     script(tools, "mpirun", "echo 'driftless: io: MPI_ERR_WIN: run mpirun with --mca pml ucx' >&2; exit 1")
     rows = doctor(*named, env=path, code=1)
     assert_row(rows, "mpi", "windows", "fail", "MPI_ERR_WIN", "--mca osc ucx")
-    # It asks for a flag, and then starts processes as the mpirun of another MPI does.
+    # It accepts a flag, and then starts processes as the mpirun of another MPI does.
     script(tools, "mpirun", 'case "$*" in *isolated*) shift 5; exec "$@";; esac\n'
            "echo plm_rsh_agent: ssh : rsh; exit 1")  # fmt: skip
     rows = doctor(*named, env=path, code=1)
@@ -115,7 +115,8 @@ def test_no_mpirun_and_one_that_fails(work):
 
 
 def test_flags_that_this_host_needs_are_found_by_trying(work):
-    """A host without ssh, whose windows have no room, and whose osc component cannot make them."""
+    """A host without ssh, without room for windows, and with an osc component that cannot make
+    them."""
     jobs.need_mpirun()
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_"))}
     tools = work / "tools"
@@ -154,7 +155,7 @@ def test_inside_a_job_of_mpirun():
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
-    """A folder with a stand-in of CUDA's driver."""
+    """A folder with a stand-in for CUDA's driver."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no compiler")
@@ -204,13 +205,13 @@ def test_a_directory_that_holds_all_promises(work):
     rows = doctor(*shared_fs(work, work / "road"), "--only", "road")
     for check in ("directory", "fsync", "clock", "exclusive create", "rename", "lock"):
         assert_row(rows, "road", check, "ok")
-    assert sorted(path.name for path in work.iterdir()) == ["job.yaml"], "it leaves nothing behind"
+    assert sorted(path.name for path in work.iterdir()) == ["job.yaml"], "it leaves no file"
 
 
 def test_a_directory_that_is_missing_or_closed(work):
     rows = doctor(*shared_fs(work, "/nowhere/at/all"), "--only", "road", code=1)
     assert_row(rows, "road", "directory", "fail", "mount the file system")
-    if os.getuid() == 0:  # whom a mode does not stop
+    if os.getuid() == 0:  # root ignores permissions
         rows = doctor(*shared_fs(work, "/proc/self"), "--only", "road", code=1)
         assert_row(rows, "road", "write", "fail", "another road.shared_fs.dir")
         return
@@ -317,7 +318,7 @@ def test_limits_temporary_space_and_secrets(work):
 
 
 def test_the_hub_of_a_road_without_mpi(work):
-    """Free on this host, taken, another host's, and a name that nobody knows."""
+    """Free on this host, in use, on another host, and a name that does not resolve."""
     token = work / "token"
     token.write_text("0123456789abcdef" * 2)
     token.chmod(0o600)
@@ -334,11 +335,11 @@ def test_the_hub_of_a_road_without_mpi(work):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         rows = rows_of(f"127.0.0.1:{taken.getsockname()[1]}", 0)
         assert_row(rows, "host", "hub.address", "ok", "a process listens there", "another program")
-    with socket.socket() as bound:  # taken, and nobody takes connections
+    with socket.socket() as bound:  # in use, but no process accepts connections
         bound.bind(("127.0.0.1", 0))
         rows = rows_of(f"127.0.0.1:{bound.getsockname()[1]}", 1)
         assert_row(rows, "host", "hub.address", "fail", "hub.address")
-    rows = rows_of("192.0.2.1:27315", 0)  # of no network
+    rows = rows_of("192.0.2.1:27315", 0)  # a reserved address
     assert_row(rows, "host", "hub.address", "warn", "another host's", "start the leading trainer")
     rows = rows_of("127.0.0.1:no-port", 1)
     assert_row(rows, "host", "hub.address", "fail", "correct hub.address")

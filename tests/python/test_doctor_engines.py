@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`driftless doctor --engine`: what an engine lacks is found, with the flag to add; an engine that
+"""`driftless doctor --engine` names what an engine lacks, with the flag to add; an engine that
 hangs costs its deadline. The answers are those of vLLM 0.32 and SGLang 0.5.23."""
 
 import contextlib
@@ -47,7 +47,7 @@ def sglang(loader=("driftless.engines.sglang.load",), **more):
 
 
 def table(text):
-    """{group: [(check, state, finding)]} of the table that doctor prints, without next actions."""
+    """{group: [(check, state, finding)]} of doctor's table, without next actions."""
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if re.match(r"group +check +state +finding", line))
     at = [lines[first].index(word) for word in ("group", "check", "state", "finding")] + [None]
@@ -61,12 +61,12 @@ def table(text):
 
 
 def plain(finding):
-    """Without what differs from host to host: numbers with units, digests, paths."""
+    """A finding without parts that differ between hosts: numbers with units, digests, paths."""
     finding = re.sub(r"\b[0-9a-f]{32}\b", "HEX", re.sub(r"(?<![\w.])/[\w./-]+", "PATH", finding))
     return re.sub(r"\d+(\.\d+)*(\+\w+)?( ?([kMGT]?i?B|ms|s)\b)?", "N", finding)
 
 
-# Their rows, or what these find, depend on the host and on the build.
+# Rows that depend on the host and on the build, or whose findings do.
 ROWS_OF_A_HOST = {"configuration": {"built"}, "mpi": {"environment"}, "road": {"file system"}}
 
 
@@ -75,7 +75,7 @@ def assert_fresh(sample, real, groups):
     for group in groups:
         left_out = ROWS_OF_A_HOST.get(group, ())
         shown, found = ([row for row in rows[group] if row[0] not in left_out] for rows in (sample, real))
-        if group == "configuration":  # further rows are of what was not built
+        if group == "configuration":  # further rows are of backends that were not built
             found = [row for row in found if row[1] != "skip"]
         assert [row[0] for row in shown] == [row[0] for row in found], group
         for ours, theirs in zip(shown, found, strict=True):

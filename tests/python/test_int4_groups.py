@@ -12,7 +12,6 @@ from jobs import Files, finish
 from support import (
     Tensor,
     assert_refusal,
-    ok,
     ok_json,
     random_tensor,
     read_checkpoint,
@@ -91,7 +90,9 @@ def test_replays(work, history, group, encoding):
     target = work / "target"
     shutil.copytree(base, target)
     for version in range(1, STEPS + 1):
-        ok("apply", job.dir, "--to", target, "--to-version", version, "--verify", "full")
+        apply = ["apply", job.dir, "--to", target, "--to-version", version, "--verify", "full"]
+        applied = run(*apply)  # the notes on a whole version in frames name its other files
+        assert applied.returncode == 0, applied.stderr
         expected = quantize_checkpoint(group, history[version], MATRICES)
         assert read_checkpoint(target) == expected, version
     assert json.loads((job.dir / "run.json").read_text())["quantize_rule"] == "int4_group"
@@ -116,7 +117,7 @@ def test_what_does_not_fit_is_refused_by_name(work, history):
         shutil.rmtree(base)
         write_checkpoint(base, {n: t for n, t in tensors.items() if n != name + missing})
         (base / "config.json").write_text(json.dumps(config))
-        _, refused = publish(work, base, code=2)
+        _, refused = publish(work, base, code=4)
         assert name + "_packed" in refused.stderr and name + missing in refused.stderr
     odd = "model.layers.1.self_attn.odd.weight"
     line = ["quantize", work / "run/step_000000", work / "odd", "--scheme", "int4_group"]

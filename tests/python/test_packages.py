@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is given to others: the exported C symbols against the committed list, the Containerfile, and
-the Debian packages, installed in a Debian of its own where programs in C and C++ are compiled against
+"""Deliverables: the exported C symbols against the committed list, the Containerfile, and the
+Debian packages, installed in a minimal Debian in which C and C++ programs are compiled against
 them. The Debian tests build the packages first and take minutes: `make test-long`."""
 
 import json
@@ -34,7 +34,7 @@ def exported(library):
 
 
 def test_exported_symbols_are_those_of_the_committed_list():
-    """Whoever takes one away breaks programs: DRIFTLESS_ABI goes up by one, and then the list."""
+    """Removing a symbol breaks programs: first raise DRIFTLESS_ABI by one, then change the list."""
     assert exported(REPOSITORY / "build/lib/libdriftless.so") == SYMBOLS.read_text().split()
 
 
@@ -52,7 +52,7 @@ def container_tools():
 
 
 def container_steps():
-    """Of each stage, its instructions and their values."""
+    """The instructions of each stage, with their values."""
     code = """
 import json, sys
 from dockerfile_parse import DockerfileParser
@@ -89,8 +89,8 @@ def test_the_containerfile_is_clean():
 
 @pytest.fixture(scope="session")
 def packages():
-    """The packages by name: those in DRIFTLESS_PACKAGES, or built as `make packages` does, with the
-    settings of the build folder: what was compiled there is not compiled again."""
+    """The packages by name: those in DRIFTLESS_PACKAGES, or built as by `make packages`, with the
+    settings of the build folder, so that ccache has its objects."""
     if made := os.environ.get("DRIFTLESS_PACKAGES"):
         return {file.name.split("_")[0]: file for file in Path(made).glob("*.deb")}
     configure = ["cmake", "--preset", "package", "-B", BUILD]
@@ -109,7 +109,7 @@ def packages():
 
 @pytest.fixture
 def root(packages):
-    """A Debian that has the packages in /packages, and an index of them for apt."""
+    """A Debian that has the packages in /packages, with an index for apt."""
     with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as folder:
         root = clean_root.copied(Path(folder))
         repository = root.path / "packages"
@@ -128,7 +128,7 @@ def root(packages):
 
 
 def field(package, name):
-    """The names in a field of dependencies, without versions."""
+    """The names in a dependency field, without versions."""
     text = output_of("dpkg-deb", "-f", package, name)
     return {word.split()[0] for choice in text.split(",") for word in choice.split("|") if word.strip()}
 
@@ -200,7 +200,7 @@ def test_the_command_loads_what_is_installed(root, packages):
     for name, part in loaded.items():
         if f"driftless-{part}" in packages:
             assert f"driftless-{part}" in before[name], before
-    # A version on its way, without anything else.
+    # Publishes and applies a version with only these packages.
     work = "/tmp/work"
     root.ok("driftless", "synth", "--out", f"{work}/run", "--params", "200000", "--steps", "1")
     old, new = (f"{work}/run/step_00000{step}" for step in (0, 1))
@@ -211,7 +211,7 @@ def test_the_command_loads_what_is_installed(root, packages):
     assert (root.path / "usr/share/driftless/driftless.1").stat().st_size > 1000
     for link in ("man/man1/driftless.1", "bash-completion/completions/driftless"):
         root.ok("test", "-s", f"/usr/share/{link}")
-    # A hostile current directory is not looked at.
+    # Libraries in the current directory are not loaded.
     (root.path / "tmp/libdriftless_roads.so").write_text("no library")
     assert "no library" not in str(root.ok("sh", "-c", "cd /tmp && driftless info --json"))
     root.install("driftless", *field(packages["driftless"], "Recommends"))
@@ -249,8 +249,8 @@ def test_programs_are_compiled_against_the_development_package(root):
 
 @pytest.mark.long
 def test_the_steps_of_the_containerfile(root, packages):
-    """Those of the image run as they stand, but for the copy; of the build's, that what it installs
-    and makes exists."""
+    """The image's steps run unchanged, except for the copy. For the build's steps, what they
+    install and make must exist."""
     build, image = container_steps()
     for word, value in build:
         if word == "RUN" and "apt-get" in value:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The peer road between processes that nothing joined: real trainers and rollouts, stopped and killed."""
+"""The peer road between independent processes: real trainers and rollouts, stopped and killed."""
 
 import functools
 import json
@@ -82,7 +82,7 @@ def versions(path):
 
 
 def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
-    """Two that wait before the trainer starts, and one that joins in the middle of the run."""
+    """Two rollouts that wait before the trainer starts, and one that joins during the run."""
     history = make_run(work / "run", rng, STEPS)
     base = ["--base", work / "run/step_000000"]
     early = [
@@ -100,7 +100,7 @@ def test_every_rollout_ends_with_the_trainers_bits(job, work, rng):
 
 
 def start_trainer(job, work, *arguments):
-    """One that waits for its first rollout if `arguments` say so."""
+    """Starts a trainer, which waits for its first rollout if `arguments` say so."""
     return job.start_trainer(
         "--replay", work / "run", "--set", f"metrics.file={work}/trainer.jsonl", *arguments
     )
@@ -139,7 +139,7 @@ def test_a_killed_rollout_holds_no_version_up(job, work, rng):
     rollout.kill()
     result = finish(trainer, 60)
     assert versions(work / "trainer.jsonl") == list(range(1, STEPS + 1))
-    (line,) = job_error(result)  # one of the rollouts that were waited for did not end with them
+    (line,) = job_error(result)  # the trainer waited for two rollouts, and one of them is dead
     assert line.startswith(
         "driftless: mismatch: not every rollout ended at the trainer's last version"
     ), line
@@ -166,7 +166,8 @@ LONG = [pytest.param(carrier, marks=pytest.mark.long) for carrier in ("shm", "ni
 
 @pytest.mark.parametrize("carrier", ["tcp", *LONG])
 def test_workers_read_for_themselves_what_they_hold(work, rng, carrier):
-    """Two processes that hold half of each matrix, under a trainer that sends whole versions."""
+    """Two processes that each hold half of every matrix, with a trainer that sends full
+    versions."""
     job = Peers(work, carrier)
     versions_of_it = make_halves(work / "run", rng)
     python = megatron_jobs.venv_python()
@@ -199,7 +200,7 @@ def make_halves(path, rng, steps=2):
 
 
 def start_worker(job, work, python, rank):
-    """As an engine starts it: the road comes from its environment, and no request names it."""
+    """As started by an engine: its environment has the road, and no request names it."""
     sets = [each for each in job.settings if each != "--set"]
     sets += [f"metrics.file={work}/worker{rank}.jsonl", f"receiver.id=worker{rank}"]
     operator = json.dumps({"config": str(job.config), "sets": list(map(str, sets))})
@@ -304,7 +305,7 @@ def test_a_rollout_with_another_token_is_not_served(job, work, rng):
 
 
 def test_four_ranks_of_fsdp2_publish_to_a_rollout_that_runs_beside_them(work):
-    """No MPI and no shared file system: torch's group joins the trainers, the hub everybody."""
+    """No MPI and no shared file system: torch's group joins the trainers, the hub all processes."""
     import binding
     import test_sharded
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An agent over the peer road: workers and engines that join in the middle of a run, when they are ready,
-and the fallback."""
+"""An agent over the peer road: workers and engines that join during a run, their readiness, and the
+fallback."""
 
 import json
 import shutil
@@ -24,8 +24,8 @@ def processes():
 
 
 class PeerHost(Host):
-    """The host of an agent that reads from trainer ranks. The ring is short: who comes late needs an
-    anchor."""
+    """The host of an agent that reads from trainer ranks. The ring is short, so a late reader needs
+    an anchor."""
 
     def __init__(self, work, name):  # noqa: F811
         need("peer")
@@ -96,7 +96,7 @@ def test_an_engine_that_falls_behind_is_not_ready(host, work):
 
 
 def test_workers_follow_through_an_agent_and_its_fallback(host, work):
-    """No version fits the ring."""
+    """No version fits into the ring."""
     history = make_run(work / "run", np.random.default_rng(3), 4, rows=4096, fraction=0.9)
     host.set(**{"road.ring_size": "64KiB", "road.peer.fallback": "shared_fs", "agent.workers": 2})
     agent = host.start_agent()

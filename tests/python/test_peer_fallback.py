@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fallback of the road peer, between real processes: each cause, and what is killed on the way."""
+"""The fallback of the peer road, between real processes: each cause, and kills on the way."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def processes():
 
 
 class Job(Peers):
-    """A trainer and rollouts over the peer road with a directory behind it."""
+    """A trainer and rollouts over the peer road, with a directory as its fallback."""
 
     def __init__(self, work):
         super().__init__(work, "tcp")
@@ -56,7 +56,8 @@ def said(result):
 
 
 def settle(job, history, trainer, rollouts, reason, steps=STEPS):
-    """All end with the trainer's bits, by files, and each process has said so once."""
+    """All processes end with the trainer's bits, by files, and each has reported the fallback
+    once."""
     results = [finish(process, 90) for process in [trainer, *rollouts.values()]]
     for result in results:
         assert result.returncode == 0, result.stderr + result.stdout
@@ -87,8 +88,8 @@ def test_no_token_on_the_trainer_and_all_goes_by_files(job, work, rng):
 
 
 def test_a_version_larger_than_the_ring_goes_by_files_and_so_does_all_that_follows(job, work, rng):
-    """Deltas first, peer to peer; then a dense one; a rollout that joins afterwards; and the trainer is
-    started again."""
+    """First deltas, peer to peer; then a dense version; a rollout that joins afterwards; and a
+    restart of the trainer."""
     history = make_run(work / "run", rng, 2, rows=4096)
     for step, weights in enumerate(dense_steps(rng, history[-1], work / "run", 3), 3):
         assert step == len(history)
@@ -179,8 +180,8 @@ def test_a_fallback_that_forgets_or_lacks_its_directory_is_refused(job, work):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 def test_processes_that_die_or_stop_at_any_moment_while_it_goes_over(job, work, rng, seed):
-    """The trainer is killed at a random moment around the version that does not fit, and started again;
-    a rollout is stopped, another one killed. Whatever a rollout commits ascends, and all end alike."""
+    """The trainer is killed at a random moment around the version that does not fit, and restarted;
+    a rollout is stopped, another one killed. Each rollout's versions ascend, and all end alike."""
     chance = random.Random(seed)
     history = make_run(work / "run", rng, 2, rows=4096)
     history += dense_steps(rng, history[-1], work / "run", 3)
@@ -198,7 +199,7 @@ def test_processes_that_die_or_stop_at_any_moment_while_it_goes_over(job, work, 
     gone_over = (job.dir / "run.json").exists()
     last = job.train("--interval-ms", 150, "--rollouts", 1)
     rollouts["three"] = job.roll_out("three")
-    if not gone_over:  # a new run: rollouts of the old one end, with a reason
+    if not gone_over:  # a new run: rollouts of the old one end, and report why
         rollouts["two"].send_signal(signal.SIGCONT)
         for name in ("one", "two"):
             finish(rollouts.pop(name), 90)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts that join, stop, die and come back; over TCP they serve each other what they read.
+"""Rollouts that join, stop, die and return; over TCP they serve each other the parts that they have
+read.
 
-Seeded; DRIFTLESS_SOAK_SEED makes another one."""
+Seeded; DRIFTLESS_SOAK_SEED sets another seed."""
 
 import json
 import os
@@ -19,18 +20,19 @@ from test_peer import Peers, ports_of, start_trainer
 
 SEED = int(os.environ.get("DRIFTLESS_SOAK_SEED", "1"))
 ROLLOUTS = 8
-KEPT = 4 << 20  # road.peer.keep: the chunks of some versions
+KEPT = 4 << 20  # road.peer.keep: room for the chunks of some versions
 GROWTH_KB = 24 << 10
+PAUSE_S = {"tcp": 0.1, "nixl": 0.5}  # a process that reads by NIXL takes a second of a core to start
 
 
 def lines_of(path):
-    """A line that was being written when its process was killed is none."""
+    """The complete lines: an incomplete line of a killed process does not count."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Rollout:
-    """One place among the rollouts: processes that follow each other."""
+    """One place among the rollouts: a sequence of processes."""
 
     def __init__(self, job, number):
         self.job, self.number, self.starts = job, number, 0
@@ -67,7 +69,7 @@ def resident_kb(pid):
 
 
 def act(rollout, chance, counts):
-    """Something that happens to one of them."""
+    """Does something at random to one of the rollouts."""
     if rollout.process is None:
         counts["started"] += 1
         rollout.start()
@@ -108,7 +110,7 @@ def soak(work, rng, steps, carrier="tcp"):
     def published():
         return max((line["version"] for line in lines_of(work / "trainer.jsonl")), default=0)
 
-    until = time.monotonic() + 60 + steps * (1 if carrier == "tcp" else 2)
+    until = time.monotonic() + 60 + 2 * steps
     try:
         while published() < steps - 2:
             assert time.monotonic() < until, f"at version {published()}: {counts}"
@@ -117,7 +119,7 @@ def soak(work, rng, steps, carrier="tcp"):
             served = served or bool(ports_of(steady.pid))
             for pid, sizes in resident.items():
                 sizes.append(resident_kb(pid))
-            time.sleep(chances.uniform(0, 0.1))
+            time.sleep(chances.uniform(0, PAUSE_S[carrier]))
         following = [each for each in rollouts if each.follows()]
         for each in following:
             each.send(signal.SIGCONT)
@@ -137,7 +139,7 @@ def soak(work, rng, steps, carrier="tcp"):
     commits = 0
     for path in [work / "steady.jsonl", *(path for each in rollouts for path in each.metrics)]:
         for line in lines_of(path):
-            if line["version"] == 0:  # its end, before it took a version
+            if line["version"] == 0:  # it ended before it took a version
                 continue
             assert line["digest"] == digests[line["version"]], f"{path} at version {line['version']}"
             commits += 1

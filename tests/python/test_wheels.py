@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wheels that `make wheels` built: what is in them, what they need of a host, and the time from their
-installation to a rollout's first version. Skipped where none was built; DRIFTLESS_WHEELS names a
-directory of others."""
+"""Wheels that `make wheels` built: their contents, what they need of a host, and the time from
+installation to a rollout's first version. Skipped if there are none; DRIFTLESS_WHEELS names another
+directory."""
 
 import os
 import platform
@@ -46,7 +46,7 @@ def files(wheel, tmp_path_factory):
 
 
 def programs(files):
-    """Its libraries and programs."""
+    """The wheel's libraries and programs."""
     for path in sorted(files.rglob("*")):
         if path.is_file() and path.read_bytes()[:4] == b"\x7fELF":
             yield path
@@ -85,7 +85,7 @@ def test_size(wheel):
 
 
 def test_needs_nothing_but_glibc(wheel, files):
-    """The older of the hosts has glibc 2.34; no host has to have our libraries, or a new libstdc++."""
+    """The older host has glibc 2.34; no host needs our libraries, or a new libstdc++."""
     for path in programs(files):
         needed = set(re.findall(r"NEEDED.*\[(.*)\]", dynamic(path)))
         own = set() if path.name == shared(wheel) else {shared(wheel)}
@@ -97,7 +97,8 @@ def test_needs_nothing_but_glibc(wheel, files):
 
 
 def test_looks_for_libraries_beside_itself_alone(files):
-    """An empty element of a RUNPATH is the current directory; one of the build is another's."""
+    """An empty element of a RUNPATH means the current directory; one of the build belongs to
+    another host."""
     seen = 0
     for path in programs(files):
         seen += 1
@@ -130,7 +131,7 @@ def test_has_the_code_for_gpus_once(files):
     for path in programs(files):
         sections = subprocess.run(["readelf", "-SW", path], capture_output=True, text=True, check=True).stdout
         size = re.search(r"\.nv_fatbin\s+PROGBITS\s+\w+\s+\w+\s+(\w+)", sections)
-        if size and int(size[1], 16) > 100_000:  # the runtime has a little of its own
+        if size and int(size[1], 16) > 100_000:  # CUDA's runtime has a little GPU code of its own
             holders.add(path.name)
     assert holders == {"libdriftless_device.so"}
 
@@ -162,7 +163,7 @@ with driftless.Job(config, "rollout") as job:
 
 
 def interpreter(wheel):
-    """A Python that takes the wheel, or a skip."""
+    """A Python for which the wheel was made; skips the test if there is none."""
     version, machine = re.search(r"cp3(\d+)-manylinux_2_34_(\w+)\.whl", wheel.name).groups()
     if machine != platform.machine():
         pytest.skip(f"this machine is {platform.machine()}")

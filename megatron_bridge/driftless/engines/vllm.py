@@ -3,9 +3,9 @@
 
 In the workers (`--worker-extension-cls driftless.engines.vllm.WorkerExtension`) the driftless_*
 methods stage and report; the weight transfer backend `driftless` (vllm_backend.py) commits inside
-vLLM's own start/update/finish. Neither raises (except check_heard): if one rank raised and another
-did not, all later replies would be assigned to the wrong calls, and half of the engine would serve
-other weights (rank_receiver.py, drive.py).
+vLLM's own start/update/finish. Neither raises (except check_replies_are_returned): if one rank
+raised and another did not, all later replies would be assigned to the wrong calls, and half of the
+engine would serve other weights (rank_receiver.py, drive.py).
 
     llm = LLM(model, worker_extension_cls=EXTENSION, weight_transfer_config=TRANSFER_CONFIG)
     driver = follow(llm)                   # the configuration that the engine was started with
@@ -106,7 +106,7 @@ class WorkerExtension:
         return self._driftless_answer(nonce, lambda it: it.close(nonce))
 
     def _driftless_answer(self, nonce: str, call: Any) -> Reply:
-        check_heard(getattr(self, "vllm_config", None))
+        check_replies_are_returned(getattr(self, "vllm_config", None))
         try:
             said = call(self._driftless_follower())
         except Exception as problem:  # noqa: BLE001  vLLM must not see it
@@ -136,7 +136,7 @@ class WorkerExtension:
         return made
 
 
-def check_heard(vllm_config: Any) -> None:
+def check_replies_are_returned(vllm_config: Any) -> None:
     """vLLM calls all data-parallel replicas of a server, but returns only the first one's replies.
     The other replicas raise, on all their ranks: otherwise a failed commit there would go
     unnoticed."""
@@ -146,17 +146,17 @@ def check_heard(vllm_config: Any) -> None:
         number = getattr(given, "data_parallel_rank_local", 0)
     if number and not getattr(given, "data_parallel_external_lb", False):
         raise errors.UnsupportedError(
-            f"data-parallel replica {number} of this server is not heard: start a server for each "
-            "replica (--data-parallel-rank, or without data parallelism)"
+            f"vLLM does not return the replies of data-parallel replica {number}: start a server for "
+            "each replica (--data-parallel-rank, or without data parallelism)"
         )
 
 
 def note_sleeps(worker: Any, follower: RankReceiver) -> None:
     """Reports to the follower when the worker's weights go to sleep, and when they are back."""
-    for name, tell in (("sleep", notify_sleep), ("wake_up", notify_wake)):
+    for name, wrap in (("sleep", notify_sleep), ("wake_up", notify_wake)):
         method = getattr(worker, name, None)
         if callable(method):
-            worker.__dict__[name] = tell(method, follower)
+            worker.__dict__[name] = wrap(method, follower)
 
 
 def notify_sleep(sleep: Any, follower: RankReceiver) -> Any:

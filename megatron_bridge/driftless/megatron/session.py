@@ -207,7 +207,7 @@ class Session:
         # raised within the step.
         waits = self.options.wait or self.options.strict or bool(notified_engines(self.settings))
         way = self.way
-        self.behind = isinstance(way, EveryRank) and not waits
+        self.in_background = isinstance(way, EveryRank) and not waits
         if isinstance(way, EveryRank):
             capture = functools.partial(self._capture, way)
             self.hooks.append(optimizers.before_copies(self._optimizer, capture))
@@ -294,7 +294,7 @@ class Session:
         if report is None:
             return
         times = self.way.times()
-        self._tell(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
+        self._report_version(VersionReport.of(report, times, synced - begin, time.perf_counter() - begin))
 
     def _publish_step(self, source: Any) -> driftless.PublishReport:
         if self._quantizes:
@@ -307,17 +307,17 @@ class Session:
         self._quietly(self.finish)
         begin = time.perf_counter()
         try:
-            report = self._publisher.publish(self.way.live, wait=not self.behind, step=self._step)
+            report = self._publisher.publish(self.way.live, wait=not self.in_background, step=self._step)
             self.way.count_writes()
         finally:
             took = time.perf_counter() - begin
             self._added_s += took
         if report is not None:
-            self._tell_captured(report, took)
+            self._report_captured(report, took)
 
     def finish(self) -> None:
         """Waits for the version that is published during this step, and raises its failure."""
-        if not self.behind:
+        if not self.in_background:
             return
         begin = time.perf_counter()
         try:
@@ -325,13 +325,13 @@ class Session:
         finally:
             self._added_s += time.perf_counter() - begin
         if report is not None:
-            self._tell_captured(report, report.total_ms / 1e3)
+            self._report_captured(report, report.total_ms / 1e3)
 
-    def _tell_captured(self, report: driftless.PublishReport, visible_s: float) -> None:
+    def _report_captured(self, report: driftless.PublishReport, visible_s: float) -> None:
         added_s, self._added_s = self._added_s, 0.0
-        self._tell(VersionReport.of_captured(report, added_s, visible_s))
+        self._report_version(VersionReport.of_captured(report, added_s, visible_s))
 
-    def _tell(self, made: VersionReport) -> None:
+    def _report_version(self, made: VersionReport) -> None:
         self.last = made
         if not self.leads:
             return
@@ -423,11 +423,11 @@ class Session:
             if versions > best:
                 best, until = versions, time.monotonic() + patience
                 waiting.restart()
-            waiting.look(functools.partial(self._behind, now))
+            waiting.look(functools.partial(self._describe_missing, now))
             time.sleep(0.01)
-        self.report.note(self._behind(now))
+        self.report.note(self._describe_missing(now))
 
-    def _behind(self, now: list[driftless.ReceiverReport]) -> str:
+    def _describe_missing(self, now: list[driftless.ReceiverReport]) -> str:
         said = ", ".join(
             f"{r.id}: version {r.version}, digest {r.digest or '-'}"
             for r in sorted(now, key=lambda r: r.id)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of driftless.engines.ModuleTarget, one function each. Run in an environment that
-has torch: `python checks.py NAME`; tests/python/test_module_target.py runs them all."""
+"""Checks of driftless.engines.ModuleTarget, one per function. Needs torch: `python checks.py NAME`;
+tests/python/test_module_target.py runs them all."""
 
 import gc
 from unittest import mock
@@ -43,21 +43,22 @@ def each_rank_knows_its_share():
                 continue
             regions = held[name].values()
             assert sum(units for units, _ in regions) == tensor.numel(), name
-            if len(regions) == 1:  # a replica: both ranks have all of it
+            if len(regions) == 1:  # a replica: both ranks hold the whole tensor
                 whole += 1
                 assert [digest for _, digest in regions] == [driftless.digest([(name, tensor)])], name
         assert 0 < whole < len(held)
 
 
 def a_flipped_bit_is_found_wherever_it_is():
-    """Also at places that no version changes, and in what is loaded twice."""
+    """Also at places that no version changes, and in tensors that are loaded twice."""
     with Group(tp=2, odd=()) as group:
         ways = group.targets[0].ways.values()
         names = {name for way in ways for name in way.parameter.split(", ") if name}
     for rank in range(2):
         for name in sorted(names):
             with Group(tp=2, odd=()) as group:
-                bits = toy_run.bits(group.engines[rank].state_dict()[name].data)  # torch does not see it
+                # torch does not count this write
+                bits = toy_run.bits(group.engines[rank].state_dict()[name].data)
                 bits.view(-1)[bits.numel() // 2] ^= 1
                 group.step(share=0)
                 with raises(driftless.errors.MismatchError, name, "send a full version"):
@@ -86,15 +87,15 @@ def full_shape_tensors_go_with_their_chunk():
 
 
 def copies_need_no_content():
-    """What every copy has a map for is never filled on the host, however large it is."""
+    """Tensors whose copies all have maps are never filled on the host, however large they are."""
     with mock.patch.object(loader_writer, "fill_with") as fill:
         follow(3, allow=("masked", "whole"), chunk_bytes=3000, odd=())
         assert fill.call_count == 0, fill.call_args_list
 
 
-def content_is_there_for_who_reads_it():
+def content_is_made_for_a_loader_that_reads_it():
     engine = Reading()
-    # On a GPU, too, tensors this large are on the host.
+    # With a GPU, too, tensors of this size are on the host.
     with one_masked_version(engine, chunk_bytes=64) as version:
         engine.seen = {}
         version.receiver.commit()
@@ -125,7 +126,7 @@ def no_garbage_is_collected_in_a_pause():
 
 
 def torch_writes_in_parts():
-    """What has no map, in parts of few rows; and back."""
+    """Tensors without a map, in parts of few rows; and back."""
     with mock.patch.object(masked, "_PART", 5), Group(tp=2, odd=("broadcast",)) as group:
         for _ in range(3):
             before, version = group.weights, group.receivers[0].version
@@ -138,7 +139,7 @@ def all_whole():
 
 
 def every_pattern_of_bits():
-    """So many new values that no bits are left for a sentinel: 8-bit ones in two passes."""
+    """Values that use every bit pattern leave none for a sentinel: 8-bit ones take two passes."""
     with Group(odd=(), allow=("masked", "whole")) as group:
         weights = {name: tensor.clone() for name, tensor in group.weights.items()}
         flat = weights["fp8.weight"].view(torch.uint8).view(-1)
@@ -187,7 +188,7 @@ def ways_are_named():
 
 def digest_is_proven_where_all_is_held():
     with Group(odd=()) as group:
-        assert not group.targets[0].proven  # converted norms
+        assert not group.targets[0].proven  # norms are converted, so not all is proven
     shapes = {"a": (torch.bfloat16, (64, 32)), "b": (torch.float32, (50,))}
     weights = {n: torch.randn(s).to(d) for n, (d, s) in shapes.items()}
     with toy_run.Run(weights) as run:
@@ -201,7 +202,7 @@ def digest_is_proven_where_all_is_held():
         report = run.publish(new)
         assert receiver.stage(10) and receiver.commit().digest == report.digest
         assert all(torch.equal(toy_run.bits(module[n].data), toy_run.bits(new[n])) for n in new)
-        # Somebody else writes: found when the next delta is proven, and nothing changes.
+        # A foreign write: the proof of the next delta detects it, and nothing changes.
         newer = {name: tensor.clone() for name, tensor in new.items()}
         newer["b"][3:9] += 1
         run.publish(newer)
@@ -219,7 +220,7 @@ def rollback():
         committed = group.weights
         group.step_changing("odd.broadcast")
         group.take_and_go_back_to(committed, 1)
-        # Dropped before it was committed.
+        # Dropped before its commit.
         kept = group.weights
         group.step()
         for receiver in group.receivers:
@@ -231,7 +232,7 @@ def rollback():
 
 
 def full_versions_go_back():
-    """Of one that differs little only that is written; of one that differs much, all."""
+    """After a small change only the changes are written back; after a large one all values."""
     for share in (0.02, 0.9):
         with Group(tp=2, overrides=("mode=full",)) as group:
             group.step()
@@ -246,7 +247,7 @@ class Injected(RuntimeError):
 
 
 def exception_in_the_loader():
-    """At whichever call of whichever loader: everything is restored, and the next try succeeds."""
+    """At every call of every loader: everything is restored, and the next attempt succeeds."""
     for means in ("broadcast", "quantized", "rebind", "add", "index_put"):
         with Group() as group:
             engine = group.engines[0]
@@ -270,8 +271,8 @@ def exception_in_the_loader():
 
 
 def loader_changes_its_mind():
-    """A copy when it was traced, something else later, asked for in whichever way: refused, the
-    parameter intact."""
+    """It copies during the trace, but does something else later, through any API: refused, with the
+    parameter unchanged."""
     aten = torch.ops.aten
     for loader, word in (
         (lambda into, tensor: into.data.add_(tensor), "add_"),
@@ -293,7 +294,7 @@ def loader_changes_its_mind():
 
 
 class Hooked(toy_engine.ToyEngine):
-    """Counts its loads, and keeps something that is computed from a parameter."""
+    """Counts its loads, and keeps a tensor computed from a parameter."""
 
     def __init__(self):
         super().__init__(odd=("broadcast",))
@@ -331,7 +332,7 @@ def hooks_keep_their_behaviour():
         assert torch.equal(engine.doubled.cpu(), weights["norm.weight"].float() * 2)
 
 
-def writes_of_others_are_found():
+def foreign_writes_are_found():
     with Group(tp=2) as group:
         name = "layers.1.down.weight"
         group.step_changing(name)
@@ -357,8 +358,8 @@ def replaced_parameters_are_found():
 
 
 def repacked_parameters_are_not_touched():
-    """Another layout after loading: by the guard, by name; and a version that changes it is refused
-    with the rest as it was."""
+    """Another layout after loading: the guard detects and names it, and a version that changes it
+    is refused without any change."""
     generator = torch.Generator().manual_seed(3)
     weights = toy_run.make_weights(generator, ())
     with toy_run.Run(weights) as run:
@@ -396,7 +397,7 @@ def wrong_base_is_refused():
     weights = toy_run.make_weights(generator, ())
     other = toy_run.step(generator, weights)
     with toy_run.Run(other) as run, toy_run.Run(weights) as elsewhere:
-        for rank in range(2):  # each rank holds only a part, and knows all the same
+        for rank in range(2):  # each rank detects it, although it holds only a part
             target = ModuleTarget(fresh(weights, rank, 2, ()), elsewhere.base)
             with raises(driftless.errors.WrongBaseError, "another base"):
                 run.receiver(target)
@@ -407,7 +408,7 @@ def wrong_base_is_refused():
 
 
 def anchors():
-    """A full version: written through the maps and the loader."""
+    """A full version is written through maps and through the loader."""
     with Group(tp=2, overrides=("anchors.first=true", "anchors.every=1")) as group:
         group.step()
         for target in group.targets:
@@ -428,8 +429,8 @@ def anchors():
 
 
 def conversions_are_torchs():
-    """Every value of 16 bits, and many of 32. From bf16 to fp32 NaNs, too; else only that they are
-    NaNs: torch gives them other bits from one element to the next."""
+    """Every 16-bit value, and many of 32 bits. NaNs are compared bit by bit only from bf16 to fp32;
+    elsewhere torch's NaN bits vary from one element to the next."""
     native = driftless._native
     half = torch.arange(-(2**15), 2**15, dtype=torch.int16)
     generator = torch.Generator().manual_seed(8)
@@ -448,7 +449,7 @@ def conversions_are_torchs():
             count = len(values)
             view = (0, [count], [1])
             found = torch.zeros(count, dtype=target)
-            # Nothing is left out: the sentinel's bits are written by themselves.
+            # Also values that equal the sentinel.
             for sentinel in (0x1234, 0x4321):
                 native.MaskedWrite(
                     native.StridedMap(view, count, view, count),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes and scales in engines that change parameters after loading: written in place if they are
-what was loaded, or that with halves swapped; else loaded again by the engine, or refused. Never
-called proven unless they were compared. Run as checks.py."""
+"""Codes and scales in engines that change parameters after loading: written in place if the
+parameter has the loaded values, possibly with halves swapped; otherwise loaded again by the engine,
+or refused. Only compared values count as proven. Run like checks.py."""
 
 import torch
 
@@ -15,7 +15,7 @@ from toy_group import raises
 
 
 class Followed:
-    """An engine whose layers are kept as `how` says, at the base of a run."""
+    """An engine whose layers are kept as in `how`, at the base of a run."""
 
     def __init__(self, *how, allow=("direct", "plan", "masked", "whole", "reload"), **layout):
         self.how = how
@@ -68,7 +68,7 @@ def every_layout_ends_with_a_fresh_load():
             assert it.kinds("a") == {"plan"}
             assert it.kinds("b") == ({"plan"} if in_place else {"reload"}), how
             assert it.target.proven == in_place
-            assert bool(it.target.tracked()[1]) != in_place, "what is loaded again is unproven"
+            assert bool(it.target.tracked()[1]) != in_place, "reloaded tensors are unproven"
             places = it.addresses()
             for _ in range(4):
                 it.step()
@@ -82,7 +82,7 @@ def every_layout_ends_with_a_fresh_load():
 
 
 def codes_and_scales_of_a_module_go_one_way():
-    """Requantized codes with scales that could be written: both are loaded again, and say why."""
+    """Codes are requantized, scales could be written: both are loaded again, with the reason."""
     with Followed("kept", "requantized") as it:
         reasons = {w.reason for n, w in it.target.ways.items() if n.startswith("b.")}
         assert all("set KEEP=b" in reason for reason in reasons), reasons
@@ -92,12 +92,12 @@ def codes_and_scales_of_a_module_go_one_way():
 
 
 def halves_that_are_alike_are_swapped_with_the_codes():
-    """All scales of the base are 1: only the codes tell where gate and up are."""
+    """All scales of the base are 1, so only the codes show the places of gate and up."""
     with Followed("swapped", "kept") as it:
         for name, way in it.target.ways.items():
             assert ("swapped" in way.reason) == name.startswith("a."), (name, way)
         it.step()
-        # Traced again, with other values than the base's.
+        # Traced again, while the values are not the base's.
         layer = it.engine.a
         layer.w13 = torch.nn.Parameter(layer.w13.data.clone(), requires_grad=False)
         assert it.target.follow() and it.target.state.valid
@@ -126,7 +126,7 @@ def without_a_reload_it_is_refused_by_name():
             with Followed("kept", how, **options) as it:
                 ways = it.target.ways
                 wrong = {n for n, way in ways.items() if n.startswith("b.") and way.way != "refused"}
-                # A scale that is as it was loaded may be written, if the codes beside it are not.
+                # Scales with the loaded values may be written if the codes beside them may not.
                 assert all(name.endswith("_scale_inv") for name in wrong), wrong
                 held = state_bits(it.engine)
                 it.publish()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that a module computes from its parameters follow them, or the version is refused. Run as
-checks.py."""
+"""Derived tensors are computed again when their parameters change, or the version is refused. Run
+like checks.py."""
 
 import torch
 
@@ -72,7 +72,7 @@ def they_follow_their_parameters():
 
 
 def they_follow_the_loaders_writes():
-    """Masked and whole tensors, too; the loader may compute them itself."""
+    """Also for masked and whole tensors; the loader may compute them itself."""
     for allow in (("masked", "whole"), ("whole",)):
         for kind in (toy_derived.Posted, toy_derived.PostedInLoader, toy_derived.Assigned):
             follow(kind, versions=2, allow=allow)
@@ -86,7 +86,7 @@ def a_loader_that_computes_them_is_given_the_tensor():
 
 
 def refused(kind, name, *words):
-    """A version that changes what they are computed from; others are taken."""
+    """Versions that change the source parameter are refused; all others are taken."""
     generator, weights = setup(kind)
     with toy_run.Run(weights) as run:
         engine = loaded(kind, weights)
@@ -106,7 +106,7 @@ def refused(kind, name, *words):
         assert state_bits(engine) == held
 
 
-def copies_that_nobody_makes_again_are_refused():
+def copies_that_no_function_makes_are_refused():
     refused(toy_derived.Unknown, "layers.0.q.weight", "is a copy of 'layers.0.qkv'", "parts.")
 
 
@@ -118,7 +118,7 @@ def copies_of_a_part_are_refused():
     refused(toy_derived.Cut, "layers.0.q.weight", "'layers.0.queries' is a copy of 'layers.0.qkv'")
 
 
-def what_cannot_run_twice_is_refused():
+def functions_that_cannot_run_twice_are_refused():
     generator, weights = setup(toy_derived.NotTwice)
     with toy_run.Run(weights) as run:
         engine = toy_derived.NotTwice().to(DEVICE)
@@ -152,7 +152,7 @@ def a_refresh_that_fails_takes_the_commit_back():
         with raises(driftless.Error, "told to", "all was undone"):
             receiver.commit()
         assert bits_of(engine) == held and receiver.version == 0 and receiver.state.valid
-        # If it fails on the way back, too, the weights are no version; a full one helps.
+        # If the undo fails, too, the weights are no version, and a full version is needed.
         assert receiver.stage(10)
         engine.failures = 2
         with raises(driftless.Error, "told to", "hold no version"):

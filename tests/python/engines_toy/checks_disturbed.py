@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks of an engine that moves, reloads and damages its tensors at random, before a version is
-staged and between staging and commit. Whatever happens, weights that are said to be proven are the
-version's. Run as checks.py."""
+"""Two ranks of an engine that moves, reloads and damages its tensors at random, before staging and
+between staging and commit. Weights that are reported as proven always equal the version. Run like
+checks.py."""
 
 import random
 
@@ -42,13 +42,14 @@ def write_others(parameter, rnd):
 
 
 class Disturbed(Following):
-    """At random, the same each time."""
+    """Random, but the same on every run."""
 
     def __init__(self, seed):
         super().__init__()
         self.rnd, self.versions = random.Random(seed), [self.weights]
         for rank in self.ranks:
-            rank.open = lambda source=None, nonce="", rank=rank: rank.status(nonce)  # it is open
+            # it is open already
+            rank.open = lambda source=None, nonce="", rank=rank: rank.status(nonce)
         self.driver.open()
 
     def bind_another(self, engine, name):
@@ -90,10 +91,10 @@ class Disturbed(Following):
         try:
             return self.driver.update(1, **options) is not None
         except drive.EngineError:
-            return True  # it may help to ask again
+            return True  # a retry may help
 
     def proven(self):
-        """The version that is; None: not proven. The verdict must be right."""
+        """The proven version; None: not proven. Checks that the verdict is true."""
         proof = self.driver.prove()
         if proof["verdict"] != "proven":
             return None
@@ -103,7 +104,7 @@ class Disturbed(Following):
         return proof["version"]
 
 
-def what_is_proven_is_right_whatever_the_engine_does():
+def proven_weights_are_right_whatever_the_engine_does():
     with Disturbed(3) as it:
         reached = 0
         for version in range(1, VERSIONS + 1):
@@ -122,7 +123,7 @@ def what_is_proven_is_right_whatever_the_engine_does():
                 if it.proven() == version or not it.update():
                     break
             reached += it.proven() == version
-        # A bit that fell over in between waits for the next version.
+        # A bit that flipped in between is found only by the next version.
         assert reached > 0.8 * VERSIONS, reached
 
 

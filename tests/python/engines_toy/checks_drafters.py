@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafters are committed with the model, or left alone. Run as checks.py."""
+"""Drafters are committed with the model, or left alone. Run like checks.py."""
 
 import torch
 
@@ -72,13 +72,13 @@ def a_drafter_that_fails_leaves_the_model_alone():
 
 
 def a_drafter_of_another_checkpoint_is_left_alone():
-    """An EAGLE head may take names of the model's tensors for its own."""
+    """An EAGLE head may use names of the model's tensors for its own."""
     generator = torch.Generator().manual_seed(42)
     weights = toy_run.make_weights(generator, ()) | head_weights(generator)
     with toy_run.Run(weights) as run:
         engine, head = ToyEngine(odd=()).to(DEVICE), Head().to(DEVICE)
         engine.load_weights(weights.items())
-        head.load_weights(head_weights(generator).items())  # others
+        head.load_weights(head_weights(generator).items())  # other values
         target = ModuleTarget(engine, run.base, drafters={"drafter": head})
         assert "drafter: takes 0 tensors" in target.describe()
         assert "drafter.mix and 2 more: no tensor" in target.describe()

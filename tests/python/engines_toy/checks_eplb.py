@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Experts that vLLM rearranges are followed; what cannot be is refused by name. And what a target
-asks of vLLM's runner beside it. Run as checks.py."""
+"""Experts that vLLM rearranges are followed, or refused by name. Also what a target reads from
+vLLM's runner. Run like checks.py."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -17,13 +17,13 @@ from toy_group import raises
 from toy_moving import Head
 
 FIRST = [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 0, 1]]
-# From rank to rank, inside of one, and another expert in two slots.
+# Between ranks, within a rank, and with another expert in two slots.
 LATER = [[3, 1, 0, 2, 2, 1], [1, 0, 2, 0, 3, 3]]
 LAST = [[0, 1, 2, 3, 3, 3], [2, 2, 3, 1, 0, 1]]
 
 
 class Ranks:
-    """Two ranks of one engine, with a runner each."""
+    """Two ranks of one engine, each with a runner."""
 
     def __init__(self, *overrides):
         self.generator = torch.Generator().manual_seed(51)
@@ -72,8 +72,8 @@ class Ranks:
 
 
 def rearranged_experts_are_followed():
-    """At the base and later, without a full version: every expert that came from another rank is
-    proven by the manifest's digest of its tensor."""
+    """At the base and later, without a full version: the manifest's digest of its tensor proves
+    every expert that came from another rank."""
     with Ranks() as it:
         assert it.holds(FIRST)
         for version, rows in ((0, LATER), (2, FIRST), (4, LAST)):
@@ -96,7 +96,7 @@ def rearranged_experts_are_followed():
                 target.sweep()
 
 
-def a_bit_that_fell_over_meanwhile_is_not_followed():
+def a_bit_that_flipped_meanwhile_is_not_followed():
     with Ranks("anchors.every=1") as it:
         it.publish()
         it.take()
@@ -124,7 +124,7 @@ def rearranged_between_staging_and_commit():
 
 
 def rearranged_while_the_weights_are_read():
-    """After the look and before the sweep: other values than expected, and no alarm."""
+    """After the check and before the sweep: other values than expected, and no false alarm."""
     with Ranks() as it:
         it.publish()
         moves = it.targets[0]._moves
@@ -145,8 +145,8 @@ def rearranged_while_the_weights_are_read():
         assert it.holds(LATER)
 
 
-def loads_of_others_go_where_the_experts_are():
-    """As vLLM's reload_weights: its own loader would put them where they were at first."""
+def foreign_loads_write_into_the_current_slots():
+    """As in vLLM's reload_weights, whose own loader would use the initial slots."""
     with Ranks() as it:
         rearrange(it.engines, it.runners, LATER)
         for engine in it.engines:
@@ -186,7 +186,8 @@ def the_drafter_of_a_runner_is_found():
         (SimpleNamespace(drafter=SimpleNamespace(model=head)), {"drafter": head}),
         (SimpleNamespace(get_draft_model=lambda: head), {"drafter": head}),
         (SimpleNamespace(get_draft_model=lambda: None), {}),
-        (SimpleNamespace(get_draft_model=lambda: model), {}),  # drafts with its own layers
+        # the model drafts with its own layers
+        (SimpleNamespace(get_draft_model=lambda: model), {}),
         (SimpleNamespace(drafter=SimpleNamespace(model=without)), {}),  # nothing to load
         (SimpleNamespace(drafter=SimpleNamespace(model="ngram")), {}),
     ]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine does to its tensors behind the target's back is found by name before the next
-commit, and followed. Run as checks.py."""
+"""Changes that an engine makes to its tensors without the target's knowledge are found by name
+before the next commit, and followed. Run like checks.py."""
 
 import torch
 
@@ -99,7 +99,7 @@ def between_staging_and_commit():
         assert it.holds(it.weights)
 
 
-def what_was_staged_before_is_not_committed_after():
+def a_version_staged_before_a_move_is_not_committed_after_it():
     with FollowedEngine(ToyEngine) as it:
         it.step()
         before = it.weights
@@ -112,7 +112,7 @@ def what_was_staged_before_is_not_committed_after():
         assert it.holds(before)
         it.take()
         assert it.holds(it.weights)
-        # Nor taken back.
+        # The version before cannot be undone either.
         rebound(it.engine)
         it.target.follow()
         with raises(driftless.errors.BusyError, "traced again since"):
@@ -139,7 +139,7 @@ def other_values_ask_for_a_full_version():
 
 
 def reloads_from_the_base_go_on_from_there():
-    """As vLLM's reload_weights: the loader of the model, from its checkpoint."""
+    """As vLLM's reload_weights: the model's loader, with its checkpoint."""
     for options in ({}, {"tp": 2}, {"odd": ("broadcast", "quantized", "rebind", "converted")}):
         with FollowedEngine(ToyEngine, **options) as it:
             it.step()
@@ -170,7 +170,7 @@ def reloads_of_something_else_ask_for_a_full_version():
 
 
 def a_reload_of_the_same_version_changes_nothing():
-    """Proven by the digest, where the module holds every tensor as it is."""
+    """The digest proves it, because the module holds every tensor unchanged."""
     weights = {n: torch.randn(40, 8).to(torch.bfloat16) for n in ("a", "b")}
     with toy_run.Run(weights) as run:
         module = torch.nn.ParameterDict(
@@ -196,7 +196,7 @@ def a_reload_of_the_same_version_changes_nothing():
         assert receiver.stage(10) and receiver.commit().version == 1
 
 
-def writes_of_others_are_named():
+def foreign_writes_are_named():
     with FollowedEngine(ToyEngine, *ANCHORS) as it:
         it.step()
         with torch.no_grad():
@@ -228,7 +228,7 @@ def rebalanced_experts_are_traced_again():
 
 
 def rebalanced_experts_of_a_later_version():
-    """What they hold cannot be compared with the base: a full version comes, into the new slots."""
+    """The values cannot be compared with the base: a full version comes, into the new slots."""
     slots = [3, 1, 0, 2, 2, 3]
     with FollowedEngine(Balanced, *ANCHORS) as it:
         it.step()
@@ -244,8 +244,8 @@ def rebalanced_experts_of_a_later_version():
 
 
 def sleep_level_1():
-    """While it sleeps nothing is touched. Afterwards the values are there, in other memory: which
-    version they are is found out, since nobody has seen them meanwhile."""
+    """While it sleeps, nothing is read or written. Afterwards the values are in other memory; the
+    target finds out which version they are, because nothing watched them meanwhile."""
     with FollowedEngine(Sleeping, *ANCHORS) as it:
         it.step()
         it.target.note_sleep(1)
@@ -264,7 +264,7 @@ def sleep_level_1():
 
 
 def sleep_level_1_in_the_same_memory():
-    """As vLLM does it: the addresses stay, and nothing has to be traced."""
+    """As in vLLM: the addresses stay, and no new trace is needed."""
     with FollowedEngine(ToyEngine) as it:
         it.step()
         kept = {name: each.data.clone() for name, each in it.engine.named_parameters()}
@@ -281,7 +281,7 @@ def sleep_level_1_in_the_same_memory():
 
 
 def sleep_level_2():
-    """The values are gone: a full version comes. In the same memory, and in other memory."""
+    """The values are lost, and a full version comes; in the same memory, and in other memory."""
     for kind in (Published, Sleeping):
         with FollowedEngine(kind, *ANCHORS) as it:
             it.step()
@@ -297,8 +297,9 @@ def sleep_level_2():
             takes_a_full_version(it)
 
 
-def sleep_level_2_of_what_no_version_has():
-    """A parameter that the run does not publish is lost: said, until somebody loads the weights."""
+def sleep_level_2_of_a_parameter_that_no_version_has():
+    """A parameter that the run does not publish is lost: reported until the weights are loaded
+    again."""
     with FollowedEngine(ToyEngine) as it:
         it.target.note_sleep(2)
         it.target.note_wake()
@@ -313,7 +314,7 @@ def sleep_level_2_of_what_no_version_has():
 
 
 def sleep_level_2_and_a_reload():
-    """As the engine's operator does it: reload_weights after waking up."""
+    """What the engine's operator does: reload_weights after waking up."""
     with FollowedEngine(Sleeping) as it:
         it.step()
         it.target.note_sleep(2)
@@ -331,7 +332,7 @@ def sleep_level_2_and_a_reload():
 
 
 class Worker:
-    """As vLLM's, as far as a worker extension sees it."""
+    """vLLM's worker, with all that a worker extension uses."""
 
     def __init__(self, engine):
         self.engine, self.asleep = engine, None
@@ -404,8 +405,8 @@ def a_rank_whose_engine_sleeps_says_so():
 
 
 class Saver:
-    """As SGLang's adapter of torch_memory_saver, by which it gives memory back and takes it again,
-    at the same addresses."""
+    """SGLang's adapter of torch_memory_saver, which releases memory and takes it again, at the same
+    addresses."""
 
     enabled = True
 
@@ -426,14 +427,14 @@ class Saver:
 
 
 def a_rank_whose_engine_releases_its_memory_says_so():
-    """SGLang's /release_memory_occupation and /resume_memory_occupation; with and without a copy of
+    """SGLang's /release_memory_occupation and /resume_memory_occupation, with and without a copy of
     the weights on the host."""
     for kept in (True, False):
         it, rank = in_worker(*ANCHORS)
         with it:
             saver = type("OneSaver", (Saver,), {"pause": Saver.pause, "resume": Saver.resume})
             memory = saver(it.engine, kept)
-            for _ in range(2):  # once, however often
+            for _ in range(2):  # wrapped once, however often it is called
                 note_releases([saver], rank, lambda kept=kept: kept)
             it.publish()
             assert take(rank) == ([], 1)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an engine's weights are not those of a checkpoint: element, rank and parameter, over the
-driver and two ranks of a toy engine. Run as checks.py."""
+"""Finds where an engine's weights differ from a checkpoint (element, rank, parameter), by the
+driver and two ranks of a toy engine. Run like checks.py."""
 
 import shutil
 
@@ -38,7 +38,7 @@ class Following:
     def __init__(self):
         self.generator = torch.Generator().manual_seed(61)
         self.weights = toy_run.make_weights(self.generator, ())
-        self.weights.pop("unused.weight")  # no rank would hold it
+        self.weights.pop("unused.weight")  # no rank holds it
         self.run = toy_run.Run(self.weights, "anchors.every=1")
         self.engines = [fresh(self.weights, rank, TP, ()) for rank in range(TP)]
         self.ranks = [
@@ -64,7 +64,7 @@ class Following:
         self.run.__exit__(*error)
 
     def step(self):
-        """The next version; a checkpoint of it."""
+        """Publishes the next version; returns a checkpoint of it."""
         self.weights = toy_run.step(self.generator, self.weights, 0.1, PLAIN)
         self.run.publish(self.weights)
         for rank in self.ranks:
@@ -86,7 +86,7 @@ def flip(tensor, place, bit=0):
 
 
 def one_bit_is_found_at_its_place():
-    """In a slice of rows, in one of columns, in a replica, in a second copy, in a widened one."""
+    """In a slice of rows, a slice of columns, a replica, a second copy, and a widened tensor."""
     columns, half = HEADS // TP, FFN // TP
     cases = [
         # rank, parameter, its element, tensor, the tensor's element
@@ -103,13 +103,13 @@ def one_bit_is_found_at_its_place():
             assert it.driver.prove()["differing"] == 0
             assert it.driver.places(path) == []
             flip(dict(it.engines[rank].named_parameters())[parameter], place)
-            for state in ("before anybody knows", "once it is known"):
+            for state in ("before it is noticed", "after it is noticed"):
                 (found,) = it.driver.places(path)
                 assert found["rank"] == rank and found["tensor"] == tensor, (state, found)
                 assert found["position"] == element, (state, found, element)
                 assert parameter in found["parameter"] and found["value"] and found["expected"]
                 assert it.driver.prove()["verdict"] == "differs"
-            it.engines[rank].load_weights(it.weights.items())  # as somebody else would
+            it.engines[rank].load_weights(it.weights.items())  # as another client would
 
 
 def many_are_counted_up_to_a_limit():
@@ -122,8 +122,8 @@ def many_are_counted_up_to_a_limit():
         assert found == [0, 1, 2], found
 
 
-def another_version_differs_where_it_does():
-    """A checkpoint of the base beside an engine of version 1: told as it is."""
+def a_checkpoint_of_another_version_shows_its_differences():
+    """A checkpoint of the base, for an engine at version 1: the real differences are reported."""
     with Following() as it:
         before = it.weights
         it.step()
@@ -136,7 +136,7 @@ def another_version_differs_where_it_does():
         assert len({(each["tensor"], each["position"]) for each in found}) == changed
 
 
-def ranks_that_follow_nothing_say_so():
+def ranks_that_follow_no_run_report_that():
     with Following() as it:
         path = it.step()
         it.ranks[1].close()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said to be proven is what the engine computes with: no move of its tensors hides a bit
-that fell over. Run as checks.py."""
+"""Proven weights are those with which the engine computes: no move of its tensors hides a flipped
+bit. Run like checks.py."""
 
 import threading
 
@@ -21,12 +21,12 @@ from toy_moving import Balanced, Published
 
 
 def flip(tensor):
-    """Nobody's write: torch does not count it."""
+    """Flips a bit without a write that torch counts."""
     tensor.data.view(torch.uint8).view(-1)[0] ^= 1
 
 
 def a_flip_beside_a_rebound_parameter_is_found():
-    """The engine put one parameter elsewhere, with its values; the bit is in another one."""
+    """The engine replaced one parameter by a copy; the flipped bit is in another one."""
     for tp in (1, 2):
         with FollowedEngine(ToyEngine, *ANCHORS, tp=tp) as it:
             it.publish()
@@ -41,18 +41,18 @@ def a_flip_beside_a_rebound_parameter_is_found():
             assert tp == 2 or it.holds(it.weights)
 
 
-def a_flip_in_what_was_put_elsewhere_is_found():
+def a_flip_in_a_replaced_parameter_is_found():
     with FollowedEngine(ToyEngine, *ANCHORS, tp=2) as it:
         it.publish()
         it.take()
         flip(it.engine.layers[0].qkv)
-        rebound(it.engine)  # with the flip
+        rebound(it.engine)  # copies the flipped bit, too
         assert it.target.follow(it.receiver.tensor_digests)
         assert not it.target.state.valid
 
 
 def a_flip_in_a_replica_is_found_when_experts_move():
-    """The second copy of an expert does not count in its share."""
+    """The second copy of an expert does not count in the rank's share."""
     for slot in (0, 5):
         with FollowedEngine(Balanced, *ANCHORS, tp=2) as it:
             it.publish()
@@ -63,8 +63,8 @@ def a_flip_in_a_replica_is_found_when_experts_move():
             assert not it.target.state.valid, slot
 
 
-def the_same_memory_seen_in_another_way_is_found():
-    def turn(engine):  # square
+def another_view_of_the_same_memory_is_found():
+    def turn(engine):  # the matrix is square
         engine.fp8.data = engine.fp8.data.t()
 
     def cut(engine):
@@ -82,22 +82,22 @@ def the_same_memory_seen_in_another_way_is_found():
                 it.receiver.stage(10)
 
 
-def a_tensor_that_was_turned_is_written_as_it_lies():
+def a_transposed_tensor_is_written_in_its_new_layout():
     with FollowedEngine(ToyEngine, *ANCHORS) as it:
         it.step()
         it.engine.fp8.data = it.engine.fp8.data.t()
         assert "'fp8'" in it.target.follow(it.receiver.tensor_digests)[0]
-        assert not it.target.state.valid  # other values, as the engine sees them
+        assert not it.target.state.valid  # the engine computes with other values now
         it.publish()
         it.take()
         assert it.holds(it.weights)
-        # The same values, in another order.
+        # The same values, in another memory order.
         it.engine.fp8.data = it.engine.fp8.data.contiguous()
         assert it.target.follow(it.receiver.tensor_digests) and it.target.state.version == 2
         it.step()
 
 
-def what_moved_is_not_taken_back_where_it_was():
+def a_moved_parameter_is_not_restored_in_its_old_memory():
     with FollowedEngine(ToyEngine) as it:
         it.step()
         it.step()
@@ -107,8 +107,8 @@ def what_moved_is_not_taken_back_where_it_was():
         assert it.holds(it.weights) and it.target.state.version == 2
 
 
-def a_sweep_reads_what_the_engine_computes_with():
-    """A tensor that was put elsewhere, with other values: what was there before is still right."""
+def a_sweep_reads_the_memory_that_the_engine_uses():
+    """A parameter was replaced, with other values; the old memory still has the right ones."""
     with FollowedEngine(ToyEngine) as it:
         it.step()
         it.engine.norm.data = it.engine.norm.data + 1
@@ -141,7 +141,7 @@ def places_are_read_where_the_engine_has_them():
         rank.close()
 
 
-def tensors_without_elements_are_not_missed():
+def empty_tensors_are_ignored():
     weights = {"a": torch.randn(40, 8).to(torch.bfloat16), "empty": torch.zeros(0, 8)}
     with toy_run.Run(weights) as run:
         module = torch.nn.ParameterDict(
@@ -155,8 +155,8 @@ def tensors_without_elements_are_not_missed():
         rank.close()
 
 
-def tensors_in_places_that_nobody_knows_are_refused():
-    """The engine would go on with the old ones, and every commit would succeed."""
+def tensors_in_unknown_places_are_refused():
+    """Otherwise the engine would keep the old values, and every commit would succeed."""
 
     class Box:
         __slots__ = ("norm",)
@@ -183,8 +183,8 @@ def tensors_in_places_that_nobody_knows_are_refused():
             it.receiver.stage(10)
 
 
-def memory_is_not_given_up_while_it_is_read():
-    """A GPU's memory that is unmapped below a sweep ends the engine."""
+def memory_is_not_released_while_it_is_read():
+    """Unmapping a GPU's memory during a sweep would end the engine."""
     it, rank = in_worker(*ANCHORS)
     with it:
         reading, go_on = threading.Event(), threading.Event()
@@ -192,7 +192,7 @@ def memory_is_not_given_up_while_it_is_read():
 
         def slow(*paused):
             look(*paused)
-            if paused:  # as the staging asks
+            if paused:  # called by staging
                 reading.set()
                 go_on.wait(10)
 
@@ -206,7 +206,7 @@ def memory_is_not_given_up_while_it_is_read():
         assert "sleeps at level 1" in rank.commit()["error"]
         rank.note_wake()
         assert take(rank) == ([], 1) and it.holds(it.weights)
-        # Nothing is read while a version is waited for.
+        # While it waits for a version, staging does not read the weights.
         assert rank.stage(timeout_s=3)["ok"]
         rank.note_sleep(1)
         assert rank.status()["state"] == "staging"
@@ -215,12 +215,12 @@ def memory_is_not_given_up_while_it_is_read():
         rank.close()
 
 
-def what_an_engine_reloads_from_is_not_the_engine():
-    """The receiver writes into host memory, and the engine's own loader packs it."""
+def the_tensors_that_an_engine_reloads_from_are_not_its_weights():
+    """The receiver writes into host memory, and the engine's own loader packs the tensors."""
     with FollowedEngine(ToyEngine) as it:
         it.receiver.close()
         ways = {spec.name: Way("whole", "packed", "") for spec in it.target.layout.tensors}
-        reloaded = ReloadTarget.__new__(ReloadTarget)  # without vLLM
+        reloaded = ReloadTarget.__new__(ReloadTarget)  # skips __init__, which needs vLLM
         HeldTarget.__init__(reloaded, it.target, ways)
         reloaded.unread, reloaded.written = "packed", lambda: None
         rank = RankReceiver(0, lambda chunk_bytes: reloaded)
@@ -232,7 +232,7 @@ def what_an_engine_reloads_from_is_not_the_engine():
         assert ["norm.weight", "packed"] in said["unproven"]
 
 
-def what_cannot_be_read_back_is_counted_in_the_receivers_report():
+def unproven_tensors_are_counted_in_the_receivers_report():
     for odd in ((), ("quantized",)):
         with FollowedEngine(ToyEngine, odd=odd) as it:
             it.publish()

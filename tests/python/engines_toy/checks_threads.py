@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders that copy in other threads are seen there, or found out. Run as checks.py."""
+"""Copies that loaders make in other threads are seen, or the tensor is refused. Run like
+checks.py."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ def loaded(kind, weights):
 
 
 def follow(kind, allow, versions=4):
-    """The target; every version arrived to the bit."""
+    """Follows some versions, which all arrive to the bit; returns the target."""
     generator = torch.Generator().manual_seed(11)
     weights = toy_run.make_weights(generator, ())
     with toy_run.Run(weights) as run:
@@ -55,8 +56,8 @@ def pools_are_seen():
             assert ways <= expected, (kind, allow, ways)
 
 
-def hidden_threads_are_found_out():
-    """Refused by name before anything is written, or written by maps, which need no loader."""
+def hidden_threads_are_detected():
+    """Refused by name before any write, or written by maps, which need no loader."""
     generator = torch.Generator().manual_seed(12)
     weights = toy_run.make_weights(generator, ())
     with toy_run.Run(weights) as run:
@@ -73,9 +74,9 @@ def hidden_threads_are_found_out():
         assert state_bits(engine) == held
 
 
-def copies_below_torch_are_found_out():
-    """By pointers, as threads of a C library make them: maps need no loader, and a loader whose
-    copies are not seen, all of them or one, is not given sentinels. It is named."""
+def copies_below_torch_are_detected():
+    """Copies by pointers, as a C library's threads make them: maps need no loader. A loader some or
+    all of whose copies are not seen gets no sentinels, and the tensor is named."""
     for kind, word in (
         (toy_threads.BehindTorch, "no copy of tensor 'embed.weight' that is seen"),
         (toy_threads.HalfBehindTorch, "written into 'head_copy' by something that is not seen"),
@@ -92,8 +93,8 @@ def copies_below_torch_are_found_out():
                 assert state_bits(engine) == held
 
 
-def what_a_loader_clears_below_torch_is_named():
-    """While it is traced it sees no values, and clears the parameter nevertheless."""
+def a_parameter_that_a_loader_clears_below_torch_is_named():
+    """During the trace the loader gets no values, but clears the parameter nevertheless."""
     for allow in (ALL_WAYS, ("whole",)):
         with one_small_step(toy_threads.Clearing, allow) as (_, target, receiver):
             way = target.ways["embed.weight"]
@@ -102,17 +103,17 @@ def what_a_loader_clears_below_torch_is_named():
                 receiver.stage(10)
 
 
-def nothing_is_left_behind():
+def no_mode_or_patch_remains():
     start, submit = threading.Thread.start, ThreadPoolExecutor.submit
     follow(toy_threads.KeptPool, ("masked", "whole"), versions=1)
     assert threading.Thread.start is start and ThreadPoolExecutor.submit is submit
-    # A thread of the pool that served us is not inside a mode any more.
+    # A pool's thread that worked for us is no longer inside a mode.
     seen = toy_threads.KeptPool.pool.submit(torch._C._len_torch_dispatch_stack).result()
     assert seen == 0, seen
 
 
-def threads_of_others_are_left_alone():
-    """What another thread does meanwhile is not the loader's."""
+def foreign_threads_are_left_alone():
+    """The work of another thread does not count as the loader's."""
     other, stop = ThreadPoolExecutor(max_workers=1), threading.Event()
     tensor = torch.zeros(8)
 

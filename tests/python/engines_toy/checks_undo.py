@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold if a module's loader fails and taking it back fails, too: as checks.py."""
+"""Checks for a module's loader that fails, and whose undo fails, too. Run like checks.py."""
 
 from unittest import mock
 
@@ -18,7 +18,7 @@ class Injected(RuntimeError):
 
 
 def break_loader(engine, means):
-    """Fails once it has written. Returns what it was."""
+    """Makes the loader fail after it has written. Returns the loader's original."""
     good = getattr(engine, "load_" + means)
 
     def bad(into, tensor):
@@ -55,7 +55,7 @@ def a_failed_undo_leaves_no_version():
 
 
 def an_undo_that_failed_once_is_tried_again():
-    """The failure was in the loader's own way back; the target's takes everything back."""
+    """The loader's own undo failed; the target's undo restores everything."""
     with Group(odd=("add",)) as group:
         engine, receiver = group.engines[0], group.receivers[0]
         group.step_changing("odd.add")
@@ -119,12 +119,12 @@ class Llm:
 
 
 def an_engine_with_such_a_rank_is_not_resumed():
-    """The driver does not say that all ranks are back, and a full version helps."""
+    """The driver does not report that all ranks were restored; a full version repairs them."""
     with Group(tp=2, odd=("add",)) as group:
         engines = [fresh(group.weights, rank, 2, ("add",)) for rank in range(2)]
         llm = Llm(group.run, engines)
         driver = vllm.follow(llm)
-        assert len({rank.worker.id for rank in llm.ranks}) == 2, "ids of their own"
+        assert len({rank.worker.id for rank in llm.ranks}) == 2, "each worker has its own id"
         group.step_changing("odd.add")
         good = break_loader(engines[1], "add")
         with broken_undo(WholeLoad), raises(drive.EngineError, "left paused") as failed:

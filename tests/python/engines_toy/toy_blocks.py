@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A toy engine of codes and scales that keeps them, after loading, as real ones do: in other objects
-without loaders, requantized, swapped, packed, or with a copy of the scales in its kernel."""
+"""A toy engine with codes and scales that changes them after loading as real engines do: other
+objects without loaders, requantized, swapped, packed, or with a copy of the scales in its
+kernel."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ HOW = ("kept", "requantized", "swapped", "packed", "copied")
 
 
 class Loaded(torch.nn.Parameter):
-    """A parameter as the loader wants it."""
+    """A parameter as the loader expects it."""
 
 
 def block_shapes():
@@ -30,7 +31,7 @@ def block_shapes():
 
 
 class Experts(torch.nn.Module):
-    """gate over up of each expert, and their scales; afterwards `how`."""
+    """gate and up of each expert, and their scales; changed after loading according to `how`."""
 
     def __init__(self, how):
         super().__init__()
@@ -91,7 +92,8 @@ class BlockEngine(torch.nn.Module):
                 self.fails = False
                 raise RuntimeError("injected in a reload")
 
-    # --- what ModuleTarget is told ---------------------------------------------------------------
+    # --- LoadLayout's functions for ModuleTarget
+    # ---------------------------------------------------
 
     @contextmanager
     def loading(self, stand_ins):
@@ -157,5 +159,5 @@ def block_weights(generator, values):
         count = torch.Size(shape).numel()
         weights[name] = partial(values, generator, dtype, count)().reshape(shape)
         if dtype == torch.float32:
-            weights[name].fill_(1.0)  # alike in both halves
+            weights[name].fill_(1.0)  # equal in both halves
     return weights

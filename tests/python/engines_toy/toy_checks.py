@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the functions of a file of checks: all of them, or those that are named."""
+"""Runs all functions of a file of checks, or the named ones."""
 
 import sys
 import traceback
@@ -12,7 +12,7 @@ def run_checks(found):
         for name, value in found.items()
         if isinstance(value, FunctionType)
         and value.__module__ == found["__name__"]
-        and not value.__code__.co_argcount  # others help them
+        and not value.__code__.co_argcount  # functions with arguments are helpers
     ]
     failed = False
     for chosen in sys.argv[1:] or checks:

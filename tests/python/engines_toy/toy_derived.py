@@ -9,17 +9,17 @@ from toy_engine import HEADS, HIDDEN, ToyEngine
 
 
 def absorbed(weight):
-    """Two parts of a projection, each laid out as a kernel wants it."""
+    """Two parts of a projection, each in a kernel's layout."""
     first, second = weight.view(HIDDEN, 2, HEADS // 2).unbind(1)
     return first.t().contiguous(), (second.float() * 2).to(weight.dtype)
 
 
 class Derived(ToyEngine):
-    """What is derived, for comparing: {name: tensor}."""
+    """`derived`: the derived tensors, for comparison: {name: tensor}."""
 
     def __init__(self, rank=0, tp=1, odd=()):
         super().__init__(rank, tp, odd)
-        # As every model has: they depend on no parameter.
+        # Every model has such tensors, which depend on no parameter.
         self.rotary = [torch.arange(64.0).cos(), torch.arange(64.0).sin()]
         self.mask = torch.ones(32, 32).tril()
         self.register_buffer("table", torch.arange(40.0), persistent=False)
@@ -36,7 +36,7 @@ class Derived(ToyEngine):
 
 
 class Posted(Derived):
-    """SGLang's: a method of the model, which copies into what is there, or assigns it."""
+    """As SGLang: a method of the model that copies into existing tensors, or assigns new ones."""
 
     def post_load_weights(self, weight_names=None):
         for layer in self.layers:
@@ -49,7 +49,7 @@ class Posted(Derived):
 
 
 class PostedInLoader(Posted):
-    """As DeepSeek there: the loader calls it."""
+    """As DeepSeek in SGLang: the loader calls the method."""
 
     def load_weights(self, weights):
         super().load_weights(weights)
@@ -57,7 +57,7 @@ class PostedInLoader(Posted):
 
 
 class Assigned(Posted):
-    """Older vLLM: in a helper object, a new tensor each time."""
+    """As older vLLM: in a helper object, a new tensor each time."""
 
     def post_load_weights(self, weight_names=None):
         for layer in self.layers:
@@ -71,7 +71,7 @@ class Assigned(Posted):
 
 
 class Processed(Derived):
-    """vLLM's: each layer has a method that is told a type, and makes parameters."""
+    """As vLLM: each layer has a method that takes a dtype and makes parameters."""
 
     def __init__(self, rank=0, tp=1, odd=()):
         super().__init__(rank, tp, odd)
@@ -94,7 +94,7 @@ class Processed(Derived):
 
 
 class Failing(Posted):
-    """Fails so often, after some of the work."""
+    """Fails a given number of times, after some of the work."""
 
     failures = 0
 
@@ -107,7 +107,7 @@ class Failing(Posted):
 
 
 class NotTwice(Posted):
-    """It changes the parameter itself, so that it can be run only once."""
+    """Changes the parameter itself, so it cannot run twice."""
 
     def post_load_weights(self, weight_names=None):
         for layer in self.layers:
@@ -116,7 +116,7 @@ class NotTwice(Posted):
 
 
 class OnlyInLoader(Derived):
-    """There is no method: the loader computes it."""
+    """Has no method: the loader computes the tensor."""
 
     def load_weights(self, weights):
         pairs = list(weights)
@@ -129,7 +129,7 @@ class OnlyInLoader(Derived):
 
 
 class Unknown(Derived):
-    """Copies that were made by somebody, somehow: fused, transposed, converted."""
+    """Copies of unknown origin: fused, transposed, converted."""
 
     def make(self):
         for layer in self.layers:
@@ -154,8 +154,8 @@ class Cut(Derived):
 
 
 class Waiting(ToyEngine):
-    """As SGLang's DeepSeek with q_a_proj and kv_a_proj: keeps one part until the other is there, and
-    copies both in one."""
+    """As SGLang's DeepSeek with q_a_proj and kv_a_proj: keeps one part until the other arrives, and
+    copies both at once."""
 
     def load_weights(self, weights):
         kept = {}

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A toy engine that keeps its weights as real ones do: fused, sliced, transposed, stacked, tied,
-converted; and that writes some of them by every other means. Its loader is all there is to it."""
+converted. It also writes some of them by every other means. The loader is all that it has."""
 
 import os
 
 import torch
 
-# Where engines keep their weights: cpu, or cuda.
+# The device of the weights: cpu, or cuda.
 DEVICE = os.environ.get("DRIFTLESS_TOY_DEVICE", "cpu")
 
 HIDDEN, HEADS, FFN, EXPERTS, VOCAB, LAYERS = 32, 64, 48, 4, 96, 2
 
-# One odd parameter per means of writing it.
+# One odd parameter for each means of writing.
 ODD = (
-    "setitem",  # p[a:b] = t: a copy after all
+    "setitem",  # p[a:b] = t, which is a copy
     "index_put",
     "index_copy",
     "add",
@@ -95,7 +95,7 @@ class ToyEngine(torch.nn.Module):
             self.odd[means] = parameter(16, HIDDEN, dtype=dtype)
         self.odd_scale = parameter(1, dtype=torch.float32)
 
-    # What engines call this.
+    # Engines call this.
     def load_weights(self, weights):
         for name, tensor in weights:
             if name.startswith("layers."):
@@ -210,7 +210,7 @@ class ToyEngine(torch.nn.Module):
 
 def state_bits(module):
     """Every parameter and buffer, by name, as bytes. The bits of a NaN that torch rounded depend on
-    the processor and on strides: any NaN is as good there."""
+    processor and strides, so all NaNs count as equal there."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     bits = {}
     for name, tensor in tensors.items():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A toy engine that rearranges its experts as vLLM does (EPLB): the runner keeps the table, the
-loader is called once for each slot that an expert was in at first."""
+"""A toy engine that rearranges its experts as vLLM does (EPLB): the runner keeps the table, and the
+loader is called once per initial slot of an expert."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ OWN = SLOTS // RANKS  # slots of a rank
 
 
 class Slotted(ToyEngine):
-    """One of the ranks: everything but the experts, and those in its slots."""
+    """One of the ranks: its slots' experts, and all other weights."""
 
     def __init__(self, rank):
         super().__init__(odd=())
@@ -46,14 +46,14 @@ class Slotted(ToyEngine):
 
 
 def runner_of(engine):
-    """Keeps the table; `model_states` as in vLLM."""
+    """A runner with the table; `model_states` as in vLLM."""
     table = (torch.arange(SLOTS) % EXPERTS).repeat(LAYERS, 1)
     state = SimpleNamespace(model=engine, physical_to_logical_map=table)
     return SimpleNamespace(eplb_state=SimpleNamespace(model_states={"toy": state}), drafter=None)
 
 
 def rearrange(engines, runners, rows):
-    """Moves the experts of all ranks, in place and without a loader, and then writes the tables."""
+    """Moves the experts of all ranks in place, without a loader, and then writes the tables."""
     table = runners[0].eplb_state.model_states["toy"].physical_to_logical_map
     for number, row in enumerate(rows):
         old = table[number].tolist()
@@ -69,7 +69,7 @@ def rearrange(engines, runners, rows):
 
 
 def expected(rank, weights, rows):
-    """A rank that was loaded into these slots, by nothing but the checkpoint's names."""
+    """A rank loaded into these slots, using only the checkpoint's names."""
     engine = Slotted(rank)
     engine.load_weights((n, t) for n, t in weights.items() if ".experts." not in n)
     for number, row in enumerate(rows):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of one toy engine that follow a run, and how checks.py asks."""
+"""The ranks of one toy engine that follow a run, with the helpers of checks.py."""
 
 import contextlib
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ import toy_run
 from driftless.engines import ModuleTarget
 from toy_engine import DEVICE, ODD, ToyEngine, fresh, state_bits
 
-# In these a NaN makes the loader's own result depend on how torch rounds it.
+# In these, the loader's result for a NaN depends on torch's rounding.
 PLAIN = ("odd.quantized", "odd.converted")
 
 
@@ -57,7 +57,7 @@ class Group:
         return self.run.publish(self.weights)
 
     def step_changing(self, name):
-        """One step, of which `name` is a part."""
+        """One step, which changes `name` among others."""
         while True:
             start = self.weights
             new = toy_run.step(self.generator, start, 0.2, PLAIN)
@@ -70,7 +70,7 @@ class Group:
         return [receiver.commit() for receiver in self.receivers if receiver.stage(10)]
 
     def take_and_go_back_to(self, weights, version):
-        """Takes what was published last, goes back, and takes it again."""
+        """Takes the newest version, goes back, and takes it again."""
         assert len(self.take()) == self.tp and self.holds(self.weights)
         for receiver in self.receivers:
             receiver.rollback()
@@ -111,8 +111,7 @@ def follow(versions, **options):
 
 @contextlib.contextmanager
 def one_masked_version(engine, chunk_bytes):
-    """A version of an engine without odd parameters, all by masked overwrite: staged, to be
-    committed."""
+    """A staged version of an engine without odd parameters, all of it by masked overwrite."""
     generator = torch.Generator().manual_seed(5)
     before = toy_run.make_weights(generator, ())
     with toy_run.Run(before) as run:
@@ -127,7 +126,7 @@ def one_masked_version(engine, chunk_bytes):
 
 @contextlib.contextmanager
 def one_small_step(kind, allow):
-    """A version that changes little of the embedding: (the engine, its target, a receiver)."""
+    """A version with few changes, all in the embedding: (the engine, its target, a receiver)."""
     weights = toy_run.make_weights(torch.Generator().manual_seed(12), ())
     with toy_run.Run(weights) as run:
         engine = kind().to(DEVICE)

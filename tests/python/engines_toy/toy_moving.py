@@ -10,7 +10,7 @@ SLOTS = EXPERTS + 2  # the last ones hold replicas
 
 
 class Balanced(ToyEngine):
-    """Experts are in slots, some in two. As in SGLang, the loader asks a table where they are."""
+    """Experts are in slots, some in two. As in SGLang, the loader reads the table of slots."""
 
     def __init__(self, rank=0, tp=1, odd=()):
         super().__init__(rank, tp, odd)
@@ -30,7 +30,7 @@ class Balanced(ToyEngine):
                 layer.experts_down.data[slot].copy_(self.columns(tensor))
 
     def rebalance(self, slots):
-        """Moves the weights as the engine does: in place, no loader."""
+        """Moves the weights as the engine does: in place, without a loader."""
         old = self.physical_to_logical_map.tolist()
         first = [old.index(expert) for expert in slots]
         for layer in self.layers:
@@ -48,7 +48,7 @@ class Published(ToyEngine):
 
 
 class Sleeping(Published):
-    """Gives its memory back, and takes other memory when it wakes up. Level 1 keeps the values."""
+    """Releases its memory, and allocates new memory when it wakes up. Level 1 keeps the values."""
 
     kept = None
 
@@ -68,7 +68,7 @@ class Sleeping(Published):
 
 
 class Head(torch.nn.Module):
-    """A drafter: MTP layers that the checkpoint has, and something that it has not."""
+    """A drafter: MTP layers that the checkpoint has, and a parameter that it lacks."""
 
     def __init__(self, strict=False):
         super().__init__()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Toy engines that note what happens while they load."""
+"""Toy engines that record what happens while they load."""
 
 import gc
 
@@ -10,15 +10,15 @@ from toy_engine import ToyEngine
 
 
 class Hoarding(ToyEngine):
-    """Knows of the tensors that it was given in calls before which ones still have memory."""
+    """Counts which tensors of earlier calls still have memory."""
 
     def __init__(self):
         super().__init__(odd=())
         self.given, self.alive, self.calls = [], 0, 0
-        self.shadowed = set()  # names whose tensors are kept: they go whole
+        self.shadowed = set()  # names of tensors that are kept: they are loaded whole
 
     def load_weights(self, weights):
-        # Views of a GPU's memory for them are made ahead, and have none of their own.
+        # Views of GPU memory are made in advance, and have no memory of their own.
         alive = sum(not each.expired() for each in self.given)
         self.alive, self.calls = max(self.alive, alive), self.calls + 1
         self.given = []
@@ -33,7 +33,7 @@ class Hoarding(ToyEngine):
 
 
 class Reading(ToyEngine):
-    """Looks at what it is given before it copies it: by memory, by an operation, by a list."""
+    """Reads its tensors before it copies them: by memory, by an operation, as a list."""
 
     def __init__(self):
         super().__init__(odd=())
@@ -57,7 +57,7 @@ class Reading(ToyEngine):
 
 
 class Collecting(ToyEngine):
-    """Knows whether Python may collect garbage while it loads, and fails where it is told to."""
+    """Records whether Python's garbage collector is enabled while it loads; fails on request."""
 
     def __init__(self):
         super().__init__(odd=())

@@ -31,7 +31,7 @@ def random_values(generator, dtype, count):
 
 
 def awkward(generator, dtype, count):
-    """Some NaNs of both signs and of odd payloads, infinities and -0."""
+    """Adds NaNs of both signs with odd payloads, infinities and -0."""
     values = random_values(generator, dtype, count)
     if not dtype.is_floating_point or count == 0:
         return values
@@ -58,7 +58,7 @@ def make_weights(generator, odd):
 
 
 def step(generator, weights, share=0.05, plain=()):
-    """The next version: `share` of the elements of most tensors; no NaNs in those of `plain`."""
+    """The next version: changes `share` of most tensors; no NaNs in those named in `plain`."""
     new = {}
     for name, tensor in weights.items():
         tensor = tensor.clone()

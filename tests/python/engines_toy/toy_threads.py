@@ -10,7 +10,7 @@ from toy_engine import ToyEngine
 
 
 class Pooled(ToyEngine):
-    """As SGLang's DeepSeek: tensors of the host go through a pool, others do not."""
+    """As SGLang's DeepSeek: host tensors are copied in a pool, others are not."""
 
     def __init__(self, rank=0, tp=1, odd=()):
         super().__init__(rank, tp, odd)
@@ -31,7 +31,7 @@ class Pooled(ToyEngine):
 
 
 class KeptPool(Pooled):
-    """A pool that was there before, and every tensor goes through it."""
+    """A pool that exists before, and copies every tensor."""
 
     pool = ThreadPoolExecutor(max_workers=2)
 
@@ -54,7 +54,7 @@ class Threaded(Pooled):
 
 
 class Hidden(Pooled):
-    """Threads that nobody sees, for tensors of the host."""
+    """Threads that Driftless cannot see, for host tensors."""
 
     def load_weights(self, weights):
         for name, tensor in weights:
@@ -76,8 +76,8 @@ class Hidden(Pooled):
 
 
 class BehindTorch(ToyEngine):
-    """Copies the embedding as a C library does, with threads or without: by pointers, for tensors of
-    the host. No operation of torch, no version counter."""
+    """Copies the embedding by pointers, as a C library does, with or without threads, for host
+    tensors. No operation of torch, no version counter."""
 
     def __init__(self, rank=0, tp=1, odd=()):
         super().__init__(rank, tp, odd)
@@ -93,7 +93,7 @@ class BehindTorch(ToyEngine):
 
 
 class HalfBehindTorch(BehindTorch):
-    """One of the two copies by torch."""
+    """One of the two copies uses torch."""
 
     def load_plain(self, name, tensor):
         if name == "embed.weight":
@@ -105,7 +105,7 @@ class HalfBehindTorch(BehindTorch):
 
 
 class Clearing(BehindTorch):
-    """Clears the embedding first, whatever comes."""
+    """Clears the embedding first, whatever it gets."""
 
     def load_plain(self, name, tensor):
         if name == "embed.weight":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge's own export beside ours, of the same Megatron model on this rank: every tensor
-of the stage must be the same, bit for bit.
+"""Compares Megatron-Bridge's own export with ours, for the same Megatron model on this rank: every
+tensor of the stage must be equal, bit for bit.
 
     bridge_compare.py WORK FAMILY TP PP EP      under mpirun; prints "SAME <tensors>" on each source
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge on a machine without a GPU: what it imports and a CPU has not, and a small model."""
+"""Megatron-Bridge on a machine without a GPU: replaces imports that a CPU lacks; a small model."""
 
 import builtins
 import functools
@@ -11,8 +11,8 @@ import tiny_config
 import torch
 import torch.distributed as dist
 
-# What Megatron-Bridge imports unconditionally and a CPU has not. megatron.core must not see it: it
-# would take TransformerEngine for installed.
+# Modules that Megatron-Bridge imports unconditionally and that a CPU lacks. megatron.core must not
+# see them: it would assume that TransformerEngine is installed.
 ABSENT = ("transformer_engine", "modelopt", "nvidia_resiliency_ext", "megatron.energon")
 
 
@@ -65,7 +65,7 @@ def hide_absent():
 
 
 def hf_model(path, family):
-    """A small model of transformers' own, saved by rank 0."""
+    """A small model of transformers, saved by rank 0."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -80,7 +80,7 @@ def hf_model(path, family):
 
 
 def provider_of(path, tp, pp, ep):
-    """Megatron-Bridge's, with what a CPU cannot do switched off."""
+    """Megatron-Bridge's provider, without the features that a CPU lacks."""
     from megatron.bridge import AutoBridge
     from megatron.bridge.models.gpt_provider import local_layer_spec
 
@@ -110,7 +110,7 @@ def provider_of(path, tp, pp, ep):
 
 
 def unfused_norms(family):
-    """The names of norms without TransformerEngine, which the bridge of a family does not list."""
+    """The names of norms without TransformerEngine, which a family's bridge does not list."""
     from megatron.bridge.models.conversion.param_mapping import AutoMapping
     from megatron.bridge.models.qwen.qwen3_bridge import Qwen3Bridge
     from megatron.bridge.models.qwen.qwen3_moe_bridge import Qwen3MoEBridge
@@ -131,9 +131,9 @@ def unfused_norms(family):
 
 
 def allow_training():
-    """pretrain() insists on CUDA when it starts; and on compiling what the wheel of megatron-core
-    brings compiled, without its Makefile. The last: what ModelOpt says of a model that is no
-    student."""
+    """Lets pretrain() start without CUDA, and without compiling helpers that the wheel of
+    megatron-core has compiled, but without their Makefile. The last patch answers ModelOpt's
+    question whether the model is a student."""
     from megatron.bridge.training import initialize, setup, train
 
     initialize.compile_helpers = lambda: None

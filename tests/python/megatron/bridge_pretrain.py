@@ -3,8 +3,8 @@
 
     bridge_pretrain.py WORK TP CONFIG      under torchrun; prints "TRAINED" on each rank
 
-Ours publishes each step. After each a second callback keeps what Megatron-Bridge's own export makes
-of the model. What it calls of CUDA is answered for the CPU by cpu_shim; what else is replaced, here.
+Our callback publishes each step. After each step a second callback saves Megatron-Bridge's own
+export of the model. cpu_shim replaces torch.cuda by the CPU; all other replacements are here.
 """
 
 import sys
@@ -60,7 +60,7 @@ def configured(provider):
 
 
 class Keep:
-    """What Megatron-Bridge's own export makes of the model, after each step."""
+    """Saves Megatron-Bridge's own export of the model after each step."""
 
     def __init__(self, bridge, work):
         self._bridge, self._work, self._steps = bridge, work, 0
@@ -69,7 +69,7 @@ class Keep:
         self.keep(context)
 
     def on_train_step_end(self, context):
-        for chunk in context.model:  # what the next forward pass would do
+        for chunk in context.model:  # otherwise done by the next forward pass
             assert chunk.ddp_config.overlap_param_gather
             chunk.start_param_sync(force_sync=True)
         self.keep(context)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets megatron-core train on a machine without a GPU: what it asks of torch.cuda is answered for
-the CPU, over gloo. For tests only; nothing of Megatron's own code is changed but its random-number
-tracker and one copy to the host, which only know CUDA.
+"""Lets megatron-core train on a machine without a GPU: its calls to torch.cuda use the CPU, with
+gloo. For tests only. Of Megatron's own code only the random-number tracker and one copy to the host
+are replaced, because they need CUDA.
 
     import cpu_shim              before megatron
     cpu_shim.after_import()      once megatron.core is imported
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class Inert:
-    """A stream or an event: does nothing, and everything on it is done."""
+    """A stream or an event that does nothing, and whose work is always complete."""
 
     def __init__(self, *_, **__):
         pass
@@ -74,7 +74,7 @@ torch.cuda.stream = lambda stream: contextlib.nullcontext()
 
 
 class DeviceIsCpu(TorchFunctionMode):
-    """device='cuda' means the CPU, x.cuda() is x, and type() says what Megatron expects."""
+    """Makes device='cuda' the CPU, x.cuda() return x, and type() return what Megatron expects."""
 
     def __torch_function__(self, function, _types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -109,7 +109,7 @@ def after_import():
 
 
 def allow_megatron_training():
-    """megatron.training (Megatron-LM's scripts) insists on CUDA when it starts."""
+    """Lets megatron.training (Megatron-LM's scripts) start without CUDA."""
     import megatron.training.training as training
 
     training.initialize_megatron = functools.partial(
@@ -118,7 +118,7 @@ def allow_megatron_training():
 
 
 class _Stub(types.ModuleType):
-    """A module in which everything is there, and a decorator leaves a function as it is."""
+    """A module that has every name; as a decorator it returns the function unchanged."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -130,8 +130,8 @@ class _Stub(types.ModuleType):
 
 
 def stub_triton():
-    """Newer Megatron imports triton wherever it is; there is none for a CPU. It also wants Python
-    3.12, and needs no more of it than a decorator."""
+    """Newer Megatron always imports triton, which does not exist for a CPU, and needs only a
+    decorator of it. It also requires Python 3.12."""
     import importlib.machinery
     import importlib.util
     import sys
@@ -140,7 +140,7 @@ def stub_triton():
         typing.override = lambda function: function
     if importlib.util.find_spec("triton") is not None:
         return
-    # What looks for triton to decide about itself decides before.
+    # Modules that check for triton must be imported before the stub.
     for name in ("_dynamo", "_inductor.utils", "_inductor.runtime.hints"):
         with contextlib.suppress(ImportError):
             importlib.import_module(f"torch.{name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running Megatron jobs: the environment, mpirun lines, and the comparison of what they leave."""
+"""Runs Megatron jobs: the environment, mpirun lines, and the comparison of their results."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ STEPS = 10
 
 @functools.cache
 def venv_python():
-    """The interpreter of the test environment; skips with the reason where it cannot be made."""
+    """The interpreter of the test environment; skips with the reason if it cannot be made."""
     if not list(PACKAGE.glob("driftless/_native*")):
         pytest.skip(f"the Python module is not built: no {PACKAGE}/driftless/_native*")
     return os.environ.get("DRIFTLESS_MEGATRON_PYTHON") or environment_python("megatron")
@@ -62,7 +62,7 @@ def environment(**more):
 
 
 def mpirun(*parts):
-    """mpirun for several (count, arguments of python)."""
+    """mpirun with several (count, arguments of python)."""
     line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for number, (count, python, *arguments) in enumerate(parts):
         line += [":"] if number else []
@@ -70,12 +70,12 @@ def mpirun(*parts):
     return line
 
 
-# The source rank of each stage gathers and compares: the way for optimizers that are not known.
+# The source rank of each stage gathers and compares, as with unknown optimizers.
 GATHERED = ("--update-weight-snapshot", "host")
 
 
 class Job:
-    """A directory that a training job and its rollouts leave their results in."""
+    """A directory for the results of a training job and its rollouts."""
 
     def __init__(self, work, **job):
         jobs.need_mpirun()
@@ -93,7 +93,7 @@ class Job:
         return path
 
     def over_rma(self, *flags, rollouts=("rma4", "rma5"), **more):
-        """A session over mpi_rma, with rollouts in the same mpirun."""
+        """Adds a session over mpi_rma, with rollouts in the same mpirun."""
         flags = ["--update-weight-mode", "delta", "--update-weight-transport", "mpi_rma",
                  "--update-weight-buffer-size", "65536",
                  "--update-weight-config", self.yaml("rma"), *flags]  # fmt: skip
@@ -101,7 +101,7 @@ class Job:
         self.rma = self.write("rma_rollout.json", {"work": str(self.work), "flags": flags, **more})
 
     def over_nccl(self, *flags, rollouts=("nccl4", "nccl5"), **more):
-        """A session over NCCL, with rollouts in the same mpirun. For machines with a GPU."""
+        """Adds a session over NCCL, with rollouts in the same mpirun. For machines with a GPU."""
         flags = ["--update-weight-mode", "delta", "--update-weight-transport", "nccl",
                  "--update-weight-buffer-size", "65536",
                  "--update-weight-config", self.yaml("nccl"), *flags]  # fmt: skip
@@ -111,7 +111,7 @@ class Job:
 
     def over_disk(self, *flags, road="road", outside_mpi=True, rollouts=("disk0", "disk1"),
                   layout="flush", **more):  # fmt: skip
-        """A session over files, with rollouts of their own."""
+        """Adds a session over files, with its own rollouts."""
         self.road = self.work / road
         flags = ["--update-weight-mode", "delta", "--update-weight-transport", "disk",
                  "--update-weight-disk-dir", str(self.road), "--update-weight-buffer-size", "65536",
@@ -123,7 +123,7 @@ class Job:
         )
 
     def over_peer(self, *flags, rollouts=("peer0",), mode="delta", settings="", **more):
-        """A session over the peer road, with rollouts of their own."""
+        """Adds a session over the peer road, with its own rollouts."""
         token = self.work / "token"
         token.write_text("0123456789abcdef0123456789abcdef\n")
         token.chmod(0o600)
@@ -153,7 +153,7 @@ class Job:
         return str(path)
 
     def start_disk_rollouts(self, *names, **more):
-        """Of the last session over files; `more` as in rollout.py."""
+        """Starts rollouts of the last session over files; `more` as in rollout.py."""
         given = json.loads(self.disk.read_text()) | more
         path = self.write(f"rollout_{names[0]}.json", given)
         line = [self.python, str(HERE / "rollout.py"), str(path)]
@@ -179,7 +179,7 @@ class Job:
         assert result.returncode == 0, shown(result)
         return result
 
-    # --- judging ---------------------------------------------------------------------------------
+    # --- checks ----------------------------------------------------------------------------------
 
     def versions(self, session=0):
         lines = (self.work / "versions.jsonl").read_text().splitlines()
@@ -196,8 +196,8 @@ class Job:
         return pickle.loads((self.work / "rollouts" / f"{name}_{version:06d}.pickle").read_bytes())
 
     def check(self, session, names, config):
-        """Every version of a session, on every rollout: the obvious export of its step, bit for
-        bit."""
+        """Checks every version of a session on every rollout: it equals the reference export of its
+        step, bit for bit."""
         for version in self.versions(session):
             wanted = self.expected(version["label"], config)
             for name in names:
@@ -207,14 +207,14 @@ class Job:
 
 
 def ended(*processes, timeout=120):
-    """All of them, and well."""
+    """Asserts that all processes succeeded."""
     for process in processes:
         result = jobs.finish(process, timeout)
         assert result.returncode == 0, shown(result)
 
 
 def shown(result):
-    """The rank that failed first is seldom the one that says most."""
+    """The output of the rank that explains the failure: seldom the first one to fail."""
     own = [
         line
         for line in result.stderr.splitlines()

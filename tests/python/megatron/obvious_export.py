@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face tensors from the shards of all ranks, put together in the most obvious way: whole
-parameters by concatenation, then views. Shares nothing with the package; bits, not numbers."""
+"""The reference export: Hugging Face tensors from the shards of all ranks, by concatenating whole
+parameters and taking views. Shares nothing with the package; moves bits, not numbers."""
 
 import numpy as np
 
 
 def export(ranks, config):
-    """`ranks`: what train.py leaves of each rank. Returns {HF name: array of bits}."""
+    """`ranks`: the files that train.py writes for each rank. Returns {HF name: array of bits}."""
     out = {}
     for stage in sorted({rank["place"]["pp"] for rank in ranks}):
         here = [rank for rank in ranks if rank["place"]["pp"] == stage]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a script of megatron-core on a machine without a GPU, as `python SCRIPT ARGS...` does with one.
+"""Runs a script of megatron-core on a machine without a GPU, as `python SCRIPT ARGS...` does with a
+GPU.
 
     on_cpu.py SCRIPT ARGS...
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints, as JSON, how far the logits of a Megatron model are from those of `transformers`' model
-of the family with the weights that we exported; and the same with one row of one tensor wrong.
+"""Prints, as JSON, how far a Megatron model's logits are from those of the family's model in
+`transformers` with the weights that we exported; and the same with one wrong row in one tensor.
 
     oracle.py WORK               one process
 """
@@ -34,7 +34,7 @@ MODELS["qwen3_tied"] = {"family": "qwen3", "tied": True}
 
 
 def shimmed():
-    """Inside Megatron's code only: transformers is not to see it."""
+    """Active in Megatron's code only: transformers must not see the shim."""
     global SHIM
     if not SHIM:
         cpu_shim.after_import()
@@ -48,7 +48,8 @@ def megatron_logits(job, road, tokens):
     trainer = tiny_model.Trainer({**job, "tp": 1, "pp": 1, "ep": 1, "dtype": "float32"})
     with torch.no_grad():
         generator = torch.Generator().manual_seed(3)
-        for parameter in trainer.model[0].parameters():  # norms are not all ones, nothing is zero
+        # so that norms are not all ones, and no tensor is zero
+        for parameter in trainer.model[0].parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
         for name, buffer in trainer.model[0].named_buffers():
             if name.endswith("expert_bias"):
@@ -56,7 +57,7 @@ def megatron_logits(job, road, tokens):
     flags = ["--update-weight-mode", "delta", "--update-weight-transport", "disk",
              "--update-weight-disk-dir", str(road)]  # fmt: skip
     parser = driftless.megatron.add_arguments(argparse.ArgumentParser())
-    # What the hook finds out by itself; only the vocabulary without padding has to be said.
+    # The hook derives the configuration; it needs only the size of the vocabulary without padding.
     from driftless.megatron.model_config import config_of
 
     model = trainer.model[0].module
@@ -89,7 +90,7 @@ def transformers_logits(base, config, tokens):
 
 
 def checkpoint_shapes(model, path):
-    """What transformers itself saves: {name: shape}."""
+    """The shapes that transformers itself saves: {name: shape}."""
     model.save_pretrained(path)
     tensors = {}
     for file in path.glob("*.safetensors"):

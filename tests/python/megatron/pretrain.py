@@ -2,9 +2,9 @@
 """Runs an unchanged Megatron-LM script on the CPU, as `python -m driftless.megatron SCRIPT ARGS...`
 does.
 
-    pretrain.py SCRIPT ARGS...      after each step, rank r leaves its shards in $SHARDS
+    pretrain.py SCRIPT ARGS...      after each step, rank r saves its shards in $SHARDS
 
-Everything that is not the shim, or the test's look at the shards, is the package's.
+Adds only the shim and the saving of shards; everything else is the package.
 """
 
 import os
@@ -35,7 +35,7 @@ def main():
 
 
 def _leave_shards(training):
-    """After every step, as train.py does."""
+    """Saves the shards after every step, as train.py does."""
     step = training.train_step
 
     def wrapped(forward, data, model, optimizer, *args, **kwargs):

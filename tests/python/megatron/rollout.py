@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rollout of a test job: follows the run, and leaves the weights of every version it commits.
+"""A rollout of a test job: follows the run, and saves the weights of every version that it commits.
 
-    rollout.py JOB.json NAME     under mpirun beside the trainers, or by itself
+    rollout.py JOB.json NAME     under mpirun beside the trainers, or alone
 
-JOB.json: flags (those of the trainer), work; optional: base, slow_s (before each commit), die_at
-(version). On the CPU without torch: a rollout needs none.
+JOB.json: flags (those of the trainer), work; optional: base, slow_s (sleep before each commit),
+die_at (version). On the CPU it uses no torch, which a rollout does not need.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main():
     given, name = json.loads(Path(sys.argv[1]).read_text()), sys.argv[2]
     if os.environ.get("DRIFTLESS_TEST_GPU") == "1":  # several NCCL processes on one GPU
         os.environ.update(NCCL_HOSTID=f"rollout{os.getpid()}", NCCL_SOCKET_IFNAME="lo")
-        import torch  # noqa: F401  the same NCCL as the trainers', as engines have
+        import torch  # noqa: F401  uses the trainers' NCCL, as engines do
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         name += os.environ["OMPI_COMM_WORLD_RANK"]
     work = Path(given["work"])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a Megatron session waits for the rollouts of its job, over a real road: test_settings.py.
+"""How a Megatron session waits for its job's rollouts, over a real road: test_settings.py.
 
     session_wait.py WORK         one process; prints "WAITED ..." for each wait
 
-The session is made without its model: only the wait at its end is asked for.
+The session has no model: only the wait at its end is tested.
 """
 
 import json
@@ -27,7 +27,7 @@ def session_of(publisher, patience_s):
 
 
 def leave(road, name, version, proof):
-    """The report of a receiver that is not there any more."""
+    """Writes the report of a receiver that no longer runs."""
     report = {"id": name, "version": version, "proof": proof, "needs": "", "beat": 1}
     (road / ".receivers").mkdir(exist_ok=True)
     (road / ".receivers" / f"{name}.json").write_text(json.dumps(report))
@@ -58,7 +58,7 @@ def main():
     weights[3] = -1.0
     assert publisher.publish(Weights(weights)).version == 1
 
-    # Of the same number, of a later one, of none at all: none of them holds version 1 of this run.
+    # Reports of the same number, of a later one, and none: none holds version 1 of this run.
     leave(road, "same", 1, "0" * 32)
     leave(road, "later", 7, "1" * 32)
     leave(road, "nothing", 1, "")

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the package about settings of the megatron-core that is installed, and prints the answers as
-one line of JSON: test_settings.py.
+"""Checks settings of the installed megatron-core with the package, and prints the results as one
+line of JSON: test_settings.py.
 
     settings_job.py CASES.json       {"models": [[job, settings, hf]], "lines": [arguments]}
 
-`job` as in tiny_model, `settings` replace those of its TransformerConfig, `hf` those of config.json.
-A line is given to Megatron-LM's own parser, as `python -m driftless.megatron` changes it. No model
-is built.
+`job` as in tiny_model; `settings` override its TransformerConfig, `hf` its config.json. A line goes
+to Megatron-LM's own parser, as modified by `python -m driftless.megatron`. No model is built.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ def configured(job, changed):
 
 
 def of_model(job, changed, hf):
-    """What the check says when a model's configuration is known: [error, notes]."""
+    """The result of the check with a model's configuration: [error, notes]."""
     config = tiny_config.hf_config(job) | hf
     try:
         return [None, settings.check(settings.of_config(configured(job, changed)), config)]
@@ -48,7 +47,7 @@ def of_model(job, changed, hf):
 
 @dataclasses.dataclass
 class Later(TransformerConfig):
-    """Of a release with a setting that the list does not know."""
+    """A later release with a setting that the list lacks."""
 
     rows_reversed: bool = False
 
@@ -61,7 +60,7 @@ def of_later(reversed_rows):
 
 
 def of_bridge(job, changed, hf, work):
-    """The same as Megatron-Bridge's callback, given its configuration."""
+    """The same through Megatron-Bridge's callback, with its configuration."""
     flags = SimpleNamespace(update_weight_mode="delta", update_weight_transport="disk",
                             update_weight_disk_dir=f"{work}/road")  # fmt: skip
     config = SimpleNamespace(model=configured(job, changed))
@@ -73,7 +72,7 @@ def of_bridge(job, changed, hf, work):
 
 
 def parse(line):
-    """As Megatron-LM's initialize_megatron() does it: the arguments, or what was raised."""
+    """What Megatron-LM's initialize_megatron() does: returns the arguments, or the exception."""
     from megatron.training import arguments, initialize
 
     sys.argv = ["script", *line]
@@ -104,7 +103,7 @@ def main():
     import megatron.training.training  # noqa: F401
 
     launch.install()
-    sys.stdout, out = sys.stderr, sys.stdout  # Megatron prints what it was given
+    sys.stdout, out = sys.stderr, sys.stdout  # Megatron prints its arguments
     found["lines"] = [parse(line) for line in given["lines"]]
     print("ANSWERS " + json.dumps(found), file=out, flush=True)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Bridge, where it can be installed: the same tensors, bit for bit; and a whole pretrain()
-of it with our callback."""
+"""Megatron-Bridge, if it can be installed: the same tensors, bit for bit; and its whole pretrain()
+with our callback."""
 
 import shutil
 import subprocess
@@ -47,14 +47,14 @@ def test_a_whole_pretrain_publishes_every_step(work, tp, joined):
     assert result.stdout.count("TRAINED") == 2
 
     steps = [dict(np.load(work / f"step{number}.npz")) for number in range(5)]
-    for number, wanted in enumerate(steps):  # each apart: a receiver would fold them into one
+    for number, wanted in enumerate(steps):  # one by one: a receiver would fold them into one
         same(held_at(driftless, work, number), wanted)
     changed = [any((a[n] != b[n]).any() for n in a) for a, b in zip(steps, steps[1:], strict=False)]
     assert all(changed), "a step of training changed nothing"
 
 
 def held_at(driftless, work, number):
-    """What a rollout has when the run has so many versions."""
+    """The weights of a rollout when the run has so many versions."""
     road = work / f"road{number}"
     later = [f"weight_v{each:06d}" for each in range(number + 1, 100)]
     shutil.copytree(work / "road", road, ignore=shutil.ignore_patterns("closed.json", *later))
@@ -75,7 +75,7 @@ def same(target, wanted):
 
 
 def module_for(python):
-    """The package of the build with the native module for another Python, made once."""
+    """The package of the build, with the native module for another Python; made once."""
     folder = REPOSITORY / "build/python3.12"
     found = subprocess.run([python, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -89,8 +89,8 @@ def module_for(python):
 
 
 def test_the_callback_follows_steps_and_leaves_out_skipped_ones(monkeypatch, work):
-    """By the names and the context that Megatron-Bridge gives its callbacks: also where that cannot
-    be installed."""
+    """With the names and the context that Megatron-Bridge passes to callbacks; runs also without
+    Megatron-Bridge."""
     import sys
 
     sys.path.insert(0, str(PACKAGE))

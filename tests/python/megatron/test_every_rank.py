@@ -18,7 +18,7 @@ LAYOUTS = {
     "pp2_dp2_tied": {"pp": 2, "tied": True},
     "moe_ep2_dp4": {"ep": 2, "moe": True},
     "moe_ep2_pp2": {"ep": 2, "pp": 2, "moe": True},
-    "glm4_ep2_dp4": {"ep": 2, "family": "glm4_moe"},  # the router's bias is no optimizer's
+    "glm4_ep2_dp4": {"ep": 2, "family": "glm4_moe"},  # no optimizer writes the router's bias
     "tp2_dp2_ordinary": {"tp": 2, "distributed": False},
 }
 SHORT = ("tp2_dp2_overlap", "pp2_dp2_tied", "glm4_ep2_dp4")
@@ -44,14 +44,14 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout):
         assert all(v["changed"] > 0 for v in versions)
         assert all(v["encoding"].startswith("deltas") for v in versions[1:])
         assert all(v["publishers"] == 4 for v in versions)
-        # All of it was seen where the optimizers write it.
+        # All changes were captured at the optimizers' writes.
         assert not any("without capture" in note for v in versions[1:] for note in v["notes"])
         job.check(session, [name], config_of(job))
 
 
-def test_no_message_of_ours_carries_weights_or_holds_up_a_step(work):
-    """The publishers agree behind the step, and what they say is counted. Beside them the same steps
-    over the source ranks, where shards are sent."""
+def test_our_messages_carry_no_weights_and_delay_no_step(work):
+    """The publishers agree during the next step, and their messages are counted. For comparison,
+    the same steps are published by source ranks, to which shards are sent."""
     job = Job(work, steps=STEPS, tp=2, count_messages=True)
     job.over_disk(*GATHERED, road="gathered", rollouts=())
     job.over_disk(*NONE, rollouts=("disk0",), layout="frames")
@@ -64,8 +64,8 @@ def test_no_message_of_ours_carries_weights_or_holds_up_a_step(work):
     for rank in range(4):
         gathered, ours = json.loads((work / f"messages_{rank}.json").read_text())
         assert ours["step"] == {}
-        assert set(ours["behind"]) == {"say"}
-        calls, size = ours["behind"]["say"]
+        assert set(ours["background"]) == {"write"}
+        calls, size = ours["background"]["write"]
         assert 0 < calls <= 6 * STEPS
         assert size < STEPS * of_a_version / 10
         sent += gathered["step"].get("isend", [0, 0])[1]

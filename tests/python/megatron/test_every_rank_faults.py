@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rank publishes what its optimizer writes, and something goes wrong, or writes weights
-otherwise: what the rollouts hold is what the trainer holds."""
+"""Every rank publishes what its optimizer writes, while versions fail or other code writes weights:
+the rollouts hold the trainer's weights."""
 
 import jobs
 import pytest
@@ -15,7 +15,7 @@ def once(args, directory, engines):
     with open({log!r}, "a") as log:
         log.write(directory + "\\n")
     if "weight_v000002" in directory:
-        try:  # on the rank that comes first
+        try:  # only on the first rank
             pathlib.Path({log!r} + ".failed").touch(exist_ok=False)
         except FileExistsError:
             return
@@ -28,10 +28,11 @@ def config_of(job):
     return tiny_config.hf_config(job.job)
 
 
-def test_skipped_steps_failed_versions_and_weights_written_by_others(work):
-    """In fp16, where Megatron skips a step of infinite gradients. The version of step 3 fails in
-    the hook; after step 4 a checkpoint of step 1 is loaded, after step 6 a parameter is edited
-    through `.data`: torch does not count that, and the version that finds it, behind the step, fails."""
+def test_skipped_steps_failed_versions_and_foreign_writes(work):
+    """In fp16, where Megatron skips a step with infinite gradients. The version of step 3 fails in
+    the hook. After step 4 a checkpoint of step 1 is loaded. After step 6 a parameter is edited
+    through `.data`, which torch does not count: the version that detects it, in the background,
+    fails."""
     (work / "push.py").write_text(FAIL.format(log=str(work / "pushes")))
     job = Job(
         work, tp=2, dtype="float16", lr=2e-7, steps=8, poison=[2], save_at=1, reload_at=4, edit_at=6
@@ -49,7 +50,7 @@ def test_skipped_steps_failed_versions_and_weights_written_by_others(work):
     assert [v["label"] for v in versions] == steps, result.stderr
     job.check(0, ["disk0"], config_of(job))
     by_step = {v["label"]: v for v in versions}
-    # What capture() saw is what there is, but for what others wrote.
+    # Only the foreign writes are sent whole; all other changes were captured.
     assert [by_step[s]["resent"] for s in ("step4", "step6")] == [0, 0], versions
     assert by_step["step5"]["resent"] > 10
     edited = [n for n in by_step["step8"]["notes"] if "without capture" in n]
@@ -67,8 +68,8 @@ def test_several_steps_become_one_version(work):
     job.check(0, ["disk0"], config_of(job))
 
 
-def test_what_qk_clip_edits_is_watched(work):
-    """It is compared with a copy of its own, so that an edit after the step is no surprise."""
+def test_parameters_that_qk_clip_edits_are_watched(work):
+    """They are compared with a copy, so that edits after the step are found."""
     job = Job(work, tp=2, steps=4, clip=True)
     job.over_disk(*NONE, rollouts=("disk0",), layout="frames")
     rollouts = job.start_disk_rollouts("disk0")
@@ -80,9 +81,9 @@ def test_what_qk_clip_edits_is_watched(work):
     job.check(0, ["disk0"], config_of(job))
 
 
-def test_training_goes_on_while_a_version_is_made(work):
-    """Nobody waits for a version before the next step: the rollout has those that it saw."""
-    job = Job(work, tp=2, steps=6, behind=True)
+def test_training_continues_while_a_version_is_made(work):
+    """No step waits for a version: the rollout holds those versions that it received."""
+    job = Job(work, tp=2, steps=6, background=True)
     job.over_disk(*NONE, rollouts=(), layout="frames")
     rollouts = job.start_disk_rollouts("disk0")
     result = job.run()
@@ -95,8 +96,8 @@ def test_training_goes_on_while_a_version_is_made(work):
     assert result.stdout.count("ms added to the step, visible after") == 6
 
 
-def test_parameters_that_were_moved_fail_every_version_and_say_so(work):
-    """What lies where they were is no more what is trained."""
+def test_moved_parameters_fail_every_version_with_a_message(work):
+    """The memory at their old addresses is no longer trained."""
     job = Job(work, tp=2, steps=4, move_at=2)
     job.over_disk(*NONE, rollouts=("disk0",), layout="frames")
     rollouts = job.start_disk_rollouts("disk0")
@@ -108,8 +109,8 @@ def test_parameters_that_were_moved_fail_every_version_and_say_so(work):
     job.check(0, ["disk0"], config_of(job))
 
 
-def test_updates_go_on_once_they_are_attached_again(work):
-    """The session before ends without a word to the rollouts, and fails no further step."""
+def test_updates_continue_after_another_attach(work):
+    """The session before leaves the run open, and fails no further step."""
     strict = ("--update-weight-strict",)
     job = Job(work, tp=2, steps=4, move_at=2, attach_at=2)
     job.over_disk(*NONE, *strict, rollouts=("disk0",), layout="frames")
@@ -131,7 +132,7 @@ def test_a_job_of_mpirun_is_not_attached_again(work):
     assert "an MPI launcher started this job: it cannot be joined twice" in result.stderr
 
 
-def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):
+def test_a_restart_from_a_checkpoint_continues_the_run(work):
     first = Job(work, tp=2, steps=3, save_at=1, die=True)
     first.over_disk(*NONE, rollouts=("disk0",), layout="frames")
     follower = first.start_disk_rollouts("disk0")
@@ -158,7 +159,7 @@ def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):
     ],
     ids=["foreign", "fp32"],
 )
-def test_other_optimizers_go_over_the_source_ranks(work, job, reason):
+def test_other_optimizers_use_the_source_ranks(work, job, reason):
     job = Job(work, tp=2, steps=2, **job)
     job.over_disk(rollouts=("disk0",), layout="frames")
     rollouts = job.start_disk_rollouts("disk0")

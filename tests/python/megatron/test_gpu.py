@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real megatron-core on one GPU: 4 trainer ranks and 2 rollouts share it, and our road is NCCL.
+"""Real megatron-core on one GPU: 4 trainer ranks and 2 rollouts share it, over the nccl road.
 
     DRIFTLESS_TEST_GPU=1 DRIFTLESS_MEGATRON_PYTHON=python3 pytest tests/python/megatron/test_gpu.py
 
-tests/gpu/parts/megatron.sh runs it. Weights are compared where they are: on the GPU.
+tests/gpu/parts/megatron.sh runs it. Weights are compared on the GPU.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps and flags, without torch: in this interpreter where the module was built for it."""
+"""Maps and flags, without torch, in this interpreter if the module was built for it."""
 
 import argparse
 import json
@@ -52,7 +52,8 @@ def test_every_element_has_one_place_and_no_shard_is_read_outside(family, parall
 @pytest.mark.parametrize("parallel", LAYOUTS, ids=str)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_flat_ranges_become_blocks_that_have_every_element_once(family, parallel, ranks):
-    """`ranks` data-parallel ranks own a range each; what they own is put where the regions put it."""
+    """Each of `ranks` data-parallel ranks owns a range; its blocks land where the regions put
+    them."""
     config = tiny_config.hf_config({"family": family})
     for plan in planning.plan_model(config, parallel):
         for item in plan.items:
@@ -116,7 +117,7 @@ def test_query_groups_are_taken_apart_as_they_were_put_together():
             assert (out.reshape(shape) == wanted).all()
 
 
-def test_rows_past_the_vocabulary_belong_to_nobody():
+def test_rows_past_the_vocabulary_belong_to_no_tensor():
     cut = regions.vocab((5, 3), 4, padded=8)  # the last shard is all padding, the third half
     assert [r.count for r in cut.regions[0]] == [6, 6, 3]
 
@@ -131,7 +132,7 @@ def test_rows_past_the_vocabulary_belong_to_nobody():
         ({"model_type": "qwen3_moe", **tiny_config.MOE}, {"ep": 3}, ["4 experts", "3 ranks"]),
     ],
 )
-def test_what_cannot_be_mapped_says_why(change, parallel, words):
+def test_a_refusal_says_why_there_is_no_map(change, parallel, words):
     config = {k: v for k, v in (tiny_config.hf_config({}) | change).items() if v is not None}
     with pytest.raises(megatron.MapError) as raised:
         planning.plan_model(config, planning.Parallel(**parallel))
@@ -256,7 +257,7 @@ def test_peer_to_peer_is_one_flag():
         ("is for --use-p2p", ("--update-weight-mode", "delta", "--update-weight-token-file", "/t")),
     ],
 )
-def test_what_cannot_be_with_peer_to_peer_is_refused(word, flags):
+def test_flags_that_contradict_peer_to_peer_are_refused(word, flags):
     with pytest.raises(megatron.MapError) as raised:
         options(*flags)
     assert word in str(raised.value)
@@ -405,12 +406,12 @@ def test_a_flag_that_acts_on_rollouts_is_refused_by_a_trainer_with_the_key_to_se
     work, flag, value, key
 ):
     args = parsed(*DISK, "--update-weight-disk-dir", f"{work}/road", flag, value)
-    assert megatron.options_from(args) is not None  # a rollout takes it
+    assert megatron.options_from(args) is not None  # a rollout accepts it
     with pytest.raises(megatron.MapError, match=f"acts on rollouts.*set {key}"):
         megatron.check_arguments(args)
 
 
-def test_engines_that_are_told_make_the_local_checkpoint_a_trainers_flag(work):
+def test_with_notified_engines_a_trainer_accepts_the_local_checkpoint_flag(work):
     (work / "c.yaml").write_text(
         f"road: {{ kind: shared_fs, shared_fs: {{ dir: {work}/road }}, layout: hf_delta }}\n"
         "engines: [{ url: 'http://127.0.0.1:1', action: pull_weights }]\n"
@@ -421,7 +422,7 @@ def test_engines_that_are_told_make_the_local_checkpoint_a_trainers_flag(work):
     )
 
 
-def test_what_a_trainer_lacks_is_said_before_a_model_is_built(work):
+def test_a_trainers_missing_settings_are_reported_before_a_model_is_built(work):
     (work / "file").touch()
     (work / "model").mkdir()
     on = (*DISK, "--update-weight-disk-dir")

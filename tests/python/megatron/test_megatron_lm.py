@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An unchanged Megatron-LM script under `python -m driftless.megatron`, where a checkout is at
-hand.
+"""An unchanged Megatron-LM script under `python -m driftless.megatron`, if there is a checkout of
+Megatron-LM.
 
     DRIFTLESS_MEGATRON_LM=/path/to/Megatron-LM
 """
@@ -55,10 +55,10 @@ LAYOUTS = {
 
 
 def _vocab_flag(checkout):
-    """--vocab-size for 128 tokens: NullTokenizer adds one for the end of a document in some releases
-    of Megatron-LM, and counts it among those that it is told in newer ones."""
+    """--vocab-size for 128 tokens: in some releases of Megatron-LM NullTokenizer adds an
+    end-of-document token, in newer ones it counts that token within the given size."""
     path = Path(checkout, "megatron/core/tokenizers/text/libraries/null_tokenizer.py")
-    if not path.is_file():  # before it moved there it always added one
+    if not path.is_file():  # releases without this file always add one
         return CONFIG["vocab_size"] - 1
     spec = importlib.util.spec_from_file_location("null_tokenizer", path)
     module = importlib.util.module_from_spec(spec)
@@ -69,8 +69,8 @@ def _vocab_flag(checkout):
 
 @pytest.fixture(scope="module")
 def index_builder():
-    """Megatron compiles a helper at its first start, by whatever python3-config comes first;
-    several ranks, or another Python, had better find it done."""
+    """Megatron compiles a helper at its first start, with the first python3-config on the PATH.
+    Compiling it in advance avoids races between ranks, and a helper for another Python."""
     path = Path(CHECKOUT, "megatron/core/datasets")
     line = ["make", "-s", "LIBEXT=" + _suffix(), "-C", str(path)]
     result = subprocess.run(line, env=_environment(), capture_output=True, text=True)

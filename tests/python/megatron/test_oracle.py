@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What we export is the model: `transformers` computes the same from it."""
+"""Our export is the model: `transformers` computes the same logits from it."""
 
 import json
 import subprocess

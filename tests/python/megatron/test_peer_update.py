@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--use-p2p-weight-update: real megatron-core under torchrun, and rollouts that read from its ranks. They
-hold its weights after every step, bit for bit, and nothing is gathered."""
+"""--use-p2p-weight-update: real megatron-core under torchrun, and rollouts that read from its
+ranks. They hold its weights after every step, bit for bit, and nothing is gathered."""
 
 import json
 
@@ -34,7 +34,7 @@ def encodings(job):
     return ["full" if v["encoding"] == "full" else "delta" for v in job.versions()]
 
 
-# The first step from random weights is dense or not as the model has it; the others are deltas.
+# The first step from random weights may be dense; all others are deltas.
 @pytest.mark.parametrize(
     "layout", ["tp2_pp2", pytest.param("moe_ep2_pp2", marks=pytest.mark.long)]
 )
@@ -45,7 +45,7 @@ def test_rollouts_hold_the_weights_after_every_step_and_nothing_is_gathered(work
     assert encodings(job)[1:] == ["delta"] * (STEPS - 1)
     for rank in range(4):
         (ours,) = json.loads((work / f"messages_{rank}.json").read_text())
-        assert ours["step"] == {} and set(ours["behind"]) == {"say"}, ours
+        assert ours["step"] == {} and set(ours["background"]) == {"write"}, ours
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real megatron-core on the CPU and rollouts with an FP8 base: each parameter of each version is
-what a converter of its own makes of the trainer's bfloat16. Blocks of 128 are cut by tensor
-parallelism, and by the flat ranges of the distributed optimizer."""
+"""Real megatron-core on the CPU, and rollouts with an FP8 base: each parameter of each version
+equals the output of an independent converter for the trainer's bfloat16. Tensor parallelism and the
+distributed optimizer's flat ranges divide blocks of 128."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ QUANTIZED = ("_proj.weight",)
 
 
 def quantized(tensors, rule="linear"):
-    """Bits of the Hugging Face tensors, as the base has them."""
+    """The bits of the Hugging Face tensors in FP8 blocks, as in the base."""
     made = {}
     for name, bits in tensors.items():
         bits = np.ascontiguousarray(bits)
@@ -43,7 +43,7 @@ def quantized(tensors, rule="linear"):
 
 
 def make_base(work, layout, **job):
-    """What the model is before its first step, as FP8 blocks."""
+    """The model before its first step, in FP8 blocks."""
     (work / "first").mkdir()
     first = Job(work / "first", steps=0, sizes=SIZES, **layout)
     first.run()
@@ -66,7 +66,7 @@ def make_base(work, layout, **job):
     ],
 )
 @pytest.mark.long
-def test_rollouts_hold_what_a_converter_makes(work, layout, gathered):
+def test_rollouts_hold_the_output_of_a_converter(work, layout, gathered):
     base = make_base(work, LAYOUTS[layout])
     (work / "run").mkdir()
     job = Job(work / "run", steps=STEPS, sizes=SIZES, **LAYOUTS[layout])

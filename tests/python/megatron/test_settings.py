@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of megatron-core that change a weight's name, shape or meaning are refused before a model
-is built, wherever they come from; what else a rollout would compute otherwise is noted."""
+"""Settings of megatron-core that change a weight's name, shape or meaning are refused before a
+model is built, wherever they come from; settings that change only what a rollout must compute are
+noted."""
 
 import json
 import subprocess
@@ -12,7 +13,7 @@ from test_megatron_lm import ARGUMENTS, EXPERTS
 
 import tiny_config
 
-# (family, settings of Megatron, of config.json, words of the refusal)
+# case: (family, settings of Megatron, of config.json, words of the refusal)
 REFUSED = {
     "gamma - 1": ("qwen3", {"layernorm_zero_centered_gamma": True}, {}, "--apply-layernorm-1p"),
     "LayerNorm": ("qwen3", {"normalization": "LayerNorm"}, {}, "RMSNorm"),
@@ -27,7 +28,7 @@ REFUSED = {
     "no norms of q and k": ("qwen3", {"qk_layernorm": False}, {}, "qk_layernorm"),
     "fp8": ("qwen3", {"fp8_param": True}, {}, "--fp8-param-gather"),
     "sink": ("qwen3", {"softmax_type": "learnable"}, {}, "softmax_type"),
-    # Shapes of linear_qkv and linear_proj are the same, and the rows are others.
+    # linear_qkv and linear_proj have the same shapes, but other rows.
     "heads": ("qwen3", {"num_attention_heads": 8, "num_query_groups": 4, "kv_channels": 12}, {},
               "num_attention_heads"),
     "experts": ("qwen3", {"num_moe_experts": 4}, {}, "--num-experts"),
@@ -42,7 +43,7 @@ REFUSED = {
     "biases of config.json": ("llama", {}, {"attention_bias": True}, "attention_bias"),
     "fused down": ("deepseek_v3", {"mla_down_proj_fusion": True}, {}, "mla_down_proj_fusion"),
 }  # fmt: skip
-# The same, and words of the note.
+# The same for settings that are noted.
 NOTED = {
     "epsilon": ("qwen3", {"layernorm_epsilon": 1e-5}, {}, "layernorm_epsilon is 1e-05"),
     "activation": ("qwen3", {}, {"hidden_act": "gelu"}, "activation_func is 'silu'"),
@@ -55,7 +56,7 @@ ON = (
     "--update-weight-mode delta --update-weight-transport disk --update-weight-disk-dir {work}/road"
 )
 HF = " --update-weight-hf-checkpoint {work}/"
-# Lines of Megatron-LM, and what they are refused with: when, and words.
+# Command lines of Megatron-LM: (line, when it is refused, and words of the refusal).
 LINES = {
     "as it is": (ON, None),
     "with its checkpoint": (ON + HF + "qwen3", None),
@@ -82,7 +83,7 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Of one process: megatron-core takes long to import."""
+    """The results of one process: importing megatron-core takes long."""
     work = tmp_path_factory.mktemp("settings")
     config = tiny_config.HF | {"num_hidden_layers": 2, "head_dim": 16, "model_type": "qwen3",
                                "tie_word_embeddings": False}  # fmt: skip
@@ -146,7 +147,7 @@ def test_megatron_lm_refuses_at_its_arguments(answers, case):
 
 
 def test_a_session_refuses_a_model_with_such_a_setting(work):
-    """If nothing was checked before it was built."""
+    """Even if nothing checked the settings before the model was built."""
     job = Job(work, steps=1, settings={"layernorm_zero_centered_gamma": True})
     job.over_disk(rollouts=())
     result = jobs.finish(job.start(trainers=1), 120)
@@ -155,8 +156,8 @@ def test_a_session_refuses_a_model_with_such_a_setting(work):
     assert not list(work.glob("road/*")), "nothing was published"
 
 
-def test_a_session_waits_for_its_version_and_not_for_a_number(work):
-    """Reports that others left, of the same and of a later number, count for nobody."""
+def test_a_session_waits_for_its_version_by_digest(work):
+    """Reports of other runs, with the same version number or a later one, do not count."""
     line = [venv_python(), HERE / "session_wait.py", work]
     result = subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr[-4000:]

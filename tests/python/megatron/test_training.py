@@ -22,14 +22,14 @@ LAYOUTS = {
 }
 
 
-# These have tensor, pipeline and expert parallelism between them.
+# Together these have tensor, pipeline and expert parallelism.
 SHORT = ("tp2_pp2", "moe_ep2_pp2")
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in LAYOUTS if name not in SHORT]
 
 
 @pytest.mark.parametrize("layout", [*SHORT, *LONG])
 def test_rollouts_hold_the_weights_after_every_step(work, layout):
-    """Over both roads at once: 2 rollouts under the same mpirun, 2 that only see the files."""
+    """Over two roads at once: 2 rollouts under the same mpirun, and 2 that use only files."""
     job = Job(work, **LAYOUTS[layout])
     job.over_rma(*GATHERED)
     job.over_disk(*GATHERED)
@@ -41,7 +41,7 @@ def test_rollouts_hold_the_weights_after_every_step(work, layout):
         versions = job.versions(session)
         assert [v["version"] for v in versions] == list(range(1, STEPS + 1))
         assert all(v["changed"] > 0 for v in versions)
-        # The first may be dense: data-parallel ranks that started unlike agree only after a step.
+        # The first one may be dense: data-parallel ranks that start differently agree after a step.
         assert all(v["encoding"].startswith("deltas") for v in versions[1:])
         job.check(session, names, config)
 
@@ -61,7 +61,7 @@ def test_under_torchrun_the_publishers_agree_without_mpi(work):
 
 @pytest.fixture
 def engine():
-    """An engine that writes down what it is asked to do; `refuse` makes it say no."""
+    """An engine that records its calls; `refuse` makes it answer with an error."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -94,9 +94,9 @@ def engine():
     server.server_close()
 
 
-def told_by_megatron(work, engine, *more):
-    """Two ranks over files in the interchange layout; `engines` are in the configuration, and the
-    checkpoint on their host is a flag."""
+def notified_by_megatron(work, engine, *more):
+    """Two ranks over files in the interchange layout; the configuration has the `engines`, a flag
+    has the checkpoint on their host."""
     job = Job(work, pp=2, steps=3)
     config = work / "engines.yaml"
     config.write_text(
@@ -110,12 +110,12 @@ def told_by_megatron(work, engine, *more):
     return job
 
 
-def test_engines_are_told_of_every_version_and_cleaned_up_behind(work, engine):
-    job = told_by_megatron(work, engine)
+def test_engines_are_notified_of_every_version_and_versions_are_removed(work, engine):
+    job = notified_by_megatron(work, engine)
     result = job.run(trainers=2)
     pulls = [(body, there) for path, body, there in engine.calls if path == "/pull_weights"]
     assert [body["target_version"] for body, _ in pulls] == [1, 2, 3]
-    # When it is told, the version is there; once it has acknowledged it, it goes.
+    # At the call the version is visible; after the acknowledgement it is removed.
     assert [there for _, there in pulls] == [[f"weight_v{n:06d}"] for n in (1, 2, 3)]
     assert all(body["local_checkpoint_dir"] == "/host/model" for body, _ in pulls)
     assert not list((work / "road").glob("weight_v*"))
@@ -124,9 +124,9 @@ def test_engines_are_told_of_every_version_and_cleaned_up_behind(work, engine):
 
 def test_an_engine_that_fails_is_in_the_closing_line_and_the_exit_code(work, engine):
     engine.refuse = True
-    job = told_by_megatron(work, engine)
+    job = notified_by_megatron(work, engine)
     result = jobs.finish(job.start(trainers=2), 240)
-    # Training went on to its end: every step was published.
+    # Training continued to its end: every step was published.
     assert [v["version"] for v in job.versions()] == [1, 2, 3], shown(result)
     assert result.stderr.count("the engine refused: 'as told'") == 3
     url = f"http://127.0.0.1:{engine.server_port}"

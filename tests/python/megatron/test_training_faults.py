@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong around training, and what must hold then."""
+"""Faults around training, and what must hold then."""
 
 import signal
 
@@ -23,7 +23,7 @@ def fail_second(args, directory, engines):
     here = pathlib.Path(directory)
     visible = sorted(path.name for path in here.parent.glob("weight_v*"))
     if visible:
-        try:  # on the rank that comes first: then the other may not get as far
+        try:  # only on the first rank; the other may not get here
             pathlib.Path({log!r} + ".failed").touch(exist_ok=False)
         except FileExistsError:
             pass
@@ -31,7 +31,7 @@ def fail_second(args, directory, engines):
             raise RuntimeError("the hook says no")
     try:
         files = any(here.iterdir())
-    except FileNotFoundError:  # the other rank's has failed
+    except FileNotFoundError:  # the other rank's hook has failed
         files = False
     with open({log!r}, "a") as log:
         log.write(" ".join([here.name.split(".")[1], str(files), *visible]) + "\\n")
@@ -43,8 +43,8 @@ def config_of(job):
 
 
 def test_a_skipped_step_publishes_nothing_and_full_mode_sends_everything(work):
-    """Infinite gradients in fp16 make Megatron skip a step. Under mpirun, over files: the
-    publishers agree by MPI, and the ranks that publish nothing are bystanders."""
+    """In fp16 Megatron skips a step with infinite gradients. Under mpirun, over files: the
+    publishers agree by MPI, and ranks without a part are bystanders."""
     job = Job(work, tp=2, pp=2, dtype="float16", steps=5, poison=[2, 4])
     job.over_disk("--update-weight-mode", "full", "--update-weights-interval", "2", road="full",
                   outside_mpi=True, rollouts=("full0",))  # fmt: skip
@@ -66,12 +66,12 @@ def test_a_skipped_step_publishes_nothing_and_full_mode_sends_everything(work):
     job.check(1, ["disk0"], config_of(job))
     assert (
         job.road / "weight_v000001/model.safetensors.index.json"
-    ).exists()  # the layout asked for
+    ).exists()  # in the requested layout
 
 
-def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):
+def test_a_restart_from_a_checkpoint_continues_the_run(work):
     """The first run dies two steps after its checkpoint. The second one brings the rollouts back to
-    the weights of the checkpoint, and then on."""
+    the checkpoint's weights, and then forward."""
     first = Job(work, tp=2, pp=2, steps=4, save_at=2, die=True)
     first.over_disk(rollouts=("disk0",))
     follower = first.start_disk_rollouts("disk0")
@@ -89,16 +89,16 @@ def test_a_restart_from_a_checkpoint_goes_on_with_the_run(work):
     after = second.versions()
     assert [(v["label"], v["version"]) for v in after] == [("start", 5), ("step1", 6), ("step2", 7)]
     second.check(0, ["disk1"], config_of(second))
-    # So does a rollout that was there all the time.
+    # The same holds for a rollout that ran all the time.
     assert first.rollout("disk0", 7)["digest"] == after[-1]["digest"]
-    # The version that the restart begins with is the checkpoint's step, and no later one.
+    # The restart begins with the version of the checkpoint's step, not of a later one.
     assert after[0]["digest"] == before[1]["digest"] != before[3]["digest"]
     restored = second.expected("start", config_of(second))
     assert all((restored[name] == saved[name]).all() for name in saved)
 
 
-def test_killed_and_slow_rollouts_hold_nobody_up(work):
-    """On both pull roads: a rollout that takes its time, one that is killed and starts again."""
+def test_killed_and_slow_rollouts_delay_no_other_process(work):
+    """On both pull roads: a slow rollout, and one that is killed and restarted."""
     slow_s = 3.0
     job = Job(work, pp=2, steps=6)
     job.over_rma(*GATHERED, rollouts=(), slow_s=slow_s)
@@ -112,13 +112,13 @@ def test_killed_and_slow_rollouts_hold_nobody_up(work):
     versions = job.versions(0) + job.versions(1)
     assert len(versions) == 12
     assert max(v["ms"] for v in versions) < slow_s * 1000 / 2, versions
-    # All are at the last version in the end.
+    # All end at the last version.
     for session, name in ((0, "rma2"), (1, "slow"), (1, "again")):
         last = job.versions(session)[-1]
         assert job.rollout(name, 6)["digest"] == last["digest"]
 
 
-def test_a_failing_update_is_told_every_time_and_does_not_alter_training(work):
+def test_a_failing_update_is_reported_every_time_and_does_not_change_training(work):
     (work / "push.py").write_text(PUSH.format(log=str(work / "pushes")))
     job = Job(work, tp=2, pp=2, steps=4, break_at=[3])
     (work / "read.py").write_text(READ.format(log=str(work / "reads")))
@@ -129,22 +129,23 @@ def test_a_failing_update_is_told_every_time_and_does_not_alter_training(work):
     )
     result = job.run()
     ended(*rollouts)
-    # The second step's hook fails, so nothing of it is published; the third step's version fails on
-    # both publishing ranks because one of them does.
-    assert "the hook says no" in result.stderr  # the other rank may find its files gone before that
+    # The second step's hook fails, so nothing of it is published. The third step's version fails on
+    # both publishing ranks because one of them fails.
+    # the other rank may find its files removed before that
+    assert "the hook says no" in result.stderr
     assert result.stderr.count("(1 so far)") == 2, result.stderr
     assert result.stderr.count("broken on purpose") == 2
     assert "2 so far" in result.stderr
     assert [v["label"] for v in job.versions()] == ["step1", "step4"], result.stderr
     last = job.versions()[-1]
     assert last["version"] == 2
-    # On both ranks, with the files there, and before the version is visible to anybody.
+    # On both ranks, with the files written, and before the version is visible.
     pushed = (work / "pushes").read_text().split("\n")[:-1]
     first, other = "weight_v000001 True", "weight_v000002 True weight_v000001"
-    gone = "weight_v000002 False weight_v000001"  # under a rank's hook, once the other's has failed
+    gone = "weight_v000002 False weight_v000001"  # in a rank's hook, after the other's has failed
     assert set(pushed) - {gone} == {"anchor_v000000 True", first, other}
     assert pushed.count(first) >= 2 and pushed.count(other) >= 2
-    # The rollout was called before each version that it read.
+    # The hook ran before each version that the rollout read.
     read = (work / "reads").read_text().split("\n")[:-1]
     assert set(read) >= {f"{job.road} {n}" for n in (1, 2)}
     weights = job.expected("step4", config_of(job))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.json of the tests' models: sizes that differ from each other, so that a mix-up shows."""
+"""config.json of the tests' models: all sizes differ, so that a mix-up shows."""
 
 VOCAB = 250
 ROPE_THETA = 10000.0
@@ -42,7 +42,7 @@ FAMILIES = {
     "llama": {},
     "qwen2": {
         "head_dim": 16
-    },  # hidden_size / num_attention_heads: transformers' model knows no other
+    },  # hidden_size / num_attention_heads: the only head size that transformers' model supports
     "qwen3": {},
     "qwen3_moe": MOE,
     "glm4_moe": {
@@ -71,7 +71,7 @@ FAMILIES = {
 
 
 def hf_config(job):
-    """`job` names a family, or only says whether there are experts; its `sizes` replace ours."""
+    """`job` names a family, or only says whether there are experts; its `sizes` override ours."""
     family = job.get("family", "qwen3_moe" if job.get("moe") else "qwen3")
     tied = bool(job.get("tied"))
     found = {**HF, **FAMILIES[family], **job.get("sizes", {})}

@@ -113,7 +113,8 @@ def _experts_config(hf):
 
 
 class LatentAttention(DotProductAttention):
-    """Without TransformerEngine mcore has no attention whose values are narrower than its keys."""
+    """megatron-core has no attention with values narrower than keys, except by
+    TransformerEngine."""
 
     def __init__(self, *args, k_channels=None, v_channels=0, **kwargs):
         super().__init__(*args, **kwargs)
@@ -133,7 +134,8 @@ def make_chunk(job, config, vp_stage=None):
     model = GPTModel(
         config=config,
         transformer_layer_spec=spec,
-        vocab_size=-(-hf["vocab_size"] // 256) * 256,  # padded: the rows past it belong to nobody
+        # padded: the rows past it belong to no tensor
+        vocab_size=-(-hf["vocab_size"] // 256) * 256,
         max_sequence_length=hf["max_position_embeddings"],
         pre_process=ps.is_pipeline_first_stage(**where),
         post_process=ps.is_pipeline_last_stage(**where),
@@ -252,14 +254,14 @@ class Trainer:
         return self.optimizer.step()
 
     def sync_parameters(self):
-        """With overlap: the whole of this step's weights on every rank."""
+        """With overlapped gathers: completes this step's weights on every rank."""
         for chunk in self.model:
             if chunk.ddp_config.overlap_param_gather:
                 chunk.start_param_sync(force_sync=True)
 
 
 def place():
-    """This rank's place, for whoever puts the shards together."""
+    """This rank's place, for the reference export."""
     return {
         "tp": ps.get_tensor_model_parallel_rank(),
         "pp": ps.get_pipeline_model_parallel_rank(),

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer rank of a test job: real megatron-core on the CPU, our flags, and what the test needs
-to judge it: after every step each rank leaves its shards, and waits for the rollouts that it is
-told of.
+"""A trainer rank of a test job: real megatron-core on the CPU, with our flags. For the test, each
+rank saves its shards after every step, and waits for the rollouts in its job file.
 
     train.py JOB.json            under mpirun (or with RANK and WORLD_SIZE set)
 
@@ -33,7 +32,7 @@ import torch.distributed as dist  # noqa: E402
 import driftless.megatron  # noqa: E402
 from driftless.torch_group import PublisherGroup  # noqa: E402
 
-if __name__ == "__main__":  # Megatron's checkpoints start processes that import this again
+if __name__ == "__main__":  # Megatron's checkpoint workers import this file again
     import tiny_model
 
     if not GPU:
@@ -42,7 +41,8 @@ if __name__ == "__main__":  # Megatron's checkpoints start processes that import
 
 @contextlib.contextmanager
 def outside_mpi(wanted):
-    """A session whose publishers agree by torch, as under torchrun, though mpirun started this."""
+    """A session whose publishers agree by torch, as under torchrun, although mpirun started
+    them."""
     if wanted:
         os.environ["TORCHELASTIC_RUN_ID"] = "test"
     yield
@@ -51,7 +51,7 @@ def outside_mpi(wanted):
 
 
 def bits(tensor):
-    """(bytes of an element, shape, data): another numpy may read it."""
+    """(bytes per element, shape, data): readable with another version of numpy."""
     size = tensor.element_size()
     data = tensor.detach().cpu().view({2: torch.int16, 4: torch.int32}[size]).numpy().tobytes()
     return size, tuple(tensor.shape), data
@@ -64,16 +64,16 @@ def unwrapped(chunk):
 
 
 class Messages:
-    """What torch.distributed is asked to carry for a session's versions, and what the publishers say
-    to each other ("say"): "step" (by the thread that trains) or "behind", and of each function
-    [calls, bytes]."""
+    """Counts the calls of torch.distributed for a session's versions, and the publishers' own
+    messages ("write"): in "step" (on the training thread) and in "background", [calls, bytes] per
+    function."""
 
     NAMES = ("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast",
              "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter_tensor", "scatter",
              "send", "barrier")  # fmt: skip
 
     def __init__(self, session):
-        self.seen = {"step": {}, "behind": {}}
+        self.seen = {"step": {}, "background": {}}
         publish, finish = session.publish, session.finish
 
         def counted_publish():
@@ -84,7 +84,7 @@ class Messages:
                 publish()
             finally:
                 session.finish = counted_finish
-                if not session.behind:
+                if not session.in_background:
                     self.restore()
 
         def counted_finish():
@@ -97,7 +97,7 @@ class Messages:
         session.publish, session.finish = counted_publish, counted_finish
 
     def install(self):
-        places = [(dist, name) for name in self.NAMES] + [(PublisherGroup, "_say")]
+        places = [(dist, name) for name in self.NAMES] + [(PublisherGroup, "_write")]
         self.kept = {(place, name): getattr(place, name) for place, name in places}
         for (place, name), function in self.kept.items():
             setattr(place, name, self.counted(name.strip("_"), function))
@@ -112,7 +112,7 @@ class Messages:
             given = [*args, *kwargs.values()]
             flat = [t for g in given for t in (g if isinstance(g, list) else [g])]
             trains = threading.current_thread() is threading.main_thread()
-            count = self.seen["step" if trains else "behind"].setdefault(name, [0, 0])
+            count = self.seen["step" if trains else "background"].setdefault(name, [0, 0])
             count[0] += 1
             count[1] += sum(t.nbytes for t in flat if torch.is_tensor(t))
             count[1] += sum(len(t) for t in flat if isinstance(t, bytes))
@@ -140,7 +140,7 @@ class Run:
             self.messages = [Messages(session) for session in self.sessions]
         self.leave_shards("start")
         for number, session in enumerate(self.sessions):
-            if session is not None and session.publishes and session.last:  # it was resumed
+            if session is not None and session.publishes and session.last:  # the run was resumed
                 self.left(number, "start", session)
                 if session.leads:
                     self.wait_for_rollouts(number, session)
@@ -181,7 +181,7 @@ class Run:
         self.trainer.optimizer.load_state_dict(loaded["optimizer"])
 
     def make_optimizer_state(self):
-        """What a checkpoint is loaded into: torch's Adam makes it only with its first step."""
+        """The target of a checkpoint load: torch's Adam makes its state only in the first step."""
         for optimizer in self.trainer.optimizer.chained_optimizers:
             inner = optimizer.optimizer
             for group in inner.param_groups:
@@ -199,7 +199,7 @@ class Run:
             dist.barrier()
             dist_checkpointing.save(self.state(), str(path))
 
-    # --- what the test reads ---------------------------------------------------------------------
+    # --- files for the test -----------------------------------------------------------------------
 
     def leave_shards(self, label):
         place = tiny_model.place()
@@ -215,10 +215,10 @@ class Run:
         path.write_bytes(pickle.dumps({"place": place, "chunks": chunks, "layers": layers}))
 
     def left(self, number, label, session):
-        """A line per version: which step it was, and what the publisher said of it."""
+        """Writes a line per version: its step, and the publisher's report."""
         if session.leads:
             step, made = session.last, session.last.published
-            group = session.groups.publishers  # None: it is alone
+            group = session.groups.publishers  # None: this rank is alone
             line = {
                 "label": label,
                 "session": number,
@@ -258,7 +258,7 @@ class Run:
 
     @contextlib.contextmanager
     def broken(self, wanted):
-        """The last stage's source fails in the middle of a pass."""
+        """Makes the last stage's source fail in the middle of a pass."""
         publishing = [s.way.source for s in self.sessions if s and s.publishes and not s.leads]
         if not wanted or not publishing:
             yield
@@ -290,8 +290,8 @@ class Run:
             with self.broken(step in job.get("break_at", [])):
                 successful = self.trainer.step(poison=step in job.get("poison", []))[0]
             took = time.perf_counter() - begin
-            for session in filter(None, () if job.get("behind") else self.sessions):
-                session._quietly(session.finish)  # what went on behind the step
+            for session in filter(None, () if job.get("background") else self.sessions):
+                session._quietly(session.finish)  # completes the background version
             self.trainer.sync_parameters()
             if step == job["steps"] or not job.get("last_shards_only"):
                 self.leave_shards(f"step{step}")
@@ -319,7 +319,7 @@ class Run:
                 self.sessions = [self.attach(wanted) for wanted in job["sessions"]]
 
     def edit(self, which):
-        """A foreign hand in parameters, on all ranks alike."""
+        """Edits parameters from outside, equally on all ranks."""
         for name, parameter in unwrapped(self.trainer.model[0]).named_parameters():
             if name.endswith(which):
                 parameter.data[3:5] = 0.25
@@ -334,7 +334,7 @@ class Run:
 
 def main():
     driftless.megatron.torch_environment()
-    if GPU:  # several NCCL ranks on one GPU: each has to seem to be on a host of its own
+    if GPU:  # several NCCL ranks on one GPU: each must claim to be another host
         os.environ.update(NCCL_HOSTID=f"rank{os.environ['RANK']}", NCCL_SOCKET_IFNAME="lo")
         torch.cuda.set_device(0)
     dist.init_process_group("nccl" if GPU else "gloo")
@@ -342,7 +342,7 @@ def main():
     run.steps()
     if run.job.get("die"):
         dist.barrier()
-        for saver in multiprocessing.active_children():  # Megatron's; it would stay for good
+        for saver in multiprocessing.active_children():  # Megatron's worker would never end
             saver.kill()
         os.kill(os.getpid(), signal.SIGKILL)
     run.close()

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one rank of FSDP2 holds for its publisher, under torchrun's variables: test_sharded.py.
+"""The memory that one FSDP2 rank needs for its publisher, under torchrun's variables:
+test_sharded.py.
 
     fsdp_memory.py CONFIG OUT
 
-Writes to OUT/rankN.json, in bytes: its shard in bf16, the bucket, and what the process grew by (the
-system's count): when the run was open, after versions, and at most in between.
+Writes to OUT/rankN.json, in bytes: its shard in bf16, the bucket, and the growth of the process as
+counted by the system: after opening the run, after versions, and at its maximum in between.
 """
 
 import json
@@ -29,7 +30,7 @@ def resident(key="VmRSS"):
 
 
 class Measured(driftless.torch.ShardedModel):
-    """Notes the largest tensor that was whole."""
+    """Records the largest whole tensor."""
 
     whole = 0
 
@@ -41,7 +42,7 @@ class Measured(driftless.torch.ShardedModel):
 
 
 def change(model, fraction, seed):
-    """In place, as an optimizer does."""
+    """Changes weights in place, as an optimizer does."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -75,7 +76,7 @@ def main():
     publisher = driftless.Publisher(job, source, group=group)
     found["opened"] = resident() - before
     for name, fraction in (("sparse", 0.02), ("dense", 1)):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         change(model, fraction, seed=dist.get_rank())
         report = publisher.publish(source)
         found[name] = {"peak": resident("VmHWM") - before, "after": resident() - before,

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a trainer with sharded parameters, of any launcher: test_sharded.py, test_launchers.py.
+"""A rank of a trainer with sharded parameters, for any launcher: test_sharded.py,
+test_launchers.py.
 
     fsdp_trainer.py LAYOUT CONFIG OUT [RANK]
 
-Trains, publishes after every step by the optimizer's hook, and leaves in OUT what `full_tensor()`
-says of every version, as the engine has it, and the bytes that it kept. At one step the source of
-RANK breaks: that version is not published, on any rank.
+Trains, publishes after every step by the optimizer's hook, and saves in OUT `full_tensor()` of
+every version under the engine's names, and the bytes that it kept. At one step the source of RANK
+fails: no rank publishes that version.
 """
 
 import json
@@ -27,8 +28,8 @@ from torch.distributed.tensor.parallel import (
 import driftless
 import driftless.torch
 
-STEPS, FAILS = 4, 1  # the step that fails, if one does
-WIDTH, EXPERTS = 36, 6  # of 4 ranks some get less of them than others
+STEPS, FAILS = 4, 1  # FAILS: the step at which RANK fails
+WIDTH, EXPERTS = 36, 6  # uneven: some of 4 ranks get smaller shares
 
 
 class Layer(nn.Module):
@@ -89,7 +90,7 @@ def experts_apart(entry):
 
 
 def whole(model):
-    """By torch alone: what the engine should have."""
+    """The weights that the engine should have, by torch alone."""
     found = {}
     for name, tensor in model.state_dict().items():
         if name == "head.weight":
@@ -104,7 +105,7 @@ def whole(model):
 
 
 class Breaking(driftless.torch.ShardedModel):
-    """Raises in the middle of a pass, once, when it is told to."""
+    """Fails once in the middle of a pass, on request."""
 
     left = None
 
@@ -126,7 +127,7 @@ def main():
     torch.manual_seed(3)
     model = Model()
     shard(model, layout)
-    source = Breaking(model, export=experts_apart, bucket_bytes=1)  # a batch of each shard
+    source = Breaking(model, export=experts_apart, bucket_bytes=1)  # one batch per shard
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     versions = [whole(model)]
     reports = []

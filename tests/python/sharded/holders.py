@@ -3,8 +3,8 @@
 
     holders.py OUT
 
-Opens a run for each case, on a road of its own in OUT, and writes to OUT/rankN.json what each rank
-was told, by case.
+Opens a run for each case, on a road of its own in OUT, and writes to OUT/rankN.json each case's
+result on this rank.
 """
 
 import json
@@ -36,7 +36,7 @@ def held(name, tensor, owner=True):
     return shard_of(name, tensor)._replace(owner=owner)
 
 
-def told(opened):
+def result_of(opened):
     try:
         return opened()
     except driftless.Error as error:
@@ -44,7 +44,7 @@ def told(opened):
 
 
 def publish(job, source, change, **options):
-    """Version 1, with the tensors changed in place; and what the rank was told at open."""
+    """Publishes version 1 with the tensors changed in place; returns the result of opening."""
     publisher = driftless.Publisher(job, source, group=publisher_group(), **options)
     for tensor in change:
         tensor[0, 0] += 1
@@ -58,16 +58,16 @@ def cases(out, rank):
         return driftless.Job(config(out, name), "trainer", launched=False)
 
     everywhere, own = weight(100), weight(rank)
-    with job("unowned") as made:  # held by rank 2, and left to others that do not exist
+    with job("unowned") as made:  # held by rank 2, which leaves it to other ranks; none has it
         shards = [held("w", everywhere)] + [held("lost.weight", own, False)] * (rank == 2)
-        yield "unowned", told(lambda: publish(made, ShardedSource(shards), []))
+        yield "unowned", result_of(lambda: publish(made, ShardedSource(shards), []))
     with job("differ") as made:
-        shards = [held("experts.weight", own)]  # each rank's own, all under one name
-        yield "differ", told(lambda: publish(made, ShardedSource(shards), []))
-    with job("part") as made:  # the same at open, each rank's own after a step
+        shards = [held("experts.weight", own)]  # other values on each rank, under one name
+        yield "differ", result_of(lambda: publish(made, ShardedSource(shards), []))
+    with job("part") as made:  # equal at open, different on each rank after a step
         mine = torch.zeros(6, 4, dtype=torch.bfloat16)
         parts = ShardedSource([held("lora_b", mine), held(f"w.{rank}", own)])
-        yield "part", told(lambda: publish(made, parts, [mine] if rank == 1 else []))
+        yield "part", result_of(lambda: publish(made, parts, [mine] if rank == 1 else []))
     with job("empty_leader") as made:
         mine, zero = weight(10 + rank), torch.empty(0, 4, dtype=torch.bfloat16)
         shards = [held(f"w.{rank}", mine), held("zero", zero)] if rank else []
@@ -87,7 +87,7 @@ def cases(out, rank):
         shards = [held(f"w.{rank}", mine)]
         yield (
             "complete",
-            told(lambda: publish(made, ShardedSource(shards), [], complete=True, **base)),
+            result_of(lambda: publish(made, ShardedSource(shards), [], complete=True, **base)),
         )
     with job("base") as made:
         yield "base", publish(made, ShardedSource([held(f"w.{rank}", mine)]), [mine], **base)
@@ -95,9 +95,8 @@ def cases(out, rank):
 
 
 def groups(job, rank):
-    """Two publishers of one group, by turns; then one of a process group that was made anew. Rank 1
-    comes late to each version: what it sent before must not stand for it. Every weight of version
-    N is N."""
+    """Two publishers of one group, alternately; then one of a new process group. Rank 1 is late for
+    each version: its earlier messages must not count for it. Every weight of version N is N."""
     weights = [torch.zeros(6, 4, dtype=torch.bfloat16) for _ in range(2)]
     sources = [ShardedSource([held(f"w.{rank}", each)]) for each in weights]
     both = publisher_group()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that comes too late for a version, under torchrun's variables: test_sharded.py.
+"""A rank that is too late for a version, under torchrun's variables: test_sharded.py.
 
     late_rank.py CONFIG OUT LATE
 
-The publisher is opened in vain once. Then rank LATE sleeps past the deadline before the second
-version. Writes to OUT/rankN.json what became of each version, and how long it took.
+The first attempt to open the publisher fails. Later, rank LATE sleeps past the deadline before the
+second version. Writes to OUT/rankN.json the result and the duration of each version.
 """
 
 import json
@@ -28,7 +28,7 @@ def main():
     weight = torch.zeros(16, 40, dtype=torch.bfloat16)
     source = driftless.ShardedSource([("w", weight, (16 * size, 40), (16 * rank, 0))])
     group = driftless.torch.publisher_group()
-    try:  # on one rank for a reason of its own: the others wait for it
+    try:  # fails on one rank alone, while the others wait for it
         driftless.Publisher(job, source, group=group, snapshot="some" if rank == 1 else "none")
         raise AssertionError("rank 1 did not fail")
     except driftless.Error:

@@ -3,9 +3,9 @@
 
     left_out.py CONFIG OUT RANK free|barrier
 
-Each rank's shard holds the number of its step; all give it to publish(). RANK leaves out step 2.
-With "barrier" the ranks meet between steps, as the gradients make them. Writes to OUT/rankN.json
-what became of each call.
+Each rank's shard holds the number of its step, which all pass to publish(). RANK leaves out step 2.
+With "barrier" the ranks meet between steps, as gradients make them. Writes the result of each call
+to OUT/rankN.json.
 """
 
 import json
@@ -33,7 +33,7 @@ def main():
         if mode == "barrier":
             dist.barrier()
         if step == 2 and rank == int(leaves):
-            continue  # an exception before publish() that its loop caught
+            continue  # as after an exception that its training loop caught
         try:
             found[step] = f"version {publisher.publish(source, step=step).version}"
         except driftless.Error as failure:

@@ -3,9 +3,9 @@
 
     pipeline_trainer.py CONFIG OUT
 
-Each stage has layers of its own, under their names in the whole model, a norm that FSDP does not
-wrap, and each rank of the second stage an expert that no other rank has. Leaves in OUT what
-`full_tensor()` of all stages says of every version.
+Each stage has its own layers, under their names in the whole model, and a norm that FSDP does not
+wrap. Each rank of the second stage has an expert that no other rank has. Saves in OUT
+`full_tensor()` of all stages for every version.
 """
 
 import sys
@@ -52,7 +52,7 @@ class Stage(nn.Module):
 
 
 def sharded(stage, mesh, rank):
-    """The experts stay plain: FSDP leaves them alone."""
+    """The experts stay plain: FSDP does not wrap them."""
     for layer in stage.layers.values():
         fully_shard(layer, mesh=mesh)
     plain = set(stage.experts.parameters()) if stage.stage else set()
@@ -63,7 +63,7 @@ def sharded(stage, mesh, rank):
 
 
 def whole(stage):
-    """All stages, on rank 0; by torch alone."""
+    """All stages on rank 0, by torch alone."""
     found = {}
     for name, tensor in stage.state_dict().items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -3,7 +3,7 @@
 
     quantized_trainer.py FP8 BF16 ROAD OUT
 
-Leaves in OUT what `full_tensor()` says of every version, in bfloat16."""
+Saves in OUT `full_tensor()` of every version, in bfloat16."""
 
 import sys
 from pathlib import Path

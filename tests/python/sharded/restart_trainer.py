@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that torchrun starts, kills and starts again: test_sharded_restart.py.
+"""A rank that torchrun starts, and restarts after a failure: test_sharded_restart.py.
 
     restart_trainer.py CONFIG OUT PHASE VICTIM
 
-In the first attempt rank VICTIM ends itself in PHASE of a publish; torchrun starts all ranks again,
-and they go on to the end. Before each publish() a rank writes its weights to
-OUT/rankR_vN_attemptA.npy, and a name with `_done` once it was told that version N is published.
+In the first attempt rank VICTIM kills itself in PHASE of a publish; torchrun restarts all ranks,
+which continue to the end. Before each publish() a rank writes its weights to
+OUT/rankR_vN_attemptA.npy, and renames the file to `_done` after version N is published.
 """
 
 import os
@@ -30,24 +30,24 @@ def die():
 
 
 class Dying:
-    """Ends the process in a phase of the publish that it is told to."""
+    """Kills the process in a phase of publishing."""
 
     def __init__(self, phase):
         self.phase, self.now, self.messages = phase, "", 0
-        self.say = PublisherGroup._say
-        PublisherGroup._say = lambda group, *message: self.said(group, *message)
+        self.write = PublisherGroup._write
+        PublisherGroup._write = lambda group, *message: self.intercept(group, *message)
 
     def at(self, phase):
         self.now, self.messages = phase, 0
 
-    def said(self, group, *message):
+    def intercept(self, group, *message):
         self.messages += 1
         # Of a publish: what this rank has, that it began, its parts; of the leader the plan, the
         # word to go on, and the verdict, which comes after the seal.
         wanted = {("open", "open"): 2, ("gather", "publish"): 1, ("seal", "publish"): 3}
         if wanted.get((self.phase, self.now)) == self.messages:
             die()
-        self.say(group, *message)
+        self.write(group, *message)
 
     def before_visible(self, directory):
         if self.phase == "part" and self.now == "publish":
@@ -55,8 +55,9 @@ class Dying:
 
 
 def join():
-    """By the store of torchrun's agent, which outlives the attempts, under the attempt's name. Older
-    releases of torch do so by themselves; newer ones find the dead attempt's addresses there."""
+    """Joins through the store of torchrun's agent, which outlives the attempts, under the attempt's
+    name. Older releases of torch do so by themselves; newer ones find the dead attempt's addresses
+    there."""
     attempt, rank = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False)
@@ -76,7 +77,7 @@ def main():
     job = driftless.Job(read, "trainer", launched=driftless.launch() if by_hub else False)
     group = None if by_hub else driftless.torch.publisher_group()
     if attempt == 1 and rank == 1:
-        time.sleep(1.5)  # what the dead rank 1 left would be taken for its messages
+        time.sleep(1.5)  # messages of the dead rank 1 could be taken for new ones
     dying.at("open")
     publisher = driftless.Publisher(job, source, group=group, before_visible=dying.before_visible)
     random = torch.Generator().manual_seed(100 * attempt + rank)

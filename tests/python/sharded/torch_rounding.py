@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer without a snapshot whose float32 main weights torch itself rounds, and a rollout: numbers
-of every class, and nothing is swept. Arguments: road, type of the weights, contiguous or strided."""
+"""A trainer without a snapshot whose float32 main weights torch itself rounds, and a rollout:
+numbers of every class, without sweeps. Arguments: road, dtype of the weights, contiguous or
+strided."""
 
 import sys
 

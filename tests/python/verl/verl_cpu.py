@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPU as one of verl's platforms, by verl's own registry: it has those of accelerators alone.
+"""The CPU as one of verl's platforms, in verl's own registry, which otherwise has only
+accelerators.
 
 Loaded by VERL_USE_EXTERNAL_MODULES=verl_cpu, chosen by VERL_PLATFORM=cpu.
 """

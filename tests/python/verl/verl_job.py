@@ -4,9 +4,9 @@ test_verl.py.
 
     verl_job.py WORK shards|whole
 
-Real: Ray, the workers ActorRolloutRefWorker (with its FSDP2 engine) and CheckpointEngineWorker,
-CheckpointEngineManager, all by verl's configuration. Ours: the engine that rollouts load into, which
-notes what it is told. `whole`: the training engine hands out no shards.
+Real: Ray, the workers ActorRolloutRefWorker (with its FSDP2 engine) and CheckpointEngineWorker, and
+CheckpointEngineManager, all configured through verl. Ours: the engine that rollouts load into,
+which records its calls. `whole`: the training engine exports no shards.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ RANKS, REPLICAS, VERSIONS = 2, 2, 4
 
 
 class Actor(ActorRolloutRefWorker):
-    """verl's, with what the test asks of it beside."""
+    """verl's worker, with the test's own calls."""
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
@@ -51,7 +51,7 @@ class Actor(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def whole(self):
-        """By torch alone, as the engines have it."""
+        """The weights under the engines' names, by torch alone."""
         params, _ = self.actor.engine.get_per_tensor_param()
         found = {
             name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
@@ -61,13 +61,13 @@ class Actor(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def without_shards(self):
-        """As verl's engines that have no such export."""
+        """Makes it an engine without the export of shards, as some of verl's are."""
         engine = self.actor.engine
         engine.get_per_tensor_param_shard = super(FSDPEngine, engine).get_per_tensor_param_shard
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def how(self):
-        """Shards, or whole tensors; and how many elements this rank publishes."""
+        """Whether it sends shards or whole tensors; and how many elements this rank publishes."""
         trainer = self.checkpoint_engine._trainer
         if trainer._shards is None:
             return "whole", 0
@@ -77,7 +77,7 @@ class Actor(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def plans(self):
-        """What becomes of shards that differ from rank to rank. The same on all ranks."""
+        """The plans for shards that differ between ranks. All ranks must get the same plan."""
         trainer, rank = self.checkpoint_engine._trainer, torch.distributed.get_rank()
         plain = ("model.norm.weight", (32,))
         other = ("model.layers.0.input_layernorm.weight", (32,))
@@ -92,10 +92,10 @@ class Actor(ActorRolloutRefWorker):
 
         found = [
             planned(plain)[0] is not None,
-            planned(plain, *([stranger] if rank == 1 else []))[0],  # fits on rank 0 alone
-            planned(plain, *([None] if rank == 1 else []))[0],  # fails on rank 1 alone
+            planned(plain, *([stranger] if rank == 1 else []))[0],  # fits on rank 0 only
+            planned(plain, *([None] if rank == 1 else []))[0],  # fails on rank 1 only
         ]
-        mine = planned(plain, *([other] if rank == 1 else []))[0]  # whole, and on rank 1 alone
+        mine = planned(plain, *([other] if rank == 1 else []))[0]  # whole, on rank 1 only
         found.append([spec.name for spec in mine.tensors()])
         made, engine = planned(plain, other)
         engine.given = [other, plain]
@@ -107,7 +107,7 @@ class Actor(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_again(self, road):
-        """As a trainer that was started again, on a road that somebody emptied."""
+        """Acts as a restarted trainer whose road was emptied."""
         trainer = self.checkpoint_engine._trainer
         if trainer._publisher is not None:
             trainer._publisher.close()
@@ -123,10 +123,10 @@ class Actor(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def fail_next(self):
-        """The next publish fails in the middle of this rank's tensors."""
+        """Makes the next publish fail in the middle of this rank's tensors."""
         trainer = self.checkpoint_engine._trainer
         real = trainer._publisher
-        if real is None:  # of whole tensors the first rank publishes all
+        if real is None:  # the first rank publishes all whole tensors
             return
 
         class Failing:
@@ -148,7 +148,7 @@ class Actor(ActorRolloutRefWorker):
 
 
 class Shards:
-    """A training engine that hands out whole tensors of ones, by name and shape; None: it fails."""
+    """A training engine that exports tensors of ones by name and shape; None: it fails."""
 
     def __init__(self, given):
         self.given = given
@@ -166,7 +166,7 @@ class Shards:
 
 
 class Engine:
-    """What verl calls a server adapter, and its server: holds weights, and forgets them when its
+    """What verl calls a server adapter, and its server: holds weights, and drops them when its
     cache is released, as vLLM's deep sleep does."""
 
     def __init__(self):
@@ -246,7 +246,7 @@ def checkpoint(path):
 
 
 def configured(work):
-    """As a user of verl says it."""
+    """The configuration, as a user of verl writes it."""
     rollout = "actor_rollout_ref.rollout"
     engine = f"{rollout}.checkpoint_engine"
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -305,7 +305,7 @@ class Job:
         raise SystemExit(f"nothing failed with: {words}")
 
     def check(self, expected, *told):
-        """All replicas hold these weights, and were told this."""
+        """Asserts that all replicas hold these weights and got these calls."""
         for words, held in self.rollouts.seen():
             assert words == list(told), (words, told)
             assert set(held) == set(expected) - {"lm_head.weight"}, set(held) ^ set(expected)
@@ -352,7 +352,7 @@ def check_plans(first, second):
 
 
 def another_run(job, road):
-    """A number of another run is no version of this one: nothing is loaded, and it is said."""
+    """A version number of another run is refused: nothing is loaded, and the error says so."""
     held, groups = job.rollouts.seen(), job.actors.group()
     job.train()
     job.actors.start_again(road)
@@ -364,7 +364,7 @@ def another_run(job, road):
 
 
 def cancelled(job):
-    """Who waits for a sync gives up in the middle of it: engines go on, with the new version."""
+    """The caller of a sync is cancelled in the middle: engines continue with the new version."""
     job.train()
     job.steps += 1
 
@@ -384,23 +384,24 @@ def cancelled(job):
 
 
 def faults(job, old, last):
-    """Whatever fails, engines go on, with weights of one version."""
+    """Whatever fails, engines continue with weights of one version."""
     held = f"load {last}"
-    job.actors.fail_next()  # nothing is published: engines are not even paused
+    job.actors.fail_next()  # nothing is published, and no engine is paused
     job.refused("injected: the source breaks")
     job.check(old)
-    job.rollouts.workers[0].fail_next.remote("commit")  # both have the one before
+    job.rollouts.workers[0].fail_next.remote("commit")  # both keep the version before
     job.refused("injected: commit fails")
     job.check(old, "abort", "release", held, "resume cache", "resume")
-    job.rollouts.workers[1].fail_next.remote("stage")  # published, and one of two cannot fetch it
+    # published, but one of two rollouts cannot fetch it
+    job.rollouts.workers[1].fail_next.remote("stage")
     job.refused("injected: stage fails")
     job.check(old)
-    job.rollouts.fail_loads(1)  # healed by the second try
+    job.rollouts.fail_loads(1)  # the second attempt succeeds
     new = job.actors.whole()[0]
     job.sync()
     job.check(new, "abort", "release", f"load {job.steps}", "resume cache", "resume")
     job.train()
-    job.rollouts.workers[1].fail_loads.remote(2)  # what it holds is not known
+    job.rollouts.workers[1].fail_loads.remote(2)  # its weights are then unknown
     error = job.refused("injected: the engine does not load")
     assert "replica 1 stays paused" in "".join(error.__notes__), error.__notes__
     (first, _), (second, _) = job.rollouts.seen()

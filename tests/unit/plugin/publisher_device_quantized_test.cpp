@@ -110,8 +110,8 @@ class StandInGpu final : public PublisherDevice {
   Status wait_for_trainer() override { return {}; }
   Result<std::vector<std::uint32_t>> fetch_captured(
       unsigned /*threads*/,
-      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges)>& use) override {
-    for (Found& each : found_) use(each.number, each.piece, std::move(each.changes));
+      const std::function<void(std::uint32_t, std::uint64_t, PieceChanges&)>& use) override {
+    for (Found& each : found_) use(each.number, each.piece, each.changes);
     found_.clear();
     return std::vector<std::uint32_t>();
   }

@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 using testing::MemorySource;
 using testing::Weights;
 
-constexpr std::size_t kTensors = 8;
+constexpr std::size_t kStageTensors = 8;
 constexpr auto kPause = 15ms;
 constexpr double kAllMs = 8 * 15;
 
@@ -74,13 +74,14 @@ class SlowSource final : public WeightSource {
 Weights equal_tensors() {
   std::mt19937_64 random(1);
   Weights weights;
-  for (std::size_t i = 0; i < kTensors; ++i) {
+  for (std::size_t i = 0; i < kStageTensors; ++i) {
     weights[concat("layer.", i)] = testing::random_tensor(DType::kBF16, {64, 64}, random);
   }
   return weights;
 }
 
-PublishReport publish_once(Encoding encoding, bool background, bool slow_source, bool slow_road) {
+PublishReport publish_in_stages(Encoding encoding, bool background, bool slow_source,
+                                bool slow_road) {
   LoopbackHub hub({}, 1);
   SlowRoad road(hub.sender(0), slow_road);
   SoloGroup group;
@@ -99,8 +100,8 @@ PublishReport publish_once(Encoding encoding, bool background, bool slow_source,
   return report.ok() ? *report : PublishReport();
 }
 
-using Case = std::tuple<Encoding, bool>;
-class PublisherStages : public ::testing::TestWithParam<Case> {};
+using StagesCase = std::tuple<Encoding, bool>;
+class PublisherStages : public ::testing::TestWithParam<StagesCase> {};
 INSTANTIATE_TEST_SUITE_P(Encodings, PublisherStages,
                          ::testing::Combine(::testing::Values(Encoding::kDeltas,
                                                               Encoding::kDeltasZstd,
@@ -109,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(Encodings, PublisherStages,
 
 TEST_P(PublisherStages, ASlowSourceIsTimeOfTheComparison) {
   const auto [encoding, background] = GetParam();
-  const PublishReport report = publish_once(encoding, background, true, false);
+  const PublishReport report = publish_in_stages(encoding, background, true, false);
   EXPECT_GE(report.stages.compare_ms, kAllMs);
   EXPECT_LE(report.stages.compare_ms, report.process_ms);
   EXPECT_LT(report.stages.encode_ms, kAllMs / 2);
@@ -120,7 +121,7 @@ TEST_P(PublisherStages, ASlowSourceIsTimeOfTheComparison) {
 
 TEST_P(PublisherStages, ASlowRoadIsTimeOfSending) {
   const auto [encoding, background] = GetParam();
-  const PublishReport report = publish_once(encoding, background, false, true);
+  const PublishReport report = publish_in_stages(encoding, background, false, true);
   EXPECT_GE(report.stages.send_ms, kAllMs + 15);  // parts and flush
   EXPECT_LE(report.stages.send_ms, report.process_ms);
   EXPECT_LT(report.stages.compare_ms, kAllMs / 2);
