@@ -157,7 +157,7 @@ void take_changes(MatrixBlocks& blocks) {
 }
 
 // Applies the changes of a matrix to the largest magnitudes of its blocks. Returns the blocks that
-// must be measured: their largest weight fell, and no changed weight reached it.
+// must be measured: their largest weight fell, and no other one rose above it.
 std::vector<std::uint32_t> apply_changes(const MatrixPart& part, MatrixBlocks& blocks) {
   std::vector<std::uint16_t> now = blocks.own;
   for (const auto& [block, size] : blocks.own_now) now[block] = size;  // measured before
