@@ -61,7 +61,7 @@ class BlockFinder {
 
  private:
   const MatrixPart& part_;
-  std::uint64_t row_begin_ = 0, row_block_ = 0;  // of the last one's row
+  std::uint64_t row_begin_ = 0, row_block_ = 0;  // of the last element's row
 };
 
 struct CodeChange {
@@ -523,7 +523,7 @@ void QuantizedStore::translate(std::size_t number, const std::set<std::uint32_t>
   std::vector<CodeChange> changes;
   std::vector<bool> is_anew(blocks.largest.size());
   for (const std::uint32_t block : anew) is_anew[block] = true;
-  std::vector<Fp8Coder> coders;  // of a block that is not coded anew: the same for both versions
+  std::vector<Fp8Coder> coders;  // by block; the same before and after, unless coded anew
   for (const std::uint16_t largest : blocks.largest_now) coders.emplace_back(rule, largest);
   BlockFinder finder(matrix.part);
   for (const auto& [at, before, now] : blocks.changes) {
