@@ -16,7 +16,7 @@ constexpr std::string_view kRole = "agent";
 constexpr auto kLookForDelivery = std::chrono::milliseconds(100);
 constexpr auto kLookAtRoad = std::chrono::seconds(1);
 
-// What is worth another try. All else is a matter of the configuration or of another run.
+// Failures that are worth a retry. All others come from the configuration or from another run.
 bool may_pass(StatusCode code) {
   switch (code) {
     case StatusCode::kNotFound:
@@ -66,9 +66,9 @@ void Agent::fail(const Status& status) {
   tell(status);
 }
 
-// Engines may lose a version between two updates.
-// Readiness must not depend on what this agent has taken alone: an agent that stays far behind its
-// trainer would be ready for ever. A road that cannot be listed is deliver()'s failure.
+// Lists the road, because readiness must not depend only on what this agent has taken: an agent
+// that stays far behind its trainer would be ready forever. deliver() reports a road that cannot be
+// listed.
 void Agent::look_at_road() {
   RunView* const view = sinks_->view();
   if (view == nullptr || !next_look_.expired()) return;
@@ -213,8 +213,8 @@ Result<bool> Agent::deliver() {
   return true;
 }
 
-// A version is confirmed only with its digest: by the engine's workers, or, of an engine that reads
-// the checkpoint, by the files.
+// Fills in the digest and the proof: a version is confirmed only with its digest, by the engine's
+// workers, or by the files if the engine reads the checkpoint.
 void Agent::complete(EngineRecord& record) const {
   const std::optional<Digest> digest = delivery_->digest(record.version);
   if (record.origin.time.empty()) record.origin = record_origin(kRole, process_.rank());
@@ -253,14 +253,15 @@ bool Agent::take_updates() {
   return !updates.empty();
 }
 
-// Shared memory that nobody has read is no version that somebody holds.
+// Without engines and workers, versions in shared memory are held by nobody.
 bool Agent::nobody_there() const {
   const bool files = config_.agent.hand_over == HandOver::kCheckpoint;
   return !files && engines_.empty() && delivery_->workers().empty();
 }
 
-// The version that everybody on this host has: it is what the publisher is told. An engine that
-// fails counts with the version that it confirmed last; nothing if it never confirmed one.
+// The version that all engines and workers of this host hold, which is reported to the publisher.
+// An engine that fails counts with the version that it confirmed last; nothing if one never
+// confirmed any.
 std::optional<std::uint64_t> Agent::confirmed() const {
   std::uint64_t least = delivery_->version();
   const std::vector<HostReceiver> workers = delivery_->workers();
@@ -279,15 +280,15 @@ std::optional<std::uint64_t> Agent::confirmed() const {
   return least;
 }
 
-// The version that every engine confirmed once; 0 if one never did.
+// The version that every engine has confirmed at some time; 0 if one never has.
 std::uint64_t Agent::confirmed_before() const {
   const std::vector<EngineRecord> engines = fleet_->states();
   const auto least = std::ranges::min_element(engines, {}, &EngineRecord::confirmed);
   return least == engines.end() ? 0 : least->confirmed;
 }
 
-// A version without a proof is the last one that was confirmed: an engine whose load failed may
-// hold parts of two.
+// Without a proof, the report has the last version that was confirmed: an engine whose load failed
+// may hold parts of two.
 Status Agent::report() {
   ReceiverReport report;
   report.id = id_;
@@ -317,7 +318,7 @@ Status Agent::report() {
 Result<bool> Agent::is_over() {
   if (end_) return grace_->expired() || all_took_or_waits(end_->version);
   if (!options_.once) return false;
-  if (once_.expired()) return true;  // end() says who is behind
+  if (once_.expired()) return true;  // end() names those that are behind
   if (delivery_->version() == 0) return false;
   DRIFTLESS_ASSIGN_OR_RETURN(const bool behind, delivery_->behind());
   met_ = met_ || !behind;
@@ -333,7 +334,7 @@ bool Agent::all_took_or_waits(std::uint64_t version) {
   return false;
 }
 
-// Whether nobody is left to be waited for. An engine that was given up is not.
+// Whether there is nothing left to wait for. Engines that were given up are not waited for.
 bool Agent::all_took(std::uint64_t version) {
   if (delivery_->version() < version) return false;
   bool all = true;
@@ -377,7 +378,7 @@ AgentEnd Agent::end(bool confirm) {
   return made;
 }
 
-// For the last message.
+// For the last message: names the workers and engines that do not have version `last`.
 std::string Agent::who_is_behind(std::uint64_t last) const {
   std::string text = last > 0 ? "" : ": nothing was handed over";
   for (const HostReceiver& worker : delivery_->workers()) {

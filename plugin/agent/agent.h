@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Agent: one process per host. It takes each version from the road once, hands it over to the
-// receivers of the host or into a checkpoint (Delivery), brings the host's engines to it
-// (EngineFleet), and reports to the trainer what all of them have confirmed.
+// host's receivers or writes it into a checkpoint (Delivery), updates the host's engines to it
+// (EngineFleet), and reports to the trainer the version that all of them have confirmed.
 //
 //   Agent agent(config, process, options);
 //   agent.open();
@@ -9,8 +9,8 @@
 //   agent.end(!stopped);
 //   process.close(deadline);
 //
-// One thread at a time. The process outlives it. However it ends, engines are resumed and shared
-// memory is given back.
+// One thread at a time. The process outlives it. On every way out it resumes the engines and frees
+// the shared memory.
 #pragma once
 
 #include <set>
@@ -25,10 +25,10 @@
 namespace driftless {
 
 struct AgentRunOptions {
-  bool (*stopped)() = nullptr;  // open() ends once it says so, with kDeadlineExceeded; null: never
-  std::string base;             // hand-over checkpoint: copied if the directory is missing
-  bool once = false;            // it is over when all have what is there now
-  // Called on the way; any may be empty. `failed`: with what is tried again, or harms nothing.
+  bool (*stopped)() = nullptr;  // true: open() ends with kDeadlineExceeded; may be null
+  std::string base;             // hand-over checkpoint: copied from here if missing
+  bool once = false;            // stop once all have the newest version
+  // Callbacks; any may be empty. `failed`: a failure that is retried, or that does no harm.
   std::function<void(const VersionRecord&)> delivered;
   std::function<void(const EngineRecord&)> updated;
   std::function<void(const Status&)> failed;
@@ -41,11 +41,11 @@ struct AgentEnd {
   std::vector<EngineRecord> engines;
   std::size_t workers = 0;  // that had it
   bool all_have_it = false;
-  std::string behind;  // else: who has not
-  Status digests;      // kMismatch: the trainer's last version has another digest than this one
+  std::string behind;  // otherwise: names those that do not
+  Status digests;      // kMismatch: its digest differs from the trainer's
 };
 
-// kInvalidArgument for a road that an agent offers itself.
+// kInvalidArgument for roads that an agent itself offers to its host.
 [[nodiscard]] Status check_agent_config(const Config& config);
 
 class Agent {
@@ -55,12 +55,12 @@ class Agent {
   // Collective (JobProcess::receiver()). Waits for the run's announcement, and starts the engines'
   // sessions.
   [[nodiscard]] Status open();
-  // Hands over what comes within a moment, and reports. True: the run has ended, or once, and all
-  // have the last version; or they had deadlines.connect to take it. Failures that time may mend
-  // are options.failed's.
+  // Hands over what arrives within a moment, and reports. True: the run has ended (or `once`), and
+  // all have the last version or had deadlines.connect to take it. Failures that a retry may mend
+  // go to options.failed.
   [[nodiscard]] Result<bool> step();
-  // Leaves the road, the engines and the workers. `confirm`: each engine is asked once more what it
-  // serves.
+  // Leaves the road, the engines and the workers. `confirm`: asks each engine once more for its
+  // version.
   [[nodiscard]] AgentEnd end(bool confirm);
 
   [[nodiscard]] bool run_has_ended() const { return end_.has_value(); }
@@ -79,10 +79,10 @@ class Agent {
   [[nodiscard]] bool all_took_or_waits(std::uint64_t version);
   [[nodiscard]] std::string who_is_behind(std::uint64_t last) const;
   void complete(EngineRecord& record) const;
-  void show();          // what the status server shows beside the records
-  void look_at_road();  // at most once per kLookAtRoad: how far this agent is behind
+  void show();          // updates what the status server shows beside the records
+  void look_at_road();  // at most once per kLookAtRoad: how many versions it is behind
   void tell(const Status& status) const;
-  void fail(const Status& status);  // told, and recorded
+  void fail(const Status& status);  // reports it with tell(), and records it
 
   Config config_;
   JobProcess& process_;
@@ -95,17 +95,17 @@ class Agent {
   std::unique_ptr<WeightTarget> target_;  // the checkpoint, if it hands over there
   std::unique_ptr<ReceiveRoad> road_;
   std::unique_ptr<Delivery> delivery_;
-  std::unique_ptr<EngineFleet> fleet_;  // its sessions look at the delivery
+  std::unique_ptr<EngineFleet> fleet_;  // its sessions use the delivery
   TrainerContact contact_;
   EndListener listener_;
   std::optional<EndOfRun> end_;
-  // With once: since something was handed over, until all of what was there is.
+  // With `once`: since something was handed over, until all that was on the road is.
   Deadline once_ = Deadline::after(std::chrono::milliseconds(0));
-  bool met_ = false;               // all was handed over, once
+  bool met_ = false;               // with `once`: everything was handed over
   std::optional<Deadline> grace_;  // after the end, for those that are behind
   std::set<std::string> reached_;  // workers that had the last version
-  Waiting waiting_;                // for those that are behind, at the end
-  Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));  // at the road's newest
+  Waiting waiting_;                // at the end, for those that are behind
+  Deadline next_look_ = Deadline::after(std::chrono::milliseconds(0));  // at the road
   double stage_ms_ = 0, commit_ms_ = 0;  // of an engine's last update, or the last hand-over
 };
 

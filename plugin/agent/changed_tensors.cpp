@@ -16,7 +16,7 @@ Result<bool> write_changed_tensors(FileSystem& fs, const std::string& checkpoint
                                    const std::set<std::uint32_t>& changed,
                                    const std::string& directory) {
   DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint weights, Checkpoint::open(fs, checkpoint));
-  // `changed` counts the run's tensors, and the checkpoint may store others beside them.
+  // `changed` has the run's tensor numbers, and the checkpoint may have other tensors, too.
   DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, checkpoint));
   DRIFTLESS_RETURN_IF_ERROR(leave_others(state, weights));
   if (changed.size() >= weights.layout().size()) return false;

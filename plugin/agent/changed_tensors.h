@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors that a commit changed as a directory of their own: for engines that load any subset
-// of a checkpoint (SGLang).
+// Writes the tensors that a commit changed into a directory of their own, for engines that can load
+// any subset of a checkpoint (SGLang).
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace driftless {
 
-// Writes those tensors of the checkpoint whole into `directory`, which appears complete. Nothing is
-// written, and false returned, where they are the whole checkpoint.
+// Writes these tensors of the checkpoint, whole, into `directory`, which appears only when
+// complete. Returns false and writes nothing if they are the whole checkpoint.
 [[nodiscard]] Result<bool> write_changed_tensors(FileSystem& fs, const std::string& checkpoint,
                                                  const std::set<std::uint32_t>& changed,
                                                  const std::string& directory);

@@ -22,16 +22,16 @@ constexpr std::uint64_t kMaxHolderBytes = 64;
 
 constexpr std::string_view kChangedSuffix = ".changed";
 
-// The whole checkpoint that an engine's tensors have the shapes of. An engine that was given some
-// changed tensors names their directory, <checkpoint>.changed/v000007, which is gone by the next
-// version; also if an agent of an earlier run gave them, out of another checkpoint.
+// The path of the whole checkpoint that an engine's model path belongs to. An engine that loaded
+// changed tensors reports their directory, <checkpoint>.changed/v000007, which is gone by the next
+// version; also if an agent of an earlier run wrote it from another checkpoint.
 std::string checkpoint_behind(const std::string& path) {
   const std::size_t at = path.rfind(concat(kChangedSuffix, "/v"));
   return at == std::string::npos ? path : path.substr(0, at);
 }
 
-// Keeps what the receiver would report: the agent reports for its whole host, and says what the
-// engines have, not what lies ready for them.
+// Keeps the receiver's report instead of sending it: the agent reports for its whole host, and
+// reports what the engines hold, not what is ready for them.
 class QuietRoad final : public ForwardingReceiveRoad {
  public:
   using ForwardingReceiveRoad::ForwardingReceiveRoad;
@@ -81,7 +81,7 @@ class CheckpointDelivery final : public Delivery {
     if (!staged_) {
       const Result<bool> news = receiver_->stage(deadline);
       const StatusCode code = news.status().code();
-      // An anchor helps, which the publisher is asked for.
+      // An anchor helps, and the receiver's report asks for it.
       const bool stranded = code == StatusCode::kWrongBase || code == StatusCode::kMismatch;
       if (stranded) {
         static_cast<void>(Backoff(kLook, kLook).sleep(deadline));
@@ -91,7 +91,7 @@ class CheckpointDelivery final : public Delivery {
       staged_ = *news;
       if (!staged_) return std::optional<DeliveryReport>();
     }
-    // Who reads the checkpoint is waited for: nobody shall find half of two versions.
+    // Wait for processes that read the checkpoint: none may read parts of two versions.
     versions_.writer_waits = true;
     const std::unique_lock writing(versions_.lock, kLook);
     if (!writing.owns_lock()) return std::optional<DeliveryReport>();
@@ -153,7 +153,7 @@ class CheckpointDelivery final : public Delivery {
     digests_->note(version, digest);
   }
 
-  // The checkpoint is at its version, and nobody reads.
+  // Remembers the files. Call it while the checkpoint is at its version and no process reads it.
   [[nodiscard]] Status keep_files() {
     FileSystem& fs = posix_file_system();
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint weights,
@@ -165,7 +165,7 @@ class CheckpointDelivery final : public Delivery {
     return {};
   }
 
-  // What was copied over, or replaced, is no version that an engine may be told to load as one.
+  // kMismatch if a file was overwritten or replaced: engines must not be told to load it.
   [[nodiscard]] Status check_files() const {
     for (const auto& [path, before] : files_) {
       DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo now, posix_file_system().info(path));
@@ -177,7 +177,7 @@ class CheckpointDelivery final : public Delivery {
     return {};
   }
 
-  // The checkpoint is at the new version, and nobody reads.
+  // Call it while the checkpoint is at the new version and no process reads it.
   [[nodiscard]] Status offer_changed(const UpdateReport& report) {
     versions_.changed.clear();
     if (!parts_wanted_) return {};
@@ -201,7 +201,7 @@ class CheckpointDelivery final : public Delivery {
   std::unique_ptr<Receiver> receiver_;
   DiskVersions versions_;
   std::string changed_root_;
-  std::map<std::string, FileInfo> files_;  // by path, as of the last commit
+  std::map<std::string, FileInfo> files_;  // by path, at the last commit
   bool parts_wanted_ = false;
   bool staged_ = false;
   std::uint64_t version_ = 0;

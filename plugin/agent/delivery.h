@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delivery: how versions get from the agent's road to its host. Through shared memory to
-// receivers (relay.h), into a checkpoint directory, or not at all: the engines' workers read the
+// Delivery: hands versions over from the agent's road to its host: through shared memory to
+// receivers (relay.h), into a checkpoint directory, or not at all if the engines' workers read the
 // road themselves.
 //
 // One thread at a time. The road outlives it.
@@ -11,61 +11,61 @@
 
 namespace driftless {
 
-// One publication, handed over.
+// One publication that was handed over.
 struct DeliveryReport {
-  UpdateReport update;            // as a receiver's; its pause is the engines' business
-  std::uint64_t plain_bytes = 0;  // handed over, inflated
+  UpdateReport update;            // as a receiver's; without a pause, which engines report
+  std::uint64_t plain_bytes = 0;  // size handed over, inflated
   double process_ms = 0;          // decoding, and writing into shared memory
 };
 
 // A receiver on the host.
 struct HostReceiver {
   std::string id;
-  std::optional<std::uint64_t> version;  // that it proved to hold; none: nothing yet
-  std::string waits = {};                // then: what it reports instead
+  std::optional<std::uint64_t> version;  // that it holds, proven; none: no version yet
+  std::string waits = {};                // then: what it reports it is waiting for
 };
 
 class Delivery {
  public:
   virtual ~Delivery() = default;
-  // The next thing to hand over, if it comes before the deadline.
+  // Hands over the next publication, if one arrives before the deadline.
   [[nodiscard]] virtual Result<std::optional<DeliveryReport>> step(const Deadline& deadline) = 0;
   // The newest version handed over; 0: none.
   [[nodiscard]] virtual std::uint64_t version() const = 0;
   // Whether the road has something newer.
   [[nodiscard]] virtual Result<bool> behind() = 0;
-  // Of a version that was handed over, or of the base.
+  // The digest of a version that was handed over, or of the base.
   [[nodiscard]] virtual std::optional<Digest> digest(std::uint64_t version) const = 0;
-  // The publisher must be asked for an anchor.
+  // Whether the publisher must be asked for an anchor.
   [[nodiscard]] virtual bool wants_anchor() const = 0;
-  // What the workers need of a version, to be announced (formats/receiver_needs.h). Empty: all.
+  // The needs of all workers, to be announced (formats/receiver_needs.h). Empty: all blocks.
   [[nodiscard]] virtual std::string needs() const { return {}; }
-  // Those that are there, as of the last step().
+  // The workers that the last step() found.
   [[nodiscard]] virtual std::vector<HostReceiver> workers() const = 0;
-  // The run's last word, for the workers.
+  // Passes the end-of-run note on to the workers.
   [[nodiscard]] virtual Status tell_end(std::string_view text) = 0;
   [[nodiscard]] virtual const Hash128& run() const = 0;
-  // A session for an engine, as this way of handing over needs it. The delivery outlives it.
+  // A session for an engine, in the way that this delivery needs. The delivery outlives it.
   [[nodiscard]] virtual Result<std::unique_ptr<EngineSession>> session(EngineKind kind,
                                                                        EngineLink link) = 0;
 };
 
-// Waits for the run's announcement. `threads`: whether the road may be used by other threads.
+// Waits for the run's announcement. `threads`: whether other threads may use the road.
 [[nodiscard]] Result<std::unique_ptr<Delivery>> make_shm_delivery(const Config& config,
                                                                   ReceiveRoad& road, bool threads,
                                                                   const Deadline& deadline);
-// Hands nothing over: the engine's workers read the road themselves, each what it needs. Waits for
+// Hands nothing over: each engine worker reads the road itself and fetches what it needs. Waits for
 // the run's announcement.
 [[nodiscard]] Result<std::unique_ptr<Delivery>> make_workers_delivery(const Config& config,
                                                                       ReceiveRoad& road,
                                                                       const Deadline& deadline);
-// A session for an engine whose workers follow options.source by receivers of their own.
+// A session for an engine whose workers follow options.source with receivers of their own.
 [[nodiscard]] Result<std::unique_ptr<EngineSession>> make_worker_session(
     const Config& config, EngineKind kind, EngineLink link, EngineSessionOptions options);
-// kBusy, naming the process, where another agent hands over into this checkpoint.
+// kBusy, naming the process, if another agent hands over into this checkpoint.
 [[nodiscard]] Result<std::unique_ptr<FileLock>> lock_checkpoint_for_agent(
     const std::string& checkpoint);
-// `target` is the checkpoint at `checkpoint` (make_checkpoint_target) and outlives it.
+// `target` is the checkpoint at `checkpoint` (make_checkpoint_target()) and outlives the delivery.
 [[nodiscard]] Result<std::unique_ptr<Delivery>> make_checkpoint_delivery(
     const Config& config, const std::string& checkpoint, WeightTarget& target, ReceiveRoad& road,
     const Deadline& deadline);

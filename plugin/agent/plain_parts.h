@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts without compression: what a version's parts become on a host's own road.
+// Uncompressed parts: the form in which an agent offers a version's parts on its host's own road.
 #pragma once
 
 #include "core/file_system.h"
@@ -10,18 +10,18 @@ namespace driftless {
 
 [[nodiscard]] bool has_frames(const Manifest& manifest);
 
-// Frames of `deltas_zstd` become frames of `deltas`, and compressed flush files plain ones (under
-// the same encoding: a flush file says by its first bytes whether it is compressed). All else,
-// `xor` of hf_delta among it, stays as it is.
+// The encoding after inflation. Frames of `deltas_zstd` become frames of `deltas`. Compressed flush
+// files become plain ones in the same encoding: a flush file's first bytes show whether it is
+// compressed. Everything else, including `xor` of hf_delta, stays.
 [[nodiscard]] Encoding plain_encoding(const Manifest& manifest);
 
-// Memory that write_plain_part() takes beside the part.
+// The memory that write_plain_part() takes beside the part.
 [[nodiscard]] Result<std::uint64_t> inflated_bytes(const Manifest& manifest, const MappedFile& part,
                                                    const WeightLayout& layout);
 
-// What became of a part that was made anew as a frame; else as it was.
+// The result for a part that was rewritten as a frame; empty if it was copied.
 struct PlainPart {
-  std::uint64_t delta_bytes = 0;  // of the positions and values in it
+  std::uint64_t delta_bytes = 0;  // of its positions and values
   std::optional<Hash128> table;
 };
 // Writes the part, whose hash was compared, into a new file and syncs it.

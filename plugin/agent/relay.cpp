@@ -11,7 +11,7 @@
 namespace driftless {
 namespace {
 
-// What makes a publication useless if it stays so.
+// Failures that make a publication useless if they persist.
 bool is_damage(StatusCode code) {
   return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
          code == StatusCode::kNotFound;
@@ -63,7 +63,7 @@ Result<std::optional<PublicationId>> Relay::next_version() {
   std::erase_if(
       ids, [this](const PublicationId& id) { return !is_version(id) || id.version <= version(); });
   if (ids.empty()) return std::optional<PublicationId>();
-  // What the road below would drop at once is not brought along.
+  // Skip versions that `down` would drop at once.
   const bool first = !started_ && ids.size() > options_.versions;
   return std::optional<PublicationId>(first ? ids[ids.size() - options_.versions] : ids.front());
 }
@@ -88,11 +88,11 @@ Result<std::optional<DeliveryReport>> Relay::follow(const Deadline& deadline) {
   return report;
 }
 
-// Until it went well, it is gone, or the deadline.
+// Retries until it succeeds, the publication is gone, or the deadline passes.
 Result<std::optional<DeliveryReport>> Relay::relay(const PublicationId& id,
                                                    const PublicationId& as) {
   FetchTries tries(options_.fetch_deadline);
-  const bool again = is_version(id) && damaged_ == id.version;  // a look at it is enough
+  const bool again = is_version(id) && damaged_ == id.version;  // then one try is enough
   for (;;) {
     Result<DeliveryReport> report = attempt(id, as, tries.deadline());
     if (report.ok()) {
@@ -178,7 +178,7 @@ Status Relay::carry(const PublicationId& id, const PublicationId& as, Manifest& 
   return down_->seal(manifest_to_json(manifest), deadline);
 }
 
-// Whether it is not of a worker that still follows an earlier run.
+// False for a worker that still follows an earlier run.
 bool Relay::is_ours(const ReceiverReport& report) const {
   const std::string run = reported_run(report.proof, report.needs);
   return run.empty() || run == to_hex(holds_.id.run);
@@ -197,9 +197,9 @@ bool Relay::knows_needs() const {
 
 std::string Relay::needs() const { return knows_needs() ? needs_.text(layout_) : std::string(); }
 
-// For a publisher that chooses its encoding by that.
+// For a publisher that chooses its encoding by the speed.
 void Relay::note_speed(const DeliveryReport& report) {
-  constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;  // less shows the latency
+  constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;  // fewer show only the latency
   const UpdateReport& update = report.update;
   if (update.anchor || update.wire_bytes < kLeastBytes || update.fetch_ms <= 0) return;
   const auto per_s = [](std::uint64_t count, double ms) {
@@ -209,8 +209,8 @@ void Relay::note_speed(const DeliveryReport& report) {
                     per_s(layout_.total_units(), report.process_ms - update.fetch_ms));
 }
 
-// Blocks that nobody needs stay holes: the table, and with it the hashes of all others, are as they
-// were, and a worker fetches its own by need.
+// Blocks that no worker needs stay holes. The table with the hashes of all blocks is unchanged, and
+// each worker fetches its own blocks by need.
 Status Relay::carry_blocks(const PublicationId& id, Manifest& manifest, UpdateReport& update,
                            const Deadline& deadline) {
   std::uint64_t bytes = 0;
@@ -274,7 +274,7 @@ Result<Relay::Carried> Relay::carry_part(const PublicationId& id, const Manifest
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t inflated,
                              inflated_bytes(manifest, *part, layout_));
   const MemoryBudget::Hold also_held(inflated_budget_, inflated);
-  if (plain_as == manifest.encoding && has_frames(manifest)) {  // as it is
+  if (plain_as == manifest.encoding && has_frames(manifest)) {  // unchanged
     DRIFTLESS_RETURN_IF_ERROR(out->pwrite(0, part->bytes()));
     DRIFTLESS_RETURN_IF_ERROR(out->sync());
     carried.table = file.table;
@@ -296,7 +296,7 @@ Result<bool> Relay::leads_on(std::uint64_t anchor) {
   return next.has_value();
 }
 
-// Whether what was handed over whole is still there, and is all that is needed.
+// Whether the last full publication on `down` is still there and sufficient.
 Result<bool> Relay::has_handed(std::uint64_t least) {
   if (damaged_ || !full_ || full_->version < least) return false;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<Hash128> there,
@@ -304,7 +304,7 @@ Result<bool> Relay::has_handed(std::uint64_t least) {
   return there ? leads_on(full_->version) : Result<bool>(false);
 }
 
-// The newest anchor, or a full version that leads past a damaged one.
+// The newest anchor, or a full version past a damaged one.
 Result<std::optional<PublicationId>> Relay::newest_full() {
   const Deadline deadline = Deadline::after(options_.report_deadline);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> listed, up_->list(deadline));
@@ -317,7 +317,8 @@ Result<std::optional<PublicationId>> Relay::newest_full() {
   return std::optional<PublicationId>();
 }
 
-// Workers wait for versions: in the place of a damaged one it is a full version for them.
+// Workers wait for versions, so in place of a damaged version they get a full version, not an
+// anchor.
 Result<std::optional<DeliveryReport>> Relay::hand_over(const PublicationId& full) {
   const PublicationId as{full.version,
                          damaged_ ? PublicationKind::kVersion : PublicationKind::kAnchor};
@@ -335,7 +336,7 @@ Result<std::optional<DeliveryReport>> Relay::hand_over(const PublicationId& full
 Result<std::optional<DeliveryReport>> Relay::help() {
   DRIFTLESS_ASSIGN_OR_RETURN(receivers_, down_->receivers());
   listen(receivers_);
-  // The anchor must be at least this one for whoever needs one.
+  // The oldest anchor that helps every receiver that needs one.
   std::optional<std::uint64_t> least;
   for (const ReceiverReport& receiver : receivers_) {
     const bool empty = receiver.version == 0 && receiver.proof.empty();
@@ -347,7 +348,7 @@ Result<std::optional<DeliveryReport>> Relay::help() {
   wants_anchor_ = false;
   if (!least) return std::optional<DeliveryReport>();
   DRIFTLESS_ASSIGN_OR_RETURN(const bool handed, has_handed(*least));
-  if (handed) return std::optional<DeliveryReport>();  // it has only to take it
+  if (handed) return std::optional<DeliveryReport>();  // the receivers only have to take it
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<PublicationId> newest, newest_full());
   const bool newer = newest && newest->version >= *least && newest != damaged_full_ &&
                      (damaged_ || !full_ || newest->version > full_->version);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Relay: takes each publication from one road once, and offers it on another to the receivers of
-// this host. Versions and anchors stay what they are, so that a Receiver follows either road alike.
+// Relay: takes each publication from one road once, and offers it on another road to the receivers
+// of this host. Versions and anchors keep their numbers and kinds, so a Receiver follows either
+// road in the same way.
 //
 //   fetch -> verify -> inflate (parts in parallel) -> publish        one version after the other
 //
-// Receivers that cannot follow the versions get an anchor: the newest that is there, or, if none
-// helps, the publisher is asked for one (wants_anchor()).
+// Receivers that cannot follow the versions get the newest anchor on the road. If none helps them,
+// the publisher is asked for one (wants_anchor()).
 //
 // One thread at a time. Both roads outlive it.
 #pragma once
@@ -22,14 +23,14 @@
 namespace driftless {
 
 struct RelayOptions {
-  // Once so many workers have said what they need, only that is fetched, of all that ever did.
-  // 0: once as many as `versions` were relayed and no worker said anything new; who comes then
-  // cannot follow from the base in any case.
+  // Once this many workers have announced their needs, only the needs of all of them are fetched.
+  // 0: this happens after `versions` versions in a row without a new announcement; a worker that
+  // arrives later cannot follow from the base anyway.
   std::uint64_t workers = 0;
   unsigned read_workers = 4;                          // parts fetched and inflated at a time
-  std::uint64_t read_bytes = std::uint64_t{1} << 30;  // held by them, at most; one part always goes
-  unsigned versions = 32;                             // of before that a start brings along
-  std::chrono::milliseconds fetch_deadline{60'000};   // of one publication
+  std::uint64_t read_bytes = std::uint64_t{1} << 30;  // their limit; one part always proceeds
+  unsigned versions = 32;                             // earlier ones relayed at the start
+  std::chrono::milliseconds fetch_deadline{60'000};   // for one publication
   std::chrono::milliseconds report_deadline{10'000};
 };
 
@@ -40,27 +41,27 @@ class Relay {
                                                            ReceiveRoad& up, SendRoad& down,
                                                            const Deadline& deadline);
 
-  // Waits until a version past its own is there, and relays it. Nothing: the deadline passed, or it
-  // is gone already. What is incomplete or damaged is fetched again until fetch_deadline; after any
-  // failure nothing of it is on `down`, and follow() may be called again. Past what stays damaged
-  // leads an anchor: help() relays it in the version's place, or asks for it.
+  // Waits for the next version, and relays it. Nothing: the deadline passed, or the version is
+  // already gone. Retries what is incomplete or damaged until fetch_deadline; after any failure
+  // nothing of the version is on `down`, and follow() may be called again. If it stays damaged,
+  // only an anchor leads past it: help() relays one in the version's place, or asks for one.
   [[nodiscard]] Result<std::optional<DeliveryReport>> follow(const Deadline& deadline);
 
-  // Looks at what the receivers on `down` say, and relays an anchor if one of them or follow()
+  // Reads the reports of the receivers on `down`, and relays an anchor if one of them or follow()
   // needs it.
   [[nodiscard]] Result<std::optional<DeliveryReport>> help();
 
   // The newest version relayed; 0: none.
   [[nodiscard]] std::uint64_t version() const { return holds_.id.version; }
-  // Whether anything newer is there to be relayed.
+  // Whether anything newer can be relayed.
   [[nodiscard]] Result<bool> behind();
-  // Of what was relayed, and of the base.
+  // The digests of the base and of the relayed versions.
   [[nodiscard]] const std::shared_ptr<VersionDigests>& digests() const { return digests_; }
-  // What this agent announces: the needs of its workers, together. Empty: everything.
+  // The announcement of this agent: the needs of all its workers. Empty: everything.
   [[nodiscard]] std::string needs() const;
-  // What the receivers last said to help().
+  // The receivers' reports that help() read last.
   [[nodiscard]] const std::vector<ReceiverReport>& receivers() const { return receivers_; }
-  // A receiver needs an anchor that is not there.
+  // A receiver needs an anchor, and none is on the road.
   [[nodiscard]] bool wants_anchor() const { return wants_anchor_; }
   [[nodiscard]] const Hash128& run() const { return holds_.id.run; }
 
@@ -68,7 +69,7 @@ class Relay {
   Relay(const RelayOptions& options, ReceiveRoad& up, SendRoad& down, const RunInfo& run);
 
   [[nodiscard]] Result<std::optional<PublicationId>> next_version();
-  // `as`: what it is on `down`.
+  // `as`: its id on `down`.
   [[nodiscard]] Result<std::optional<DeliveryReport>> relay(const PublicationId& id,
                                                             const PublicationId& as);
   [[nodiscard]] Result<DeliveryReport> attempt(const PublicationId& id, const PublicationId& as,
@@ -84,7 +85,8 @@ class Relay {
                                            Encoding plain_as, const ManifestFile& file,
                                            const Deadline& deadline);
   void note_speed(const DeliveryReport& report);
-  // Of the frames of which not everything is needed, what is. Marks them in the manifest.
+  // Fetches the needed blocks of frames that are only needed in part, and marks these frames in the
+  // manifest.
   [[nodiscard]] Status carry_blocks(const PublicationId& id, Manifest& manifest,
                                     UpdateReport& update, const Deadline& deadline);
   [[nodiscard]] bool is_ours(const ReceiverReport& report) const;
@@ -102,17 +104,18 @@ class Relay {
   WeightLayout layout_;
   TargetState holds_;     // the newest version relayed
   bool started_ = false;  // a version was relayed
-  // On `down`, last: an anchor, or an anchor in the place of a damaged version.
+  // The last full publication on `down`: an anchor, or an anchor in place of a damaged version.
   std::optional<PublicationId> full_;
   std::optional<std::uint64_t> damaged_;       // the next version, if it stays damaged
-  std::optional<PublicationId> damaged_full_;  // the same of the newest anchor
+  std::optional<PublicationId> damaged_full_;  // likewise the newest anchor
   std::shared_ptr<VersionDigests> digests_ = std::make_shared<VersionDigests>();
   std::vector<ReceiverReport> receivers_;
   UnionNeeds needs_;
   std::uint64_t unchanged_ = 0;  // versions relayed since needs_ changed
   bool wants_anchor_ = false;
-  std::mutex roads_;  // each is used by one thread at a time
-  // Two, since a part is inflated while it is held: whoever holds of the second waits for nobody.
+  std::mutex roads_;  // serializes the use of each road
+  // Two budgets, since a part is inflated while it is held: a thread that holds inflated_budget_
+  // never waits for either.
   MemoryBudget fetched_budget_, inflated_budget_;
 };
 

@@ -7,7 +7,7 @@
 namespace driftless {
 namespace {
 
-// What the engine's workers follow, by the only name that they take from a caller.
+// The source that the engine's workers follow; it is the only name that they accept from a caller.
 std::string worker_source(const Config& config) {
   return concat("host_shm:", config.of_road<HostShmOptions>().name);
 }
@@ -43,8 +43,8 @@ class ShmDelivery final : public Delivery {
   [[nodiscard]] bool wants_anchor() const override { return relay_->wants_anchor(); }
   [[nodiscard]] std::string needs() const override { return relay_->needs(); }
 
-  // One whose weights are not those of the version that it names holds nothing; nor does one whose
-  // version this agent cannot compare.
+  // A worker counts as holding a version only if its digest is that version's, and this agent knows
+  // that digest.
   [[nodiscard]] std::vector<HostReceiver> workers() const override {
     std::vector<HostReceiver> found;
     for (const ReceiverReport& report : relay_->receivers()) {
@@ -71,7 +71,7 @@ class ShmDelivery final : public Delivery {
   }
 
  private:
-  // What a worker without a proven version reports.
+  // Why a worker has no proven version, from its report.
   [[nodiscard]] static std::string why_not(const ReceiverReport& report,
                                            const std::optional<Digest>& expected) {
     if (report.proof == kAnchorWanted) {
@@ -93,7 +93,7 @@ class ShmDelivery final : public Delivery {
 
 Result<std::unique_ptr<Delivery>> make_shm_delivery(const Config& config, ReceiveRoad& road,
                                                     bool threads, const Deadline& deadline) {
-  // Before anything is waited for: a second agent is told at once.
+  // First, so that a second agent fails at once instead of after a wait.
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<SendRoad> sender,
                              make_host_shm_sender(config.of_road<HostShmOptions>()));
   auto delivery = std::make_unique<ShmDelivery>(config, std::move(sender));

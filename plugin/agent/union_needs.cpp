@@ -26,7 +26,7 @@ bool UnionNeeds::add(const WeightLayout& layout, const ReceiverReport& report) {
   if (!heard.text.empty() && heard.text == report.needs) return false;
   heard.text = report.needs;
   Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
-  if (needs.ok()) needs->bytes_per_s = needs->units_per_s = 0;  // how fast it is, is no news
+  if (needs.ok()) needs->bytes_per_s = needs->units_per_s = 0;  // a new speed is no news
   const bool news = !heard.needs || !needs.ok() || !(*heard.needs == *needs);
   heard.needs = needs.ok() ? std::optional(*needs) : std::nullopt;
   if (!news) return false;
@@ -89,7 +89,7 @@ std::string UnionNeeds::text(const WeightLayout& layout) const {
   if (!text.ok()) return {};
   const Result<ReceiverNeeds> told = parse_needs(*text, "the agent");
   if (told.ok() && told->tensors == needs.tensors) return *text;
-  needs.old_values = false;  // without the slices, nobody cuts blocks to them
+  needs.old_values = false;  // if the slices do not fit, blocks are not cut to them
   text = needs_to_text(needs, kMaxNeedsBytes);
   return text.ok() ? *text : std::string();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Delivery without bytes: each worker reads the road by a receiver of its own, and this agent reads
-// manifests alone, to know what the workers must confirm.
+// Delivery without bytes: each worker reads the road with a receiver of its own, and this agent
+// reads only manifests, to know which digests the workers must confirm.
 #include "collectives/host_shm/host_shm_road.h"
 #include "formats/receiver_needs.h"
 #include "plugin/agent/delivery.h"
@@ -9,7 +9,8 @@
 namespace driftless {
 namespace {
 
-// What the engine's operator set at its start (megatron_bridge/driftless/engines/allowed.py).
+// The source that the engine's operator set at its start
+// (megatron_bridge/driftless/engines/allowed.py).
 constexpr std::string_view kOwnSource = "own";
 
 class WorkersDelivery final : public Delivery {
@@ -24,7 +25,8 @@ class WorkersDelivery final : public Delivery {
     digests_->note(0, run_.base_digest);
   }
 
-  // The workers take the newest: what lies between is noted, because a rank may get there in steps.
+  // Workers take the newest version. The digests of those between are noted, too, because a rank
+  // may get there in steps.
   Result<std::optional<DeliveryReport>> step(const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const bool news, fetcher_.wait(seen_, deadline));
     if (!news) return std::optional<DeliveryReport>();
@@ -34,7 +36,7 @@ class WorkersDelivery final : public Delivery {
       const Result<FoundManifest> found =
           fetcher_.fetch_manifest(id, Deadline::after(config_.receiver.fetch_deadline));
       const StatusCode code = found.status().code();
-      if (code == StatusCode::kNotFound) continue;  // gone meanwhile
+      if (code == StatusCode::kNotFound) continue;  // pruned meanwhile
       if (!found.ok()) return found.status();
       digests_->note(id.version, found->manifest.digest);
       newest = DeliveryReport{report_of(*found)};
@@ -51,7 +53,7 @@ class WorkersDelivery final : public Delivery {
   [[nodiscard]] std::optional<Digest> digest(std::uint64_t version) const override {
     return digests_->find(version);
   }
-  // The workers ask for what they need, each by itself.
+  // Each worker asks for what it needs.
   [[nodiscard]] bool wants_anchor() const override { return false; }
   [[nodiscard]] std::string needs() const override {
     ReceiverNeeds needs = unknown_needs(run_.run);
@@ -61,7 +63,7 @@ class WorkersDelivery final : public Delivery {
     const Result<std::string> text = needs_to_text(needs, kMaxNeedsBytes);
     return text.ok() ? *text : std::string();
   }
-  // They report to the trainer; their engines answer for them here.
+  // They report to the trainer; here their engines confirm for them.
   [[nodiscard]] std::vector<HostReceiver> workers() const override { return {}; }
   Status tell_end(std::string_view) override { return {}; }
   [[nodiscard]] const Hash128& run() const override { return run_.run; }

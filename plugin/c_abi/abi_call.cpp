@@ -18,7 +18,7 @@ static_assert(static_cast<int>(StatusCode::kMismatch) == DRIFTLESS_MISMATCH);
 static_assert(static_cast<int>(StatusCode::kBusy) == DRIFTLESS_BUSY);
 static_assert(static_cast<int>(StatusCode::kInternal) == DRIFTLESS_INTERNAL);
 
-// No struct of ours will ever be larger: a size that was not set is not taken for one.
+// Our structs will never be larger, so an uninitialized size is detected.
 constexpr std::size_t kLargest = 64 << 10;
 
 driftless_code give(driftless_code code, const char* message, driftless_error** error) noexcept {
@@ -26,7 +26,7 @@ driftless_code give(driftless_code code, const char* message, driftless_error** 
   try {
     *error = new driftless_error{code, message};
   } catch (...) {
-    *error = nullptr;  // no memory even for that: the code is all there is
+    *error = nullptr;  // no memory for the error: only the code is returned
   }
   return code;
 }
@@ -41,7 +41,7 @@ void clear(driftless_error** error) noexcept {
 
 driftless_code give(const Status& status, driftless_error** error) noexcept {
   if (status.ok()) return DRIFTLESS_OK;
-  // A message ends with NUL because Status keeps it in a std::string.
+  // The message is NUL-terminated, because Status keeps it in a std::string.
   return give(static_cast<driftless_code>(status.code()), status.message().data(), error);
 }
 

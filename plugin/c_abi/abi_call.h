@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a function of the ABI is made of. The fence between the library and C: nothing but a code
-// and a driftless_error leaves a function. Structs that grow at their end: the caller's may be from
-// an older or a newer header.
+// Helpers for the functions of the ABI. Only a code and a driftless_error leave a function: no
+// exception does. Structs grow at their end: the caller's may be from an older or a newer header.
 #pragma once
 
 #include <chrono>
@@ -22,9 +21,9 @@ namespace driftless::c_abi {
 
 // Frees *error, as every call does when it begins.
 void clear(driftless_error** error) noexcept;
-// Its code; if it is not ok, and there is room for it, the error object.
+// Returns the status' code; if it is not ok and `error` is not null, sets the error object.
 driftless_code give(const Status& status, driftless_error** error) noexcept;
-// For what was thrown: kNoSpace for a lack of memory, else kInternal.
+// For a caught exception: kNoSpace if memory ran out, else kInternal.
 driftless_code give_exception(driftless_error** error) noexcept;
 
 // The body of a function of the ABI: `work` returns a Status.
@@ -38,31 +37,31 @@ driftless_code fenced(driftless_error** error, const Work& work) noexcept {
   }
 }
 
-// kInvalidArgument if it is null.
+// kInvalidArgument if the pointer is null.
 template <typename Pointer>
 [[nodiscard]] Status check_not_null(Pointer pointer, const char* name) {
   if (pointer != nullptr) return {};
   return error(StatusCode::kInvalidArgument, name, " is NULL");
 }
-// A copy of the text that driftless_free() frees.
+// Makes a copy of the text, which driftless_free() frees.
 [[nodiscard]] Status give_text(const std::string& text, char** out);
 
-// 0 to a year. kInvalidArgument for others.
+// From 0 to a year; kInvalidArgument for others.
 [[nodiscard]] Result<std::chrono::milliseconds> wait_of(int64_t timeout_ms);
-// The same; none for DRIFTLESS_BY_CONFIG.
+// As wait_of(); none for DRIFTLESS_BY_CONFIG.
 [[nodiscard]] Result<std::optional<std::chrono::milliseconds>> wait_or_configured(
     int64_t timeout_ms);
 [[nodiscard]] Result<std::vector<std::string>> overrides_of(const char* const* overrides,
                                                             std::size_t count);
 
-// What the caller's struct says its size is. kInvalidArgument if that cannot be.
+// The size that the caller's struct declares. kInvalidArgument if it is impossible.
 [[nodiscard]] Result<std::size_t> told_size(const void* at, const char* name, std::size_t least,
                                             std::size_t size);
-// Raw bytes of a caller's struct, into ours of `size` bytes. `least` is the size that it had in the
-// first header. kUnsupported if the caller's is larger and says something there.
+// Copies a caller's struct into ours of `size` bytes. `least` is the struct's size in the first
+// header. kUnsupported if the caller's is larger and not zero there.
 [[nodiscard]] Status read_bytes(const void* from, const char* name, std::size_t least,
                                 std::size_t size, void* into);
-// And back; what the caller's has beyond ours becomes zero.
+// Copies ours into the caller's; the part of the caller's beyond ours becomes zero.
 [[nodiscard]] Status write_bytes(const void* from, const char* name, std::size_t least,
                                  std::size_t size, void* into);
 
@@ -74,7 +73,7 @@ template <typename Struct>
   return read;
 }
 
-// Whether it can be written: to be asked before anything happens.
+// Ok if the struct can be written; to be called before the work.
 template <typename Struct>
 [[nodiscard]] Status check_struct(const Struct* into, const char* name,
                                   std::size_t least = sizeof(Struct)) {

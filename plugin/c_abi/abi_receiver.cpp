@@ -92,7 +92,7 @@ Status AbiReceiver::check_started() const {
   return error(StatusCode::kInvalidArgument, "the receiver is not started");
 }
 
-// Whether joining is a meeting with other processes, which cannot be held twice.
+// Whether joining is a collective call, which cannot be repeated.
 bool AbiReceiver::collective() const { return options_.launch.mpi; }
 
 Status AbiReceiver::meet(const Deadline& deadline) {
@@ -136,7 +136,7 @@ Status AbiReceiver::start(const std::optional<VersionId>& holds, std::optional<W
                  "road.nccl.arrival: device needs tensors on a GPU: others are patched from host "
                  "memory");
   }
-  // A wrong tensor is told before anybody is met.
+  // Report a wrong tensor before any collective call.
   DRIFTLESS_RETURN_IF_ERROR(tensors_.check());
   const Deadline deadline = Deadline::after(wait.value_or(config_.connect_deadline));
   DRIFTLESS_RETURN_IF_ERROR(join(deadline));
@@ -190,7 +190,7 @@ Status AbiReceiver::close(std::optional<Wait> wait, bool& closed) {
   return met.ok() ? left : met;
 }
 
-// Without memory for the last report's notes the rest is shown, and the report before.
+// If memory runs out for the new report, the rest is still updated, and the previous report stays.
 void AbiReceiver::show() noexcept {
   const std::scoped_lock lock(view_mutex_);
   view_.started = phase_ == Phase::kStarted;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// AbiReceiver: what a driftless_receiver* stands for. The C functions translate; here are the rules
-// of the C ABI around a Receiver: which calls may come when, and from which thread.
+// AbiReceiver: the object behind a driftless_receiver*. The C functions translate types; this class
+// has the rules of the C ABI around a Receiver: in which order and from which thread calls may
+// come.
 //
-// One call at a time: a second one, also from a callback, is kBusy. look() may be called any time.
+// One call at a time: a second one, also from a callback, is kBusy. look() may be called at any
+// time.
 #pragma once
 
 #include <atomic>
@@ -16,22 +18,22 @@
 
 namespace driftless::c_abi {
 
-// The tensors that a caller registered, checked one by one, and the target that they become.
+// The tensors that a caller registered, each checked, and the target that is made of them.
 class TensorSet {
  public:
-  // Errors name the tensor. kUnsupported for what cannot be written here (driftless_register()).
+  // Errors name the tensor. kUnsupported if it cannot be written here (driftless_register()).
   [[nodiscard]] Status add(const driftless_tensor& tensor);
 
-  // Whether they can be a target: there are some, and none shares memory with another.
+  // Ok if they can be a target: there is at least one, and none shares memory with another.
   [[nodiscard]] Status check() const;
-  // A target over them that holds `initial`, or nothing.
+  // A target over the tensors. Without `initial` it holds no version.
   [[nodiscard]] Result<std::unique_ptr<WeightTarget>> make_target(std::optional<VersionId> initial,
                                                                   unsigned threads) const;
-  // Waits for what the engine has queued on the tensors' streams. Nothing on the host.
+  // Waits for what the engine has queued on the tensors' streams. Does nothing for host tensors.
   [[nodiscard]] Status wait_for_streams() const;
   // Null if no tensor is on a GPU.
   [[nodiscard]] const DeviceTable* device() const { return device_; }
-  // A configuration's GPU is theirs, if they are on one.
+  // Sets the configuration's GPU to the tensors' GPU, if they are on one.
   void choose_gpu(Config& config) const {
     if (device_ != nullptr) config.use_gpu(device_number_);
   }
@@ -40,28 +42,28 @@ class TensorSet {
   struct Held {
     TensorSpec spec;
     std::byte* data = nullptr;
-    StridedMap map;  // plain if it is contiguous, or not held
+    StridedMap map;  // plain if contiguous, or not held
   };
   [[nodiscard]] Status check_place(const driftless_tensor& tensor);
 
   std::map<std::string, Held, std::less<>> tensors_;  // in the order of a layout
-  std::optional<std::string> first_;                  // that is held: the others lie where it does
+  std::optional<std::string> first_;  // the first that is held: all others lie there, too
   int32_t place_ = DRIFTLESS_HOST;
   int32_t device_number_ = 0;
   const DeviceTable* device_ = nullptr;
   std::vector<void*> streams_;
 };
 
-// What the file says of the trainer's side, or of a target that is made here, needs no backend.
+// Drops settings of the trainer's side and of receiver.target, so that they need no backend here.
 void forget_what_is_not_ours(Config& config);
 
 struct AbiOptions {
   std::optional<std::string> id;
   Launch launch;
-  unsigned threads = 0;  // 0: by the configuration
+  unsigned threads = 0;  // 0: from the configuration
 };
 
-// What look() sees.
+// The state that look() returns.
 struct AbiView {
   TargetState state;
   Hash128 run;
@@ -85,26 +87,26 @@ class AbiReceiver {
   AbiReceiver(const AbiReceiver&) = delete;
   AbiReceiver& operator=(const AbiReceiver&) = delete;
 
-  // Calls `work` with the receiver, once it is started, as the only call.
+  // Calls `work` with the receiver, once started, as the only call at that time.
   template <typename Work>
   auto with_receiver(const Work& work) -> decltype(work(std::declval<Receiver&>())) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Turn turn, Turn::take(*this));
     DRIFTLESS_RETURN_IF_ERROR(check_started());
     return work(*receiver_);
   }
-  // driftless.h has the contracts. Without a wait: deadlines.connect.
+  // The contracts are in driftless.h. Without a wait: deadlines.connect.
   [[nodiscard]] Status set_callbacks(const driftless_callbacks& callbacks);
   [[nodiscard]] Status add(const driftless_tensor& tensor);
   [[nodiscard]] Status start(const std::optional<VersionId>& holds, std::optional<Wait> wait);
   [[nodiscard]] Result<UpdateReport> commit();
-  // `closed`: whether it is, whatever is returned; else nothing happened.
+  // Sets `closed` if it is closed, whatever the status; if not, nothing happened.
   [[nodiscard]] Status close(std::optional<Wait> wait, bool& closed);
 
   [[nodiscard]] AbiView look() const;
 
  private:
   enum class Phase : unsigned char { kOpen, kStarted, kBroken, kClosed };
-  // A call's hold on the receiver; when it ends, look() sees what it did.
+  // A call's exclusive use of the receiver; at its end, look() is updated.
   class Turn {
    public:
     [[nodiscard]] static Result<Turn> take(AbiReceiver& of);
@@ -130,7 +132,7 @@ class AbiReceiver {
   driftless_callbacks callbacks_{};
   TensorSet tensors_;
   Phase phase_ = Phase::kOpen;
-  Status broken_;  // why
+  Status broken_;  // the reason for kBroken
   std::thread::id starter_;
   std::unique_ptr<WeightTarget> target_;  // outlives the receiver
   std::shared_ptr<JobProcess> process_;

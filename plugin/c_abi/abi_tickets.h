@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the handles of driftless.h stand for. A handle is a number that is never given out twice,
-// so that a closed one is found out instead of being followed into freed memory.
+// The objects behind the handles of driftless.h. A handle is a number that is never reused, so that
+// the use of a closed one is detected instead of reading freed memory.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,9 @@ namespace driftless::c_abi {
 template <typename Handle, typename Held>
 class Tickets {
  public:
-  // The one global of the library for each kind: what a ticket means must be known to every call.
-  // Never destroyed, since what the process leaves open must not wait for others while it ends.
+  // The library's only global, one for each kind: every call must be able to look up a ticket.
+  // Never destroyed, so that handles which the process leaves open do not wait for other processes
+  // at exit.
   static Tickets& all() {
     static auto* const table = new Tickets;
     return *table;
@@ -27,7 +28,7 @@ class Tickets {
     held_.emplace(++last_, std::move(held));
     return reinterpret_cast<Handle*>(last_);  // NOLINT(performance-no-int-to-ptr): no address
   }
-  // kInvalidArgument for NULL, and for what is no ticket (any more).
+  // kInvalidArgument for NULL, for closed tickets and for numbers that never were tickets.
   [[nodiscard]] Result<std::shared_ptr<Held>> find(const Handle* ticket, const char* name) {
     if (ticket == nullptr) return error(StatusCode::kInvalidArgument, name, " is NULL");
     const std::scoped_lock lock(mutex_);

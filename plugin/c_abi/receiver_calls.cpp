@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of driftless.h on a receiver: what C passes is checked and translated here.
+// The functions of driftless.h on a receiver: check and translate the arguments from C.
 #include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -69,9 +69,9 @@ Result<UpdateReport> last_report(const AbiView& view) {
   return error(StatusCode::kNotFound, "nothing was committed yet");
 }
 
-// What the library found out, as the structs of driftless.h.
+// --- results as the structs of driftless.h
 
-// Of all these buffers.
+// The size of all these buffers.
 constexpr std::size_t kHexRoom = sizeof(driftless_report::digest);
 static_assert(kHexRoom == 33 && sizeof(driftless_end::digest) == kHexRoom &&
               sizeof(driftless_state::digest) == kHexRoom &&
@@ -113,7 +113,7 @@ driftless_end end_of(const std::optional<EndOfRun>& end, const TargetState& stat
   return made;
 }
 
-// A sum over the session: its name in JSON, in the library and in C.
+// A sum over the session: its name in JSON, and its members in the library and in C.
 template <typename Number>
 struct Sum {
   const char* name;
@@ -315,7 +315,7 @@ driftless_code driftless_close(driftless_receiver** receiver, int64_t timeout_ms
   });
 }
 
-// What follows may be called any time.
+// --- the functions that are marked [any time]
 
 driftless_code driftless_get_state(driftless_receiver* receiver, driftless_state* state,
                                    driftless_error** error) {
@@ -381,7 +381,7 @@ driftless_code driftless_last_report_json(driftless_receiver* receiver, char** t
     const AbiView view = held.look();
     DRIFTLESS_ASSIGN_OR_RETURN(const UpdateReport last, last_report(view));
     nlohmann::ordered_json json = to_json(record_of(last, view.rank));
-    for (const char* now : {"time", "monotonic_ms"}) json.erase(now);  // of this call
+    for (const char* now : {"time", "monotonic_ms"}) json.erase(now);  // for this call only
     json["notes"] = last.notes;
     return give_text(json_line(json), text);
   });

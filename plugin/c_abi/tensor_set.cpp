@@ -61,7 +61,7 @@ Status check_data(const driftless_tensor& tensor, const TensorSpec& spec) {
   return error(StatusCode::kInvalidArgument, "data is not at a multiple of its ", unit, " bytes");
 }
 
-// --- where the elements of a tensor lie: its strides, checked
+// --- where the elements of a tensor lie: checks its strides
 
 std::vector<std::uint64_t> contiguous_strides(const std::vector<std::uint64_t>& shape) {
   std::vector<std::uint64_t> strides(shape.size());
@@ -70,8 +70,8 @@ std::vector<std::uint64_t> contiguous_strides(const std::vector<std::uint64_t>& 
   return strides;
 }
 
-// A dimension whose stride is not that of contiguous memory. The stride of one element says
-// nothing.
+// A dimension whose stride differs from that of contiguous memory. The stride of a dimension of one
+// element has no meaning.
 std::optional<std::size_t> find_strided(const driftless_tensor& tensor, const TensorSpec& spec) {
   if (tensor.strides == nullptr || tensor.place == DRIFTLESS_ABSENT || spec.size_bytes == 0) {
     return std::nullopt;
@@ -94,9 +94,9 @@ Status check_may_be_strided(const driftless_tensor& tensor, const TensorSpec& sp
                "memory that is");
 }
 
-// How far the last element lies from the first, in elements. Sorted by strides, every step must
-// leap over all that the smaller ones reach: so it is in all slices and transposes of contiguous
-// memory.
+// The distance of the last element from the first, in elements. With dimensions sorted by stride,
+// each stride must exceed the reach of all smaller ones, as in every slice or transpose of
+// contiguous memory.
 Result<std::uint64_t> reach_of(const driftless_tensor& tensor, const TensorSpec& spec) {
   std::vector<std::pair<std::int64_t, std::size_t>> steps;
   for (std::size_t dim = 0; dim < spec.shape.size(); ++dim) {
@@ -127,10 +127,10 @@ Result<std::uint64_t> reach_of(const driftless_tensor& tensor, const TensorSpec&
   return static_cast<std::uint64_t>(reach);
 }
 
-// From the tensor's units, in the order of its dimensions, to those of the memory at `data`. Plain
-// if it is contiguous, and if there is none (DRIFTLESS_ABSENT: its strides say nothing). Errors
-// name the stride: kInvalidArgument if elements share memory or reach past its end, kUnsupported
-// for negative strides, and for any but contiguous memory of elements smaller than a byte.
+// The map from the tensor's units, in the order of its dimensions, to the memory at `data`. Plain
+// if it is contiguous or absent (DRIFTLESS_ABSENT: its strides have no meaning). Errors name the
+// stride: kInvalidArgument if elements share memory or reach past its end, kUnsupported for
+// negative strides, and for strided elements smaller than a byte.
 Result<StridedMap> map_elements(const driftless_tensor& tensor, const TensorSpec& spec) {
   const std::optional<std::size_t> strided = find_strided(tensor, spec);
   if (!strided) return StridedMap::whole(spec.units());
@@ -139,7 +139,7 @@ Result<StridedMap> map_elements(const driftless_tensor& tensor, const TensorSpec
   const StridedView source{0, spec.shape, contiguous_strides(spec.shape)};
   const StridedView target{0, spec.shape, {tensor.strides, tensor.strides + tensor.dims}};
   Result<StridedMap> map = StridedMap::make(source, spec.units(), target, reach + 1);
-  if (map.ok()) return map;  // what is left: too many dimensions
+  if (map.ok()) return map;  // the rest has too many dimensions
   return error(StatusCode::kUnsupported, "its strides: ", map.status().message(),
                "; register contiguous memory");
 }
@@ -167,7 +167,7 @@ Status TensorSet::add(const driftless_tensor& tensor) {
   return {};
 }
 
-// All tensors that are held lie in one place: it is one target.
+// All held tensors must lie in one memory, because they make up one target.
 Status TensorSet::check_place(const driftless_tensor& tensor) {
   if (tensor.place == DRIFTLESS_ABSENT) return {};
   if (tensor.place != DRIFTLESS_HOST && tensor.place != DRIFTLESS_CUDA) {
@@ -199,7 +199,7 @@ Status TensorSet::check_place(const driftless_tensor& tensor) {
   return {};
 }
 
-// Where two share memory, writing one would change the other: no version could be proven.
+// If two tensors shared memory, writing one would change the other, and no version could be proven.
 Status TensorSet::check() const {
   if (tensors_.empty()) return error(StatusCode::kInvalidArgument, "no tensor is registered");
   std::vector<PlacedMap> placed;
@@ -216,7 +216,7 @@ Status TensorSet::check() const {
                names[met->second], "' share memory: register each with its own");
 }
 
-// Each tensor is one map, or none if it is not held; the digest is of those that are.
+// Each held tensor is one map; absent ones have none, and the digest covers the held ones.
 Result<std::unique_ptr<WeightTarget>> TensorSet::make_target(std::optional<VersionId> initial,
                                                              unsigned threads) const {
   DRIFTLESS_RETURN_IF_ERROR(check());

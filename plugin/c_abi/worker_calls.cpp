@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of driftless.h on a worker: registered tensors as the target of a Worker
-// (plugin/receive/worker.h), whose replies go to C as they are.
+// The functions of driftless.h on a worker: registered tensors are the target of a Worker
+// (plugin/receive/worker.h), whose replies are returned to C unchanged.
 #include "plugin/receive/worker.h"
 
 #include "plugin/c_abi/abi_call.h"
@@ -11,7 +11,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long driftless_worker_open() waits for the run's announcement: the engine stands still.
+// How long driftless_worker_open() waits for the run's announcement, during which the engine is
+// blocked.
 constexpr milliseconds kOpenWait{10'000};
 
 class AbiHost final : public WorkerHost {
@@ -58,7 +59,7 @@ class AbiHost final : public WorkerHost {
   void staged(const std::string& reply) override {
     try {
       if (options_.staged != nullptr) options_.staged(options_.user, reply.c_str());
-    } catch (...) {  // a C++ callback's own
+    } catch (...) {  // from a C++ callback
     }
   }
 
@@ -71,11 +72,11 @@ class AbiHost final : public WorkerHost {
 
 struct AbiWorker {
   std::shared_ptr<Worker> worker;
-  AbiHost* host;  // the worker's
+  AbiHost* host;  // the worker owns it
 };
 using WorkerTickets = Tickets<driftless_worker, AbiWorker>;
 
-// The body of a call of a worker: `work` returns its reply.
+// The body of a function on a worker: `work` returns its reply.
 template <typename Work>
 driftless_code reply_of(const driftless_worker* worker, char** reply, driftless_error** error,
                         const Work& work) noexcept {

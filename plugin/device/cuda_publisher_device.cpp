@@ -50,7 +50,7 @@ class CudaPublisherDevice final : public PublisherDevice {
     const bool full = context.frame.encoding == Encoding::kFull;
     const bool shards = publication_format(context.directory_layout).sharded(full);
     const bool pinned = work_.options.snapshot == SnapshotPlace::kPinned;
-    // What a store without a snapshot has quantized lies in host memory.
+    // Without a snapshot, quantized codes and scales lie in host memory.
     const bool on_host =
         context.store->captured() && context.store->memory_kind() == MemoryKind::kHost;
     if (on_host) return make_rank_payload(context);
@@ -58,14 +58,14 @@ class CudaPublisherDevice final : public PublisherDevice {
       return error(StatusCode::kUnsupported,
                    "this layout is made from tensors in host memory: set `snapshot` to pinned");
     }
-    // Any thread may publish. What the last version wrote into the snapshot is there before
-    // anybody, the processor included, reads it.
+    // Any thread may publish. Waits until the last version is in the snapshot, before the device or
+    // the CPU reads it.
     DRIFTLESS_RETURN_IF_ERROR(check_device(work_.options.device));
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.wait());
-    if (!full) abort();  // an anchor leaves alone what its version is about to commit
+    if (!full) abort();  // an anchor keeps what its version is about to commit
     if (shards || (full && pinned)) return make_host_copy_payload(context, work_);
     if (full) return make_device_full_payload(context, work_);
-    if (context.store->captured()) return make_rank_payload(context);  // of what was captured
+    if (context.store->captured()) return make_rank_payload(context);  // uses the captured changes
     return make_device_delta_payload(context, work_);
   }
 
@@ -75,7 +75,7 @@ class CudaPublisherDevice final : public PublisherDevice {
   }
 
   Status commit() override {
-    // Whatever comes of it: a later version has changes of its own.
+    // Also after a failure the changes are gone: a later version has its own.
     for (const DeviceWork::Change& change : std::exchange(work_.changes, {})) {
       DRIFTLESS_RETURN_IF_ERROR(change.patch.scatter(change.values_dev, work_.stream.get()));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// place_buckets_on_device(): buckets on the device, their positions proven there; the values that
-// they replace are kept beside them.
+// place_buckets_on_device(): buckets on the device. Their positions are proven there, and the
+// values that they replace are kept beside them.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -12,15 +12,15 @@ namespace {
 
 constexpr std::uint64_t kTensorSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 
-// One bucket, of the tensors that are held. Offsets are into the workspace.
+// One bucket, for the tensors that are held. Offsets are into the workspace.
 struct PlacedBucket {
   std::size_t version = 0;  // in the chain
   SourceBucket bucket;
   std::vector<cuda::Patch::Tensor> tensors;  // until the patch is made
-  std::vector<std::size_t> places;           // of these tensors' changes among all that change
+  std::vector<std::size_t> places;           // index in measured_tensors_ of each tensor's changes
   std::uint64_t positions_at = 0, values_at = 0, old_at = 0, read_at = 0, work_dev_at = 0,
                 work_host_at = 0;
-  std::uint64_t first_sum = 0;  // of its tensors' sums
+  std::uint64_t first_sum = 0;  // the first of its tensors' sums
   cuda::WorkspaceSize work;
   // On the device.
   const std::byte* positions_dev = nullptr;
@@ -55,8 +55,8 @@ class DeviceBuckets final : public PlacedChanges {
     for (const PlacedBucket& each : buckets_) {
       DRIFTLESS_RETURN_IF_ERROR(each.patch->check().with_context(each.bucket.name));
     }
-    if (!on_device) sources_.clear();  // what was on the host has a copy
-    // Of the first version: the weights are read, not written.
+    if (!on_device) sources_.clear();  // host buckets were copied
+    // Measures the first version: the weights are read, not written.
     for (std::size_t i = 0; i < buckets_.size() && buckets_[i].version == 0; ++i) {
       DRIFTLESS_RETURN_IF_ERROR(queue_reading(i));
     }
@@ -64,9 +64,9 @@ class DeviceBuckets final : public PlacedChanges {
   }
   [[nodiscard]] std::uint64_t units() const { return units_; }
 
-  // Everything is queued at once and looked at once: each bucket keeps what it replaces, so that
-  // what turns out wrong is put back to the bit, whoever wrote it. The digest is of what is there
-  // then, read back, not of what was to be written.
+  // Queues everything at once and waits once. Each bucket keeps the values that it replaces, so
+  // that after a failure take_back() restores them exactly, even foreign ones. The digest is
+  // computed from the written values, read back.
   Result<std::optional<PartFault>> write() override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     for (std::size_t i = 0; i < buckets_.size(); ++i) {
@@ -83,7 +83,7 @@ class DeviceBuckets final : public PlacedChanges {
     return std::optional<PartFault>();
   }
 
-  // The last first: versions may touch the same units.
+  // The last bucket first: versions may touch the same units.
   Status take_back() override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     while (written_ > 0) {
@@ -99,7 +99,7 @@ class DeviceBuckets final : public PlacedChanges {
   }
 
  private:
-  // What lies where in the workspace.
+  // Assigns offsets in the workspace.
   void plan(std::span<const ContiguousTensor> tensors) {
     for (std::size_t version = 0; version < sources_.size(); ++version) {
       for (const SourceBucket& bucket : sources_[version].buckets()) {
@@ -150,7 +150,7 @@ class DeviceBuckets final : public PlacedChanges {
     }
   }
 
-  // The streams brought to the device; what lies on the host, once `uploads` are copied.
+  // Copies the streams to the device; those on the host once `uploads` are copied.
   Status place_streams(PlacedBucket& each, std::vector<Uploader::Stretch>& uploads) {
     const BucketView& view = each.bucket.view;
     each.old_dev = workspace_->dev.data() + each.old_at;
@@ -165,7 +165,7 @@ class DeviceBuckets final : public PlacedChanges {
     return {};
   }
 
-  // Its positions read there.
+  // Makes the patch; its positions are read on the device.
   Status make_patch(PlacedBucket& each) {
     const cuda::Workspace workspace{workspace_->dev.data() + each.work_dev_at, each.work.dev_bytes,
                                     workspace_->host.data() + each.work_host_at,
@@ -180,7 +180,7 @@ class DeviceBuckets final : public PlacedChanges {
     return {};
   }
 
-  // What a bucket would change in the digest, into its sums; and the values that it replaces.
+  // Queues reading the values that a bucket replaces, and its change of the digest, into its sums.
   Status queue_reading(std::size_t i) {
     const PlacedBucket& each = buckets_[i];
     DRIFTLESS_RETURN_IF_ERROR(each.patch->gather(each.old_dev, gpu_->stream.get()));
@@ -192,7 +192,7 @@ class DeviceBuckets final : public PlacedChanges {
         each.old_dev, new_dev, sums + each.first_sum * cuda::kDigestSums, gpu_->stream.get());
   }
 
-  // Waits for all that was queued, and adds up what the first `versions` change in the digest.
+  // Waits for all queued work, and adds up the changes of the digest by the first `versions`.
   Status measure(std::size_t versions) {
     std::byte* const host = workspace_->host.data() + sums_host_at_;
     DRIFTLESS_RETURN_IF_ERROR(
@@ -214,7 +214,7 @@ class DeviceBuckets final : public PlacedChanges {
   }
 
   std::shared_ptr<GpuContext> gpu_;
-  std::vector<VersionSource> sources_;  // where parts lie on the device; else empty
+  std::vector<VersionSource> sources_;  // if parts lie on the device; else empty
   std::size_t versions_;
   PlacePlan dev_plan_, host_plan_;
   std::vector<PlacedBucket> buckets_;
@@ -223,9 +223,9 @@ class DeviceBuckets final : public PlacedChanges {
   std::uint64_t units_ = 0;
   std::vector<Digest> measured_;  // per version
   std::vector<TensorDigest> measured_tensors_;
-  std::map<std::uint32_t, std::size_t> place_of_;  // by tensor, there
-  std::size_t written_ = 0;                        // buckets whose values are in the weights
-  WorkspaceLease workspace_;                       // goes first: it waits for what works in it
+  std::map<std::uint32_t, std::size_t> place_of_;  // by tensor: index in measured_tensors_
+  std::size_t written_ = 0;                        // buckets that are written
+  WorkspaceLease workspace_;                       // destroyed first: waits for work that uses it
 };
 
 }  // namespace

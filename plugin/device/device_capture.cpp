@@ -11,7 +11,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kLeastRoom = std::uint64_t{64} << 10;
-// Guessed of what was never compared: every so many units change.
+// An estimate for blocks that were never compared: one unit in so many changes.
 constexpr std::uint64_t kFirstShare = 64;
 constexpr std::uint64_t kPieceTiles = ChangeStore::kPieceBytes / cuda::CaptureBatch::kTileBytes;
 static_assert(ChangeStore::kPieceBytes % cuda::CaptureBatch::kTileBytes == 0);
@@ -26,7 +26,7 @@ std::uint64_t tiles_of(std::uint64_t units, unsigned unit_bytes) {
 // Where the changes of a tile of a block are.
 struct DeviceCapture::FoundTile {
   std::uint32_t number = 0;
-  std::uint64_t tile = 0;  // of the block
+  std::uint64_t tile = 0;  // in the block
   std::uint64_t base = 0;
   std::uint32_t count = 0;
 
@@ -149,8 +149,8 @@ Result<std::vector<std::uint32_t>> DeviceCapture::fetch(const DeviceStream& stre
     DRIFTLESS_RETURN_IF_ERROR(run.done.hold(stream));
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FoundTile> tiles,
                                found_tiles(run, stream, missing));
-    // By their slots, as many as fit the memory that they pass through: of all that begin within
-    // `step` slots, none ends more than a tile past them.
+    // Fetches tiles in groups by their slots, as many as fit kFetchBytes: of all tiles that begin
+    // within `step` slots, none ends more than a tile past them.
     const std::uint64_t most =
         kFetchBytes / (sizeof(std::uint16_t) + 2 * std::uint64_t{run.unit_bytes}) - 1024;
     const std::uint64_t step = most - cuda::CaptureBatch::kTileBytes / run.unit_bytes;
@@ -165,8 +165,8 @@ Result<std::vector<std::uint32_t>> DeviceCapture::fetch(const DeviceStream& stre
   return missing;
 }
 
-// Those that have changes, block by block, ascending. Tiles of which they are not there name their
-// blocks.
+// The tiles that have changes, block by block, ascending. If the changes of a tile did not fit, its
+// block is added to `missing`.
 Result<std::vector<DeviceCapture::FoundTile>> DeviceCapture::found_tiles(
     Run& run, const DeviceStream& stream, std::vector<std::uint32_t>& missing) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::uint64_t changed, count(run, stream));
@@ -204,7 +204,7 @@ struct DeviceCapture::Fetched {
   const std::byte *values = nullptr, *old_values = nullptr;
 };
 
-// A piece of a ChangeStore at a time, of what is there of it.
+// Fetches tiles, and hands over their changes piece by piece.
 Status DeviceCapture::fetch_some(const Run& run, std::span<const FoundTile> tiles,
                                  const DeviceStream& stream, unsigned threads,
                                  const UseChanges& use) {
@@ -248,10 +248,10 @@ void DeviceCapture::use_piece(const Fetched& fetched, std::span<const FoundTile>
   const std::uint64_t tile_units = cuda::CaptureBatch::kTileBytes / width;
   std::size_t count = 0;
   for (const FoundTile& tile : tiles) count += tile.count;
-  changes.offsets.clear();  // what a failure left
+  changes.offsets.clear();  // left by a failure
   changes.values.clear();
   changes.old_values.clear();
-  // A little more: the memory is used again, for pieces that differ.
+  // A little more, because the memory is used again for pieces of other sizes.
   const std::size_t room = count + count / 8;
   changes.offsets.reserve(room);
   changes.values.reserve(room * width);

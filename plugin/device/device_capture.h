@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeviceCapture: changes of weights on a GPU, kept as they are written
-// (PublisherDevice::capture()). Comparing is queued on the trainer's own stream, and nobody waits
-// for it; what was found stays on the device until fetch() brings it over and puts it in order.
+// DeviceCapture: captures changes of weights on a GPU as they are written
+// (PublisherDevice::capture()). The comparison is queued on the trainer's own stream without a
+// wait; the changes stay on the device until fetch() copies them to the host and sorts them.
 // Private to plugin/device.
 //
-// Memory of the device: for each change 2 bytes and two values, and a quarter more; for each 32 KiB
-// of weights 20 bytes. Pinned: kFetchBytes, and 4 bytes for each 32 KiB.
+// Device memory: 2 bytes and two values per change, plus a quarter; 20 bytes per 32 KiB of weights.
+// Pinned memory: kFetchBytes, and 4 bytes per 32 KiB.
 #pragma once
 
 #include <functional>
@@ -23,12 +23,12 @@ class DeviceCapture {
   static constexpr std::uint64_t kFetchBytes = std::uint64_t{32} << 20;
   using UseChanges = std::function<void(std::uint32_t, std::uint64_t, PieceChanges&)>;
 
-  // The first time that such pairs come, waits: room is made for what is found. Later a quarter
-  // more than ever before fits, and never more than `limit_bytes` for all (4 bytes and two values a
-  // change).
+  // Waits the first time that such pairs come, to allocate room for the changes. Later there is
+  // room for a quarter more than the most changes so far, but never for more than `limit_bytes` in
+  // all (4 bytes and two values per change).
   [[nodiscard]] Status capture(std::span<const TensorPair> pairs, std::uint64_t limit_bytes,
                                const DeviceStream& trainer);
-  // Until both sides of all pairs were read.
+  // Waits until both sides of all pairs were read.
   [[nodiscard]] Status wait() const;
   // As PublisherDevice::fetch_captured().
   [[nodiscard]] Result<std::vector<std::uint32_t>> fetch(const DeviceStream& stream,
@@ -36,7 +36,7 @@ class DeviceCapture {
   [[nodiscard]] std::uint64_t device_bytes() const;
 
  private:
-  // One comparison of pairs of one width and conversion. Versions have the same ones, mostly.
+  // One comparison of pairs of the same width and conversion. Versions mostly repeat the same ones.
   struct Run {
     std::vector<std::uint32_t> numbers;
     std::vector<std::uint64_t> units;
@@ -46,7 +46,7 @@ class DeviceCapture {
     std::optional<cuda::CaptureBatch> batch;
     DeviceBuffer slots;
     std::uint64_t room = 0;  // changes that fit
-    std::uint64_t most = 0;  // changes that were ever found; 0: not known
+    std::uint64_t most = 0;  // most changes found so far; 0: not known
     DeviceEvent done;
 
     [[nodiscard]] bool same(std::span<const TensorPair> pairs) const;
@@ -60,21 +60,21 @@ class DeviceCapture {
                              const DeviceStream& trainer);
   [[nodiscard]] Status prepare(Run& run, std::span<const TensorPair> pairs,
                                const DeviceStream& trainer) const;
-  // Waits for the comparison.
+  // The number of changes; waits for the comparison.
   [[nodiscard]] Result<std::uint64_t> count(const Run& run, const DeviceStream& stream);
   [[nodiscard]] Result<std::vector<FoundTile>> found_tiles(Run& run, const DeviceStream& stream,
                                                            std::vector<std::uint32_t>& missing);
-  // Of tiles in the order of their blocks, whose slots fit kFetchBytes together.
+  // Fetches tiles in the order of their blocks; their slots together fit kFetchBytes.
   [[nodiscard]] Status fetch_some(const Run& run, std::span<const FoundTile> tiles,
                                   const DeviceStream& stream, unsigned threads,
                                   const UseChanges& use);
-  // Those of one piece of a ChangeStore, once they came. `changes` is its thread's alone.
+  // Hands over the fetched changes of one piece of a ChangeStore. `changes` belongs to the thread.
   struct Fetched;
   static void use_piece(const Fetched& fetched, std::span<const FoundTile> tiles,
                         PieceChanges& changes, const UseChanges& use);
 
   std::vector<Run> runs_;
-  std::size_t used_ = 0;                 // of them, since the last fetch()
+  std::size_t used_ = 0;                 // of runs_, since the last fetch()
   DeviceBuffer fetched_;                 // pinned
   std::vector<PieceChanges> exchanged_;  // by thread: memory for the next piece
 };

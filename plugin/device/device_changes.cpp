@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // place_on_device() and place_parts_on_device(): changes that go through maps, on the device:
-// decoded on the host and uploaded, or buckets as they came. One launch writes all of a group.
+// decoded on the host and uploaded, or buckets as they arrived. One launch writes a whole group.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -15,20 +15,20 @@ constexpr Verdict kNoPartDiffers{~std::uint32_t{0}, ~std::uint32_t{0}};
 constexpr std::uint64_t kPartSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 constexpr std::uint64_t kEndsBytes = 2 * sizeof(std::uint64_t);
 
-// Placed parts whose targets have one width, and whose positions lie together. Offsets are into the
-// workspace.
+// Placed parts whose targets have the same width, and whose positions are contiguous. Offsets are
+// into the workspace.
 struct Group {
   unsigned width = 1;
-  std::vector<std::size_t> numbers;  // of the parts
+  std::vector<std::size_t> numbers;  // indices of the parts
   std::vector<cuda::StridedPatch::Part> parts;
-  std::vector<cuda::Patch::Tensor> tensors;  // of a bucket: the parts' positions
+  std::vector<cuda::Patch::Tensor> tensors;  // for a bucket: the parts' positions
   std::size_t bucket = 0;
-  bool measured = true;  // what the parts change is asked for
+  bool measured = true;  // whether the parts are measured
   std::uint64_t old_units = 0;
   const std::byte* values_dev = nullptr;
-  // Of the part that was not what it was, then of the one that does not hold what was written.
+  // differs_at: first the part whose old value differed, then the one whose written value differs.
   std::uint64_t old_at = 0, work_at = 0, work_host_at = 0, differs_at = 0, differs_host_at = 0;
-  // What each part changes in the digest; of a bucket, the first and last position of each.
+  // What each part adds to the digest; for a bucket, also the first and last position of each part.
   std::uint64_t sums_at = 0, sums_host_at = 0, ends_at = 0, ends_host_at = 0;
   cuda::WorkspaceSize work;
   std::optional<cuda::StridedPatch> patch;
@@ -68,10 +68,10 @@ cuda::StridedPatch::Part patch_part(const BucketPart& part, std::uint64_t old_be
   return made;
 }
 
-// Entries of one block come one after the other: none may begin before the one before it ends.
+// Checks that the entries of a block ascend: none may begin before the previous one ends.
 class BlockOrder {
  public:
-  // Of one entry's positions, in the block.
+  // Adds the positions of one entry, in the block.
   Status add(const BucketPart& part, std::uint64_t first, std::uint64_t last,
              const std::string& source) {
     for (auto& [block, end] : ends_[part.map->tensor]) {
@@ -181,7 +181,7 @@ class ChangesOnDevice final : public PlacedChanges {
     return gpu_->reserve(*workspace_, dev_plan_.used(), host_plan_.used(), "staging a delta");
   }
 
-  // What lies where in the workspace. Pieces that go through several maps are there once.
+  // Assigns offsets in the workspace. A piece that goes through several maps is stored once.
   void lay_out(std::span<const ChangePart> parts) {
     std::map<const DeltaPiece*, std::size_t> known;
     std::map<unsigned, Group> groups;  // by width
@@ -215,7 +215,7 @@ class ChangesOnDevice final : public PlacedChanges {
       group.numbers.push_back(i);
     }
     streams_.resize(buckets.size());
-    std::size_t last = buckets.size();  // whose streams have their place
+    std::size_t last = buckets.size();  // the last one whose streams were placed
     for (auto& [key, group] : groups) {
       if (std::exchange(last, group.bucket) != group.bucket) {
         const SourceBucket& bucket = buckets[group.bucket];
@@ -242,7 +242,7 @@ class ChangesOnDevice final : public PlacedChanges {
     groups_.push_back(std::move(group));
   }
 
-  // Also of frames that lie on the device: what was measured is what a commit writes.
+  // Copies also frames on the device, so that a commit writes exactly what was measured.
   Status place_streams(std::span<const SourceBucket> buckets) {
     std::vector<Uploader::Stretch> uploads;
     for (const std::size_t number : used_) {
@@ -264,7 +264,7 @@ class ChangesOnDevice final : public PlacedChanges {
                              group.parts.size() * kEndsBytes);
   }
 
-  // The old values, and what the changes add to the digest.
+  // Reads the old values, and measures what the changes add to the digest.
   Status read_old(const Group& group) {
     std::byte* const old = dev(group.old_at);
     DRIFTLESS_RETURN_IF_ERROR(group.patch->gather_strided(old, gpu_->stream.get()));
@@ -307,8 +307,8 @@ class ChangesOnDevice final : public PlacedChanges {
     return {};
   }
 
-  // To the host, if it is asked for. Maps of one piece share its old values there: only what a map
-  // has may be written.
+  // Copies the old values to the host, if requested. Maps of one piece share its room for them
+  // there, so only the units that a map has are written.
   Status fetch_old(const Group& group, std::span<const ChangePart> parts) {
     const auto wanted = [&](std::size_t part) { return parts[part].old_values != nullptr; };
     if (std::none_of(group.numbers.begin(), group.numbers.end(), wanted)) return {};
@@ -349,9 +349,9 @@ class ChangesOnDevice final : public PlacedChanges {
   std::vector<Group> groups_;
   std::uint64_t offsets_at_ = 0, values_at_ = 0;
   std::vector<PlacedStreams> streams_;  // by bucket
-  std::vector<std::size_t> used_;       // buckets that parts are of
+  std::vector<std::size_t> used_;       // buckets that have parts
   std::vector<Digest> changes_;         // by part
-  WorkspaceLease workspace_;            // goes first: it waits for what works in it
+  WorkspaceLease workspace_;            // destroyed first: waits for work that uses it
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// decode_compact_on_device(): blocks of `compact`, decoded with the old units that lie there. What
-// comes of them goes to the host, where versions are folded.
+// decode_compact_on_device(): decodes blocks of `compact` with the old units on the device. The
+// changes are copied to the host, where versions are folded.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -11,11 +11,11 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kBatchBytes = std::uint64_t{256} << 20;  // of the GPU's memory, about
+constexpr std::uint64_t kBatchBytes = std::uint64_t{256} << 20;  // device memory, roughly
 constexpr std::uint64_t kBlockSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 constexpr std::uint64_t kIntLimit = std::uint64_t{1} << 31;
 
-// Where the tensor's unit 0 would lie if one plain map has all of the block; else null.
+// Where the tensor's unit 0 would lie, if one plain map has the whole block; else null.
 const std::byte* plain_data(const CompactUnits& block) {
   if (block.place.units == 0) return nullptr;
   const std::uint64_t begin = block.place.at(0), end = block.place.at(block.place.units - 1) + 1;
@@ -27,7 +27,7 @@ const std::byte* plain_data(const CompactUnits& block) {
   return nullptr;
 }
 
-// Units of the tensor from the block's first to its last.
+// How many units of the tensor lie between the block's first and last one, inclusive.
 std::uint64_t span_of(const CompactUnits& block) {
   if (block.place.units == 0) return 0;
   return block.place.at(block.place.units - 1) + 1 - block.place.at(0);
@@ -111,7 +111,7 @@ class CompactBatch {
     gather_host_at_ = host_.take(gather_size_.host_bytes);
   }
 
-  // The streams, and the old units if they do not lie as the block has them.
+  // Copies the streams; gathers the old units unless they lie as in the block.
   Status bring(std::size_t i) {
     const CompactUnits& block = blocks_[i];
     DRIFTLESS_RETURN_IF_ERROR(
@@ -132,13 +132,13 @@ class CompactBatch {
                                    work(gather_at_, gather_host_at_, gather_size_),
                                    gpu_.stream.get()));
       DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(gathered, gpu_.stream.get()));
-      DRIFTLESS_RETURN_IF_ERROR(gpu_.stream.wait());  // the table is used again
+      DRIFTLESS_RETURN_IF_ERROR(gpu_.stream.wait());  // the table is reused
     }
     coded_[i].old_dev = gathered - first * width_;
     return {};
   }
 
-  // What each block changes in the digest.
+  // Computes what each block adds to the digest.
   Status sum_up() {
     DRIFTLESS_ASSIGN_OR_RETURN(
         const cuda::Patch patch,
@@ -190,7 +190,7 @@ class CompactBatch {
   std::map<const CompactTable*, std::size_t> known_tables_;
   std::vector<CompactTile> tiles_;
   std::vector<cuda::Patch::Tensor> patched_;
-  std::vector<std::uint64_t> gathered_at_;  // of each block; 0 if it is not gathered
+  std::vector<std::uint64_t> gathered_at_;  // of each block; 0 if not gathered
   std::uint64_t longest_ = 0;
   std::uint64_t streams_at_ = 0, positions_at_ = 0, values_at_ = 0, old_at_ = 0;
   cuda::WorkspaceSize size_, patch_size_, gather_size_;
@@ -198,7 +198,7 @@ class CompactBatch {
   std::uint64_t gather_at_ = 0, gather_host_at_ = 0, sums_at_ = 0, sums_host_at_ = 0;
 };
 
-// About what a block takes of the GPU's memory.
+// The device memory that a block takes, roughly.
 std::uint64_t room_for(const CompactUnits& block) {
   const unsigned width = block.table->fields.unit_bytes;
   const std::uint64_t gathered = plain_data(block) == nullptr ? span_of(block) * width : 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// write_compact_frames(): changes that were found on the device, coded there with the snapshot's
-// units, and written as frames from the host.
+// write_compact_frames(): codes changes that were found on the device, there, with the snapshot's
+// units; the frames are written from the host.
 #include <algorithm>
 
 #include "kernels/cuda/compact.h"
@@ -12,14 +12,14 @@ namespace {
 constexpr std::uint64_t kFrameChanges = std::uint64_t{16} << 20;
 constexpr std::uint64_t kFrameUnits = std::uint64_t{1} << 30;  // 128 MiB of sums
 
-// The changes of one block: those of its slices, one after the other.
+// The changes of one block: those of its slices, in order.
 struct FoundBlock {
   std::uint32_t number = 0;  // in the snapshot
   std::span<const SliceChanges> found;
   std::uint64_t changes = 0;
 };
 
-// Blocks of one dtype that make a frame.
+// Blocks of one dtype that make up a frame.
 class CompactFrame {
  public:
   CompactFrame(const PayloadContext& context, DeviceWork& work, DType dtype,
@@ -62,7 +62,7 @@ class CompactFrame {
   }
 
  private:
-  // Positions and values of a block's slices lie apart: brings them together.
+  // Copies positions and values of a block's slices into one range each.
   Status join() {
     std::uint64_t changes = 0, positions = 0;
     for (const FoundBlock& block : blocks_) {
@@ -100,7 +100,7 @@ class CompactFrame {
     return {};
   }
 
-  // The table, the tiles, and their streams in pinned memory.
+  // Makes the table and the tiles, and copies their streams to pinned memory.
   Status code() {
     const cuda::WorkspaceSize size = cuda::CompactEncode::workspace_size(coded_, fields_, 1);
     DRIFTLESS_RETURN_IF_ERROR(work_.coder.dev.reserve(size.dev_bytes, MemoryKind::kDevice));

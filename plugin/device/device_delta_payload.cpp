@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deltas found on the device. On a road whose parts lie there, whole frames are put together there,
-// too, and only their heads come from the host; on any other the streams are fetched once.
+// Deltas that are found on the device. If the road's parts lie on the device, whole frames are
+// assembled there, and only their heads come from the host; otherwise the streams are copied to the
+// host once.
 #include <algorithm>
 #include <map>
 
@@ -16,11 +17,11 @@ struct Kept {
   std::vector<BucketEntry> entries;
   std::vector<std::uint32_t> numbers;  // of each, in the snapshot
   std::uint64_t position_bytes = 0, value_bytes = 0;
-  std::byte* frame_dev = nullptr;  // where the road's parts lie on the device
+  std::byte* frame_dev = nullptr;  // if the road's parts lie on the device
   std::uint64_t frame_bytes = 0, table_at = 0;
   std::byte* positions_dev = nullptr;
   std::byte* values_dev = nullptr;
-  std::size_t first_sum = 0;  // of its entries' sums
+  std::size_t first_sum = 0;  // the first of its entries' sums
 };
 
 class DeviceDeltaPayload final : public RankPayload {
@@ -43,7 +44,7 @@ class DeviceDeltaPayload final : public RankPayload {
       if (findings_.dense) break;
       DRIFTLESS_RETURN_IF_ERROR(cut(offered));
     }
-    // The batch's memory may go after this call.
+    // The batch's memory may be freed after this call.
     DRIFTLESS_RETURN_IF_ERROR(start_slice());
     while (work_.differ.pending()) DRIFTLESS_RETURN_IF_ERROR(absorb());
     return work_.stream.wait();
@@ -64,7 +65,7 @@ class DeviceDeltaPayload final : public RankPayload {
   }
 
  private:
-  // Into slices of one dtype and at most slice_bytes a side.
+  // Cuts a tensor into slices of one dtype and at most slice_bytes per side.
   Status cut(const PairedTensor& offered) {
     const TensorSpec& spec = context_.store->spec(offered.number);
     const unsigned width = unit_bytes(spec.dtype);
@@ -75,7 +76,7 @@ class DeviceDeltaPayload final : public RankPayload {
     for (std::uint64_t first = 0; first < units;) {
       if (slice_units_ >= most) DRIFTLESS_RETURN_IF_ERROR(start_slice());
       if (findings_.dense) return {};  // no further slice is started
-      // At a multiple of 16 bytes: the next stretch is as well aligned as the tensor.
+      // A multiple of 16, so that the next stretch is aligned like the tensor.
       const std::uint64_t count = std::min(units - first, (most - slice_units_ + 15) / 16 * 16);
       SlicePiece piece;
       piece.number = offered.number;
@@ -104,7 +105,7 @@ class DeviceDeltaPayload final : public RankPayload {
     return {};
   }
 
-  // The oldest slice under way: its changes are kept, digested, and put onto the road.
+  // Takes the oldest slice's changes: keeps and digests them, and writes them to the road.
   Status absorb() {
     DRIFTLESS_ASSIGN_OR_RETURN(const SliceResults results, work_.differ.take());
     const DType dtype = dtypes_[absorbed_++];
@@ -128,7 +129,7 @@ class DeviceDeltaPayload final : public RankPayload {
     return write_from_host(kept);
   }
 
-  // Copies the streams to where they stay, behind a frame's head where the road wants frames there.
+  // Copies the streams to their final place, behind a frame's head if the road needs frames there.
   Status keep(const SliceResults& results, Kept& kept) {
     const unsigned width = unit_bytes(kept.dtype);
     for (std::size_t i = 0; i < results.entries.size(); ++i) {
@@ -171,7 +172,7 @@ class DeviceDeltaPayload final : public RankPayload {
     return frame;
   }
 
-  // All but its table, which has the hashes of what is there then.
+  // Writes all of the frame except its table, whose hashes need the final bytes.
   Status lay_out_frame(Kept& kept) {
     DRIFTLESS_ASSIGN_OR_RETURN(const FramePlan plan,
                                plan_frame(frame_context(frames_.size()), shape_of(kept)));
@@ -181,7 +182,7 @@ class DeviceDeltaPayload final : public RankPayload {
     DRIFTLESS_ASSIGN_OR_RETURN(kept.frame_dev, work_.found.take(kept.frame_bytes));
     kept.positions_dev = kept.frame_dev + places.positions;
     kept.values_dev = kept.frame_dev + places.values;
-    // The header by way of pinned memory; what lies between and behind the streams is zero.
+    // Copies the header through pinned memory; the gaps between and behind the streams are zero.
     DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const pinned, work_.host.take(plan.header.size()));
     std::ranges::copy(plan.header, pinned);
     DRIFTLESS_RETURN_IF_ERROR(work_.stream.copy(kept.frame_dev, pinned, plan.header.size()));
@@ -192,7 +193,7 @@ class DeviceDeltaPayload final : public RankPayload {
     return work_.stream.clear(kept.frame_dev + values_end, places.table - values_end);
   }
 
-  // What it does to the digest, and how it will get into the snapshot.
+  // Queues the change of the digest, and prepares the patch of the snapshot.
   Status note_change(const SliceResults& results, const Kept& kept) {
     const unsigned width = unit_bytes(kept.dtype);
     std::vector<cuda::Patch::Tensor> compared, snapshot, in_tensor;
@@ -206,7 +207,7 @@ class DeviceDeltaPayload final : public RankPayload {
       tensor.units = owned.place().units;
       tensor.entry = results.entries[i];
       tensor.key = digest_tensor_key(context_.store->spec(piece.number).name);
-      // Positions count from the block's start, of which only the stretch need be there.
+      // Positions count from the block's start, but only this stretch of it is in memory.
       tensor.data_dev = const_cast<std::byte*>(results.old_dev[i]) - piece.first_unit * width;
       compared.push_back(tensor);
       tensors.push_back(owned.tensor());
@@ -220,7 +221,7 @@ class DeviceDeltaPayload final : public RankPayload {
                                work_.make_patch(compared, width, coding_, kept.positions_dev));
     DRIFTLESS_ASSIGN_OR_RETURN(std::byte* const old_values, work_.found.take(kept.value_bytes));
     DRIFTLESS_RETURN_IF_ERROR(patch.gather(old_values, work_.stream.get()));
-    // A block lies in one piece here, but its units have other places in the tensor's digest.
+    // A block is contiguous here, but for the digest its units have other places in the tensor.
     std::optional<cuda::Patch> placed;
     if (blocks) {
       DRIFTLESS_ASSIGN_OR_RETURN(placed,
@@ -276,7 +277,7 @@ class DeviceDeltaPayload final : public RankPayload {
                            : write_bucket(context_, bucket, parts_++, findings_);
   }
 
-  // What was found, split into the parts that blocks are cut into; of `compact` as deltas.
+  // Writes the changes, split into the parts that blocks are cut into; for `compact` as deltas.
   Status write_parts(const BucketView& found, std::span<const std::uint32_t> numbers) {
     PayloadContext context = context_;
     if (compact_) context.frame.encoding = Encoding::kDeltas;
@@ -285,7 +286,7 @@ class DeviceDeltaPayload final : public RankPayload {
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       const OwnedTensor& owned = context_.store->owned(numbers[i]);
       BucketEntry entry = found.entries[i];
-      entry.block = nullptr;  // positions stay those of what is owned
+      entry.block = nullptr;  // positions stay in the owned block
       EntryCursor cursor(*context_.layout, found, entry);
       for (;;) {
         DRIFTLESS_ASSIGN_OR_RETURN(const DeltaView delta, cursor.next());
@@ -304,10 +305,10 @@ class DeviceDeltaPayload final : public RankPayload {
     return write_bucket(context, bucket.view(), parts_++, findings_);
   }
 
-  // What can be coded, in `compact`; the rest as deltas.
+  // Writes in `compact` what can be coded, and the rest as deltas.
   Status put_coded() {
     std::map<DType, std::vector<SliceChanges>> coded;
-    std::map<DType, std::vector<std::pair<const Kept*, std::size_t>>> entries;  // of those
+    std::map<DType, std::vector<std::pair<const Kept*, std::size_t>>> entries;  // of `coded`
     for (const Kept& kept : frames_) {
       Kept rest = kept;
       rest.entries.clear();
@@ -335,7 +336,7 @@ class DeviceDeltaPayload final : public RankPayload {
         DRIFTLESS_RETURN_IF_ERROR(coding);
         continue;
       }
-      for (; written < found.size(); ++written) {  // the GPU has no room to code it
+      for (; written < found.size(); ++written) {  // no device memory to code it
         const auto& [kept, entry] = entries[dtype][written];
         Kept one = *kept;
         one.entries = {kept->entries[entry]};
@@ -351,7 +352,7 @@ class DeviceDeltaPayload final : public RankPayload {
            !std::ranges::binary_search(context_.plain, owned.tensor());
   }
 
-  // All streams at once: their hashes are chains that run beside each other.
+  // Hashes all streams at once: a hash is a sequential chain, and the chains run in parallel.
   Status put_frames() {
     std::vector<std::span<const std::byte>> hashed;
     for (const Kept& kept : frames_) {
@@ -394,11 +395,11 @@ class DeviceDeltaPayload final : public RankPayload {
   std::vector<SlicePiece> slice_;  // being filled
   DType slice_dtype_ = DType::kU8;
   std::uint64_t slice_units_ = 0;
-  std::vector<DType> dtypes_;  // of the slices started
+  std::vector<DType> dtypes_;  // of the slices that were started
   std::size_t absorbed_ = 0;
   std::vector<Kept> frames_;
-  // What each changed stretch of a tensor adds to its digest; in pinned memory, once the stream is
-  // there.
+  // What each changed stretch of a tensor adds to its digest; in pinned memory, once the stream has
+  // reached it.
   std::vector<std::pair<std::uint32_t, const std::uint64_t*>> sums_;
   DeviceBuffer fetched_;
   std::uint32_t parts_ = 0;

@@ -7,8 +7,8 @@
 namespace driftless {
 namespace {
 
-// By way of the snapshot, which lies on the device: it takes the tensors, and frames are made from
-// it, a bucket at a time through pinned memory.
+// By way of the snapshot on the device: it takes the tensors, and frames are made from it, a bucket
+// at a time through pinned memory.
 class DeviceFullPayload final : public RankPayload {
  public:
   DeviceFullPayload(const PayloadContext& context, DeviceWork& work)
@@ -16,7 +16,7 @@ class DeviceFullPayload final : public RankPayload {
 
   Status add(std::span<const PairedTensor> batch) override {
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
-    std::ranges::sort(sorted, {}, &PairedTensor::number);  // frames want the layout's order
+    std::ranges::sort(sorted, {}, &PairedTensor::number);  // frames need the layout's order
     const WeightStore& snapshot = *context_.store;
     for (const PairedTensor& offered : sorted) {
       std::byte* const kept = snapshot.data(offered.number);
@@ -38,7 +38,7 @@ class DeviceFullPayload final : public RankPayload {
   Status finish() override { return flush(); }
 
  private:
-  // Into the parts that it is cut into, if each lies in one piece.
+  // Splits a tensor into the parts that it is cut into, if each is contiguous.
   Status cut(std::uint32_t number) {
     const TensorSpec& spec = context_.store->spec(number);
     const OwnedTensor& owned = context_.store->owned(number);
@@ -98,7 +98,7 @@ class HostCopyPayload final : public RankPayload {
   HostCopyPayload(const PayloadContext& context, DeviceWork& work)
       : context_(context), work_(work), inner_(make_rank_payload(context)) {}
 
-  // As many tensors together as fit a bucket.
+  // Adds as many tensors at a time as fit a bucket.
   Status add(std::span<const PairedTensor> batch) override {
     while (!batch.empty()) {
       std::size_t count = 0;

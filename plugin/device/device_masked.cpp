@@ -66,11 +66,11 @@ class DeviceMasked final : public MaskedDevice {
 
  private:
   struct Write {
-    std::optional<cuda::StridedPatch> patch;  // nothing: the map had no change
+    std::optional<cuda::StridedPatch> patch;  // nothing: the map has no change
     std::byte* old = nullptr;
   };
 
-  // Foreseen: each tensor is copied to one place, in its own width.
+  // Assumes that each tensor is copied to one place, in its own width.
   Status take_memory(std::uint64_t dense_bytes) {
     places_.clear();
     first_place_.clear();
@@ -94,13 +94,13 @@ class DeviceMasked final : public MaskedDevice {
     DRIFTLESS_RETURN_IF_ERROR(host_.foresee(tables));
     DRIFTLESS_ASSIGN_OR_RETURN(offsets_, dev_.take(places_.offset_bytes()));
     DRIFTLESS_ASSIGN_OR_RETURN(values_, dev_.take(places_.value_bytes()));
-    // Somebody may still have tensors of the last version: they keep their memory then.
+    // If tensors of the last version are still in use, they keep their memory.
     if (dense_.use_count() != 1) dense_ = std::make_shared<DeviceBuffer>();
     dense_bytes_ = dense_bytes;
     return dense_bytes == 0 ? Status() : dense_->reserve(dense_bytes, MemoryKind::kDevice);
   }
 
-  // The tensor's changes that the map may have, to parts_; units of old values from `old_begin` on.
+  // Adds the tensor's changes that the map may have to parts_; old values from unit `old_begin` on.
   std::uint64_t add_parts(std::size_t tensor, const WeightMap& into, std::uint64_t old_begin) {
     const Tensor& own = tensors_[tensor];
     for (std::size_t i = 0; i < own.pieces.size(); ++i) {
@@ -155,17 +155,17 @@ class DeviceMasked final : public MaskedDevice {
   }
 
   int device_;
-  DeviceStream stream_;  // of staging
+  DeviceStream stream_;  // for staging
   Uploader uploader_;
   DeviceArena dev_{MemoryKind::kDevice}, host_{MemoryKind::kHost};
   std::shared_ptr<DeviceBuffer> dense_ = std::make_shared<DeviceBuffer>();
-  std::uint64_t dense_bytes_ = 0;  // of it, that this version's tensors have
+  std::uint64_t dense_bytes_ = 0;  // used by this version's tensors
   std::vector<Tensor> tensors_;
   PiecePlaces places_;                    // of all pieces
   std::vector<std::size_t> first_place_;  // per tensor
-  std::vector<Part> parts_;               // of what is being made
+  std::vector<Part> parts_;               // of the patch being made
   std::vector<Write> writes_;
-  std::size_t forgotten_ = 0;  // of versions before: numbers are never used again
+  std::size_t forgotten_ = 0;  // in earlier versions: numbers are never reused
   std::byte* offsets_ = nullptr;
   std::byte* values_ = nullptr;
 };

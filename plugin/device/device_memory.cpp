@@ -21,7 +21,7 @@ constexpr std::uint64_t kBlockBytes = std::uint64_t{32} << 20;  // of an arena
 Status check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return {};
   const bool full = code == cudaErrorMemoryAllocation;
-  if (full) static_cast<void>(cudaGetLastError());  // it is not a broken context
+  if (full) static_cast<void>(cudaGetLastError());  // clears the error: the context still works
   return error(full ? StatusCode::kNoSpace : StatusCode::kIo, what, ": ", cudaGetErrorString(code));
 }
 
@@ -41,7 +41,7 @@ std::shared_ptr<std::byte> owned(void* memory, void (*destroy)(void*)) {
   return {static_cast<std::byte*>(memory), DeviceDeleter{current_device(), destroy}};
 }
 
-// The driver's own calls, from the library that the runtime has loaded: nothing is linked with it.
+// Driver functions from the library that the runtime has loaded, so that nothing is linked with it.
 struct Driver {
   decltype(&cuDeviceGet) device = nullptr;
   decltype(&cuDeviceGetAttribute) attribute = nullptr;
@@ -54,7 +54,7 @@ struct Driver {
   decltype(&cuMemUnmap) unmap = nullptr;
   decltype(&cuMemSetAccess) access = nullptr;
 
-  // Nothing if a call is missing.
+  // Null if a function is missing.
   static const Driver* get() {
     static const std::optional<Driver> found = load();
     return found ? &*found : nullptr;
@@ -129,13 +129,13 @@ void DeviceDeleter::operator()(void* made) const {
   destroy(made);
 }
 
-// Memory of a GPU that grows in its place, and is never given back before its end: cudaFree() waits
-// for all that is queued on the GPU. One thread at a time. Works on the device that was current
-// when it was made.
+// Device memory that grows in place, and is only freed by the destructor, because cudaFree() waits
+// for all queued work of the GPU. One thread at a time. Works on the device that was current when
+// it was made.
 class GrowingMemory {
  public:
-  // Addresses for all the memory that the device has, and no memory yet. Null if the driver or
-  // the device cannot do that (memory is taken by cudaMalloc() then).
+  // Reserves addresses for all the memory of the device, and allocates none yet. Null if the driver
+  // or the device does not support that (memory is then allocated by cudaMalloc()).
   [[nodiscard]] static std::shared_ptr<GrowingMemory> make();
   // Waits for the device first, as cudaFree() does.
   ~GrowingMemory();
@@ -144,8 +144,8 @@ class GrowingMemory {
 
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::uint64_t size() const { return size_; }
-  // To at least so many bytes. Waits for nothing that the device does; what is there stays as it
-  // is, and work may be under way on it. kNoSpace if memory is lacking.
+  // Grows to at least so many bytes. Does not wait for the device; existing contents stay, and work
+  // on them may be under way. kNoSpace if memory runs out.
   [[nodiscard]] Status grow(std::uint64_t bytes);
 
  private:
@@ -153,9 +153,9 @@ class GrowingMemory {
 
   std::byte* data_ = nullptr;
   std::uint64_t size_ = 0, most_ = 0;
-  std::uint64_t granule_ = 0;  // memory is taken in multiples of it
+  std::uint64_t granule_ = 0;  // memory is allocated in multiples of it
   int number_ = 0;             // of the device
-  CUdevice device_ = 0;        // the driver's
+  CUdevice device_ = 0;        // the driver's handle
 };
 
 std::shared_ptr<GrowingMemory> GrowingMemory::make() {
@@ -215,7 +215,7 @@ Status GrowingMemory::grow(std::uint64_t bytes) {
       check_driver(driver.create(&memory, more, &properties, 0), "taking device memory"));
   const CUdeviceptr at = address(data_ + size_);
   const CUresult mapped = driver.map(at, more, 0, memory, 0);
-  driver.release(memory);  // the mapping keeps it
+  driver.release(memory);  // the mapping keeps the memory
   DRIFTLESS_RETURN_IF_ERROR(check_driver(mapped, "giving device memory an address"));
   CUmemAccessDesc access{};
   access.location = properties.location;
@@ -399,19 +399,19 @@ Status Uploader::copy(std::span<const Stretch> stretches, const DeviceStream& st
   }
   int device = 0;
   DRIFTLESS_RETURN_IF_ERROR(check(cudaGetDevice(&device), "asking for the GPU"));
-  // Small pieces, one after the other, are done before a thread has begun.
+  // A few small pieces are copied faster than threads start.
   const unsigned lanes = pieces.size() > 2 ? std::min(kLanes, default_threads()) : 1;
   return parallel_for(pieces.size(), lanes, [&](std::size_t i, unsigned lane) -> Status {
-    const OnDevice on(device);  // a thread begins without one
+    const OnDevice on(device);  // a new thread has no device
     DRIFTLESS_RETURN_IF_ERROR(on.status());
     return copy_piece(pieces[i], lane, stream);
   });
 }
 
-// While one slot is emptied the next one is on its way.
+// While one slot is emptied, the next one is being filled.
 Status Uploader::read(std::span<std::byte> to, const std::byte* from_dev,
                       const DeviceStream& stream) {
-  std::span<std::byte> waiting;  // goes to `last`
+  std::span<std::byte> waiting;  // will get the data of `last`
   Slot* last = nullptr;
   const auto empty_last = [&]() -> Status {
     if (last == nullptr) return {};

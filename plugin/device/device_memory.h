@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory and streams of a GPU, owned. Library driftless_device; includes no CUDA header.
+// Memory and streams of a GPU, owned by objects. Library driftless_device; includes no CUDA header.
 //
-// Everything works on the device that was current when it was made, and may end on any thread.
-// Errors: kNoSpace if memory is lacking, kIo for what else CUDA says.
+// Each object works on the device that was current when it was made, and may be destroyed on any
+// thread. Errors: kNoSpace if memory runs out, kIo for other CUDA errors.
 #pragma once
 
 #include "core/memory_kind.h"
@@ -11,17 +11,17 @@
 
 namespace driftless {
 
-// kUnsupported, with the reason, if this process has no GPU that CUDA can use.
-// Else the device is the calling thread's from then on.
+// Makes the device current on the calling thread. kUnsupported, with the reason, if this process
+// has no GPU that CUDA can use.
 [[nodiscard]] Status check_device(int device);
 
-// A device is the calling thread's for as long as this lives; then the one is that it had.
+// Makes a device current on the thread for the object's lifetime; then restores the previous one.
 class OnDevice {
  public:
   explicit OnDevice(int device);
-  // check_device()'s status, if it is not ok.
+  // Fails with check_device()'s status.
   [[nodiscard]] static Result<std::unique_ptr<const OnDevice>> enter(int device);
-  // check_device()'s.
+  // The result of check_device().
   [[nodiscard]] const Status& status() const { return status_; }
 
  private:
@@ -29,14 +29,14 @@ class OnDevice {
   Status status_;
 };
 
-// Where places begin in device memory that holds several.
+// Rounds up to where the next item begins in device memory that holds several.
 [[nodiscard]] constexpr std::uint64_t device_aligned(std::uint64_t bytes) {
   return (bytes + 255) / 256 * 256;
 }
 
 class GrowingMemory;
 
-// A stretch of device memory, or of pinned host memory.
+// A range of device memory, or of pinned host memory.
 class DeviceBuffer {
  public:
   static constexpr std::uint64_t kKept = std::uint64_t{16} << 20;
@@ -49,12 +49,12 @@ class DeviceBuffer {
 
   [[nodiscard]] std::byte* data() const { return memory_.get(); }
   [[nodiscard]] std::uint64_t size() const { return memory_ ? size_ : 0; }
-  // Goes with the last who has it.
+  // Freed with the last reference.
   [[nodiscard]] const std::shared_ptr<std::byte>& memory() const { return memory_; }
-  // Room for at least so many bytes, of the same kind; what it held is lost if it grows, so no
-  // work may be under way on it. Nobody else on the GPU waits for that: device memory grows in its
-  // place, to what is needed, and pinned memory of up to kKept bytes stays until the end (it grows
-  // by half at least).
+  // Makes the buffer at least so large, of the same kind. If it grows, its contents are lost, so no
+  // work on it may be pending. Growing does not stop other work on the GPU: device memory grows in
+  // place, to what is needed; pinned memory up to kKept bytes is kept until the end, and grows at
+  // least by half.
   [[nodiscard]] Status reserve(std::uint64_t bytes, MemoryKind kind);
 
  private:
@@ -64,37 +64,37 @@ class DeviceBuffer {
   std::shared_ptr<std::byte> memory_;
   std::uint64_t size_ = 0;
   MemoryKind kind_ = MemoryKind::kDevice;
-  std::shared_ptr<GrowingMemory> growing_;  // whose memory it is, if any
-  std::vector<DeviceBuffer> kept_;          // what was too small
+  std::shared_ptr<GrowingMemory> growing_;  // the growing memory that memory_ is in, if any
+  std::vector<DeviceBuffer> kept_;          // earlier, smaller memory
 };
 
-// What CUDA made, destroyed on the device that was current then.
+// Destroys a CUDA object on the device that was current when it was made.
 struct DeviceDeleter {
   int device = 0;
-  void (*destroy)(void*) = nullptr;  // null: it is borrowed
+  void (*destroy)(void*) = nullptr;  // null: borrowed
   void operator()(void* made) const;
 };
 using DeviceHandle = std::unique_ptr<void, DeviceDeleter>;
 
-// A stream of its own, at the lowest priority: training and generating go first.
+// A stream of its own, at the lowest priority: training and generation come first.
 class DeviceStream {
  public:
   [[nodiscard]] static Result<DeviceStream> make();
-  // Somebody else's, which outlives it (null: the default one).
+  // A borrowed stream, which outlives this (null: the default one).
   [[nodiscard]] static DeviceStream borrowed(cuda::Stream stream);
 
   [[nodiscard]] cuda::Stream get() const { return stream_.get(); }
-  // Either side of the bus, in any direction.
+  // Queues a copy in any direction; each side may be host or device memory.
   [[nodiscard]] Status copy(void* to, const void* from, std::uint64_t bytes) const;
   [[nodiscard]] Status clear(void* to, std::uint64_t bytes) const;  // to zero
-  // Until all that was queued is done.
+  // Waits until all queued work is done.
   [[nodiscard]] Status wait() const;
 
  private:
   DeviceHandle stream_;
 };
 
-// A point in a stream's work, which another stream or the host waits for.
+// A point in a stream's work that another stream or the host waits for.
 class DeviceEvent {
  public:
   [[nodiscard]] static Result<DeviceEvent> make();
@@ -108,16 +108,16 @@ class DeviceEvent {
 };
 
 // Memory of one kind that is taken piece by piece and given back all at once. Blocks are kept for
-// the next round: taking memory from a GPU stops it.
+// the next round, because allocating device memory stops the GPU.
 class DeviceArena {
  public:
   explicit DeviceArena(MemoryKind kind) : kind_(kind) {}
-  // At a multiple of 256 bytes.
+  // Aligned to 256 bytes.
   [[nodiscard]] Result<std::byte*> take(std::uint64_t bytes);
-  // Everything may be taken again. Blocks that the last round did not touch are freed.
+  // Gives back everything. Frees blocks that the last round did not use.
   void reset();
-  // After reset(): so many bytes come from one block, which grows in its place (no work may be
-  // under way on it).
+  // After reset(): provides so many bytes in one block, which grows in place (no work on it may be
+  // pending).
   [[nodiscard]] Status foresee(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t held_bytes() const;
 
@@ -126,13 +126,13 @@ class DeviceArena {
   DeviceBuffer foreseen_;
   std::uint64_t foreseen_used_ = 0;
   std::vector<DeviceBuffer> blocks_;
-  std::size_t block_ = 0;   // the one that is being filled
-  std::uint64_t used_ = 0;  // of it
+  std::size_t block_ = 0;   // the block that is being filled
+  std::uint64_t used_ = 0;  // bytes of it
 };
 
 // Copies host memory of any kind to the device, through pinned slots: some are filled while others
-// travel. One thread at a time calls it; it fills slots on up to kLanes threads, which have their
-// own slots, and have ended when the call returns.
+// are being sent. One thread at a time calls it; the call fills slots on up to kLanes threads, each
+// with slots of its own, which end before it returns.
 class Uploader {
  public:
   static constexpr std::uint64_t kSlotBytes = std::uint64_t{2} << 20;
@@ -144,40 +144,40 @@ class Uploader {
     std::byte* to_dev = nullptr;
     std::span<const std::byte> from;
   };
-  // Queues the copies on `stream`, in any order among themselves; what they are from may go when it
-  // returns. Always with the same stream.
+  // Queues the copies on `stream`, in any order among themselves; the sources may be freed when the
+  // call returns. Use the same stream in every call.
   [[nodiscard]] Status copy(std::span<const Stretch> stretches, const DeviceStream& stream);
   [[nodiscard]] Status copy(std::byte* to_dev, std::span<const std::byte> from,
                             const DeviceStream& stream) {
     const Stretch stretch{to_dev, from};
     return copy({&stretch, 1}, stream);
   }
-  // Fills `to` from the device; waits for it.
+  // Copies from the device into `to`; waits for the copy.
   [[nodiscard]] Status read(std::span<std::byte> to, const std::byte* from_dev,
                             const DeviceStream& stream);
 
   [[nodiscard]] std::uint64_t pinned_bytes() const;
 
  private:
-  // One thread does not fill slots as fast as the bus empties them.
+  // A single thread fills slots more slowly than the bus empties them.
   static constexpr unsigned kLanes = 4;
   static constexpr unsigned kLaneSlots = 2;
   struct Slot {
     DeviceBuffer buffer;
     DeviceEvent travelled;
   };
-  // The next slot of a lane, which has travelled once it is waited for.
+  // The next slot of a lane; waits until its previous copy is done.
   [[nodiscard]] Slot& next(unsigned lane) {
     return slots_[lane * kLaneSlots + turns_[lane]++ % kLaneSlots];
   }
-  // A piece of at most kSlotBytes.
+  // Copies a piece of at most kSlotBytes.
   [[nodiscard]] Status copy_piece(const Stretch& piece, unsigned lane, const DeviceStream& stream);
 
   std::array<Slot, std::size_t{kLanes} * kLaneSlots> slots_;
-  std::array<std::size_t, kLanes> turns_{};  // each is its lane's alone
+  std::array<std::size_t, kLanes> turns_{};  // each entry belongs to its lane
 };
 
-// Memory that an operation works in.
+// The memory that an operation works in.
 struct DeviceWorkspace {
   DeviceBuffer dev, host;  // host: pinned
 

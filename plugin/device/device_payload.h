@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The payloads of a publisher with a GPU, and what they share. Private to plugin/device.
+// The payloads of a publisher with a GPU, and the state they share. Private to plugin/device.
 #pragma once
 
 #include "plugin/device/slice_differ.h"
@@ -7,28 +7,28 @@
 
 namespace driftless {
 
-// Of one publisher rank, kept from version to version. Everything is queued on `stream`.
+// The state of one publisher rank, kept from version to version. All work is queued on `stream`.
 struct DeviceWork {
   DeviceOptions options;
   DeviceStream stream;
   std::shared_ptr<WeightMemory> memory;
   SliceDiffer differ;
-  // What a version found: streams, workspaces, sums; until it is committed or dropped.
+  // The findings of a version (streams, workspaces, sums), until it is committed or dropped.
   DeviceArena found{MemoryKind::kDevice};
   DeviceArena host{MemoryKind::kHost};
   struct Change {
-    cuda::Patch patch;  // of the snapshot
+    cuda::Patch patch;  // for the snapshot
     const std::byte* values_dev = nullptr;
   };
-  std::vector<Change> changes;  // to be scattered into the snapshot
-  // Of write_compact_frames(): changes of a frame, what codes them, and their streams.
+  std::vector<Change> changes;  // to be written into the snapshot
+  // Used by write_compact_frames(): the changes of a frame, their coding tables, and their streams.
   DeviceBuffer joined;
   DeviceWorkspace coder, coded;
 
   [[nodiscard]] Result<cuda::Patch> make_patch(std::span<const cuda::Patch::Tensor> tensors,
                                                unsigned unit_bytes, cuda::PositionCoding coding,
                                                const std::byte* positions_dev);
-  // Starts afresh, once the device is done with what was queued.
+  // Starts afresh, after the device has finished all queued work.
   [[nodiscard]] Status reset();
 };
 
@@ -42,23 +42,23 @@ struct SliceChanges {
   const std::uint64_t* sums = nullptr;
 };
 // Codes changes of one dtype in `compact` with the units of the snapshot, which lies on the device
-// and is not changed yet, and writes them as frames, which are numbered from `parts` on. Those of a
-// block follow each other, ascending. Memory of the device: for 2^30 units at most, or for one
-// block, 1/8 byte a unit; 12 bytes and three values a change. kNoSpace if there is not as much:
-// `written` of `found` are on the road then.
+// and must not be changed yet, and writes them as frames numbered from `parts` on. The changes of a
+// block must be adjacent and ascending. Device memory, for at most 2^30 units or one block at a
+// time: 1/8 byte per unit; 12 bytes and three values per change. kNoSpace if there is less: then
+// `written` of `found` are on the road.
 [[nodiscard]] Status write_compact_frames(const PayloadContext& context, DeviceWork& work,
                                           DType dtype, std::span<const SliceChanges> found,
                                           std::uint32_t& parts, PayloadFindings& findings,
                                           std::size_t& written);
 
-// Deltas as frames or flush files.
+// Writes deltas as frames or flush files.
 [[nodiscard]] std::unique_ptr<RankPayload> make_device_delta_payload(const PayloadContext& context,
                                                                      DeviceWork& work);
-// Whole tensors as frames, by way of a snapshot on the device.
+// Writes whole tensors as frames, by way of a snapshot on the device.
 [[nodiscard]] std::unique_ptr<RankPayload> make_device_full_payload(const PayloadContext& context,
                                                                     DeviceWork& work);
-// For what needs whole tensors in host memory: brings them there, one at a time, and lets the
-// processor do it. The snapshot is pinned.
+// For formats that need whole tensors in host memory: copies them there one at a time, and encodes
+// on the CPU. The snapshot is pinned.
 [[nodiscard]] std::unique_ptr<RankPayload> make_host_copy_payload(const PayloadContext& context,
                                                                   DeviceWork& work);
 

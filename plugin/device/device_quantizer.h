@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeviceQuantizer: FP8 codes of bfloat16 weights on a GPU (PublisherDevice::quantize()). Private to
-// plugin/device.
+// DeviceQuantizer: computes FP8 codes of bfloat16 weights on a GPU (PublisherDevice::quantize()).
+// Private to plugin/device.
 //
-// Memory of the device: a byte for each weight that is coded at a time, 6 bytes for each of their
-// blocks and 80 for each box; pinned: as much for blocks and boxes. It is kept.
+// Device memory, which is kept: a byte for each weight that is coded at a time, 6 bytes for each of
+// its blocks and 80 for each box; pinned memory: the same for blocks and boxes.
 #pragma once
 
 #include "plugin/device/device_memory.h"
@@ -14,7 +14,7 @@ namespace driftless {
 // One thread at a time.
 class DeviceQuantizer {
  public:
-  // As PublisherDevice::quantize(), on this stream.
+  // PublisherDevice::quantize(), on this stream.
   [[nodiscard]] Status quantize(QuantizeRule rule, std::span<DeviceMatrix> boxes, bool coded,
                                 const DeviceStream& stream);
   [[nodiscard]] std::uint64_t device_bytes() const {
@@ -23,7 +23,7 @@ class DeviceQuantizer {
 
  private:
   DeviceWorkspace work_;
-  DeviceBuffer codes_, largest_dev_, largest_;  // the last one: pinned
+  DeviceBuffer codes_, largest_dev_, largest_;  // the last one is pinned
 };
 
 }  // namespace driftless

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kWidestUnit = 8;
 
-// Where the table of a patch lies, behind so many values.
+// The offset of a patch's table, behind so many values.
 std::uint64_t table_at(std::uint64_t count) { return device_aligned(count * kWidestUnit); }
 
 cuda::WorkspaceSize table_size(std::uint64_t count) {
@@ -24,14 +24,14 @@ cuda::WorkspaceSize table_size(std::uint64_t count) {
 constexpr std::uint64_t kSumsBytes = cuda::kDigestSums * sizeof(std::uint64_t);
 constexpr std::uint64_t kSumsPlace = 256;  // keeps what follows aligned
 constexpr std::uint64_t kChunkBytes = std::uint64_t{32} << 20;
-constexpr std::size_t kChunkPieces = 4096;  // small tensors: their table is bounded, too
+constexpr std::size_t kChunkPieces = 4096;  // small tensors: bounds their table, too
 
-// Sums pieces in device memory; waits for it.
+// Sums pieces in device memory; waits for the result.
 class DeviceSum {
  public:
   DeviceSum(GpuContext& gpu, DeviceWorkspace& workspace) : gpu_(gpu), workspace_(workspace) {}
 
-  // Room for the sums of such pieces, after `before` bytes of device memory.
+  // Reserves room for the sums of such pieces, after `before` bytes of device memory.
   Status reserve(std::span<const cuda::DigestPiece> pieces, std::uint64_t before) {
     const cuda::WorkspaceSize size = cuda::digest_workspace_size(pieces);
     at_ = before;
@@ -64,14 +64,14 @@ class DeviceSum {
   Digest sum_;
 };
 
-// Bytes on the host, which pass through a chunk at the workspace's begin.
+// Sums bytes on the host by way of a chunk at the beginning of the workspace.
 class HostSweep {
  public:
   HostSweep(GpuContext& gpu, DeviceWorkspace& workspace, DeviceSum& sum)
       : gpu_(gpu), workspace_(workspace), sum_(sum) {}
 
   Status reserve() {
-    // More than any pieces of a chunk need: a piece of it takes a row for each 128 KiB, and two.
+    // An upper bound for any pieces of a chunk: a row for each 128 KiB of a piece, and two more.
     const std::vector<cuda::DigestPiece> most(
         kChunkPieces, cuda::DigestPiece{nullptr, (std::uint64_t{2} << 17) + 1, 0, {}});
     return sum_.reserve(most, kChunkBytes);
@@ -80,7 +80,7 @@ class HostSweep {
   Status add(const TensorBytes& bytes) {
     DensePiece rest = bytes.piece;
     while (!rest.bytes.empty()) {
-      // The same place within 16 bytes as in the tensor: the fast case for the sweep.
+      // Keeps the tensor's alignment within 16 bytes, which is the fast case of the sweep.
       const std::uint64_t at = (used_ + 15) / 16 * 16 + rest.byte_offset % 16;
       if (pieces_.size() == kChunkPieces || at >= kChunkBytes) {
         DRIFTLESS_RETURN_IF_ERROR(flush());
@@ -113,7 +113,7 @@ class HostSweep {
   std::vector<cuda::DigestPiece> pieces_;
 };
 
-// WeightMemory::digest(): bytes on the host pass through a chunk of device memory.
+// WeightMemory::digest(): bytes on the host are copied through a chunk of device memory.
 Result<Digest> sum_on_device(const std::shared_ptr<GpuContext>& gpu,
                              std::span<const TensorBytes> bytes) {
   std::vector<cuda::DigestPiece> there;
@@ -137,12 +137,12 @@ Result<Digest> sum_on_device(const std::shared_ptr<GpuContext>& gpu,
   return sum.sum();
 }
 
-// Maps of one width and one conversion, their numbers among all, and what a sweep of them needs.
+// Maps of one width and one conversion, their indices, and the memory that a sweep of them needs.
 struct MapGroup {
   unsigned unit_bytes = 1;
   std::vector<cuda::DigestMap> maps;
   std::vector<std::size_t> numbers;
-  // In the workspace, of either memory: the sums of each map, then the sweep's own.
+  // Offsets in the workspace, in both memories: the sums of each map, then the sweep's own data.
   std::uint64_t sums_at = 0;
   std::optional<cuda::MapSweep> sweep;
 };
@@ -162,7 +162,7 @@ std::vector<MapGroup> grouped(std::span<const MapToSum> maps) {
   return found;
 }
 
-// Whether the groups were made of just these.
+// Whether the groups were made from exactly these maps.
 bool made_of(const std::vector<MapGroup>& groups, std::span<const MapToSum> maps) {
   std::size_t count = 0;
   for (const MapGroup& group : groups) {
@@ -185,7 +185,7 @@ constexpr std::uint64_t kMapSumsBytes = cuda::kDigestMapSums * sizeof(std::uint6
 Status prepare_sweeps(const GpuContext& gpu, DeviceWorkspace& workspace,
                       std::vector<MapGroup>& groups) {
   std::uint64_t used = 0;
-  std::vector<std::pair<std::uint64_t, cuda::WorkspaceSize>> own;  // of each sweep: where, how much
+  std::vector<std::pair<std::uint64_t, cuda::WorkspaceSize>> own;  // of each sweep: place, size
   for (MapGroup& group : groups) {
     const cuda::WorkspaceSize size = cuda::MapSweep::workspace_size(group.maps, group.unit_bytes);
     group.sums_at = used;
@@ -206,7 +206,7 @@ Status prepare_sweeps(const GpuContext& gpu, DeviceWorkspace& workspace,
   return {};
 }
 
-// Queued in short launches; the sums are on the host once the stream is done.
+// Queues short launches; the sums are on the host once the stream is done.
 Status queue_sweep(const GpuContext& gpu, const DeviceWorkspace& workspace, const MapGroup& group) {
   const std::uint64_t bytes = group.maps.size() * kMapSumsBytes;
   std::byte* const dev = workspace.dev.data() + group.sums_at;
@@ -258,7 +258,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   Result<bool> decode_compact(std::span<CompactUnits> blocks) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
     const Status decoded = decode_compact_on_device(gpu_, blocks);
-    if (decoded.code() == StatusCode::kNoSpace) return false;  // the host has some
+    if (decoded.code() == StatusCode::kNoSpace) return false;  // the host does it
     DRIFTLESS_RETURN_IF_ERROR(decoded);
     return true;
   }
@@ -270,7 +270,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
   Result<std::vector<StridedSum>> sum_maps(std::span<const MapToSum> maps,
                                            unsigned /*threads*/) override {
     DRIFTLESS_ASSIGN_OR_RETURN(const auto on, OnDevice::enter(gpu_->device));
-    // An engine may wait for this: the tables of the same maps stay where they are.
+    // An engine may be waiting: keeps the tables if the maps are the same.
     if (!made_of(sweeps_, maps)) {
       sweeps_ = grouped(maps);
       DRIFTLESS_RETURN_IF_ERROR(prepare_sweeps(*gpu_, sweep_, sweeps_));
@@ -295,7 +295,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
       DRIFTLESS_RETURN_IF_ERROR(reserve(count));
       DRIFTLESS_ASSIGN_OR_RETURN(const cuda::StridedPatch patch, dense(*map, origin, count));
       DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(scratch_.dev.data(), gpu_->stream.get()));
-      DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // the table is used again
+      DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // the table is reused
       gathered = true;
     }
     if (gathered) {
@@ -327,7 +327,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
         continue;
       }
       if (!copied) {
-        DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // what was there before may be in use
+        DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // earlier contents may be in use
         DRIFTLESS_RETURN_IF_ERROR(reserve(count));
         DRIFTLESS_RETURN_IF_ERROR(gpu_->copy(scratch_.dev.data(), {values, count * width}, from));
         copied = true;
@@ -335,7 +335,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
       DRIFTLESS_ASSIGN_OR_RETURN(const cuda::StridedPatch patch, dense(*map, origin, count));
       DRIFTLESS_RETURN_IF_ERROR(
           patch.scatter_strided(scratch_.dev.data(), false, gpu_->stream.get()));
-      DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // the table is used again
+      DRIFTLESS_RETURN_IF_ERROR(gpu_->stream.wait());  // the table is reused
     }
     return {};
   }
@@ -366,7 +366,7 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
         scratch_.dev.reserve(table_at(count) + table.dev_bytes, MemoryKind::kDevice));
     return scratch_.host.reserve(table.host_bytes, MemoryKind::kHost);
   }
-  // Every unit of [origin, origin + count) that the map has; values are at the scratch's begin.
+  // All units of [origin, origin + count) that the map has; values are at the scratch's beginning.
   Result<cuda::StridedPatch> dense(const WeightMap& map, std::uint64_t origin,
                                    std::uint64_t count) {
     cuda::StridedPatch::Part part;
@@ -384,8 +384,8 @@ class DeviceWeightMemory final : public WeightMemory, private BucketMemory {
 
   std::shared_ptr<GpuContext> gpu_;
   DeviceWorkspace scratch_;       // for read() and write()
-  DeviceWorkspace sweep_;         // of its own: a change may be staged, and has the other
-  std::vector<MapGroup> sweeps_;  // of the last sum_maps(), in that workspace
+  DeviceWorkspace sweep_;         // separate, because a staged change may hold the context's
+  std::vector<MapGroup> sweeps_;  // of the last sum_maps(), in sweep_
 };
 
 }  // namespace
@@ -410,7 +410,7 @@ WorkspaceLease::WorkspaceLease(std::shared_ptr<GpuContext> gpu)
     : gpu_(std::move(gpu)), held_(std::move(gpu_->workspace)) {}
 
 WorkspaceLease::~WorkspaceLease() {
-  // Where even waiting fails the device is lost, and with it what worked there.
+  // If even waiting fails, the device is lost, and with it the work on it.
   const OnDevice on(gpu_->device);
   static_cast<void>(on.status().ok() && gpu_->stream.wait().ok());
   if (held_.dev.size() >= gpu_->workspace.dev.size()) gpu_->workspace = std::move(held_);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU's WeightMemory and the changes placed in it share: a stream, and workspace that is
-// kept from version to version. Part of plugin/device.
+// The stream and the workspace that a GPU's WeightMemory shares with the changes placed in it. The
+// workspace is kept from version to version. Private to plugin/device.
 #pragma once
 
 #include "plugin/device/device_memory.h"
@@ -11,19 +11,20 @@ namespace driftless {
 // One thread at a time.
 struct GpuContext {
   int device = 0;
-  std::uint64_t max_staging_bytes = 0;  // 0: as much as there is
+  std::uint64_t max_staging_bytes = 0;  // 0: no limit
   DeviceStream stream;
   Uploader uploader;
-  DeviceWorkspace workspace;  // empty while somebody has it
+  DeviceWorkspace workspace;  // empty while it is leased
   StagingMemory staging;
 
-  // Bytes of either memory to the device: queued; what lies on the host may go when it returns.
+  // Queues a copy from host or device memory to the device; host memory may be freed when the call
+  // returns.
   [[nodiscard]] Status copy(std::byte* to_dev, std::span<const std::byte> from, MemoryKind kind) {
     if (kind == MemoryKind::kDevice) return stream.copy(to_dev, from.data(), from.size());
     return uploader.copy(to_dev, from, stream);
   }
-  // Both streams of a bucket: what lies on the host goes to `uploads`, which is for the uploader;
-  // what lies on the device is queued.
+  // Copies both streams of a bucket: if they lie on the host, adds them to `uploads` for the
+  // uploader; if on the device, queues a copy.
   [[nodiscard]] Status copy(std::byte* positions_dev, std::byte* values_dev,
                             const SourceBucket& bucket, std::vector<Uploader::Stretch>& uploads) {
     const BucketView& view = bucket.view;
@@ -35,13 +36,13 @@ struct GpuContext {
     DRIFTLESS_RETURN_IF_ERROR(copy(positions_dev, view.positions, bucket.memory));
     return copy(values_dev, view.values, bucket.memory);
   }
-  // Makes it at least so large; kNoSpace, saying for what, if that is more than allowed.
+  // Makes `held` at least so large. kNoSpace, naming the purpose, if that exceeds the limit.
   [[nodiscard]] Status reserve(DeviceWorkspace& held, std::uint64_t dev_bytes,
                                std::uint64_t host_bytes, const std::string& what);
 };
 
-// Has the context's workspace for as long as it lives, and waits for the stream before it gives it
-// back: nothing works in it then.
+// Takes the context's workspace for the lifetime of this object; before giving it back, waits for
+// the stream, so that no work uses it any more.
 class WorkspaceLease {
  public:
   explicit WorkspaceLease(std::shared_ptr<GpuContext> gpu);
@@ -57,7 +58,7 @@ class WorkspaceLease {
   DeviceWorkspace held_;
 };
 
-// Places one after the other in a workspace, each at a multiple of 256 bytes.
+// Assigns offsets in a workspace one after the other, each a multiple of 256 bytes.
 class PlacePlan {
  public:
   [[nodiscard]] std::uint64_t take(std::uint64_t bytes) {
@@ -71,8 +72,8 @@ class PlacePlan {
   std::uint64_t used_ = 0;
 };
 
-// Whether the streams of a bucket are used where they lie: on the device, aligned as frames are in
-// memory that is.
+// Whether a bucket's streams can be used where they lie: on the device, and aligned like those of
+// frames in aligned memory.
 [[nodiscard]] inline bool usable_there(const SourceBucket& bucket) {
   constexpr std::uintptr_t kStreamAlignment = 8;
   const auto address = reinterpret_cast<std::uintptr_t>(bucket.view.positions.data()) |
@@ -96,12 +97,12 @@ class PlacePlan {
 [[nodiscard]] Status decode_compact_on_device(const std::shared_ptr<GpuContext>& gpu,
                                               std::span<CompactUnits> blocks);
 
-// Pieces of changes in the memory of a GPU: where the offsets and values of each lie.
+// The offsets and values of pieces of changes, packed for the memory of a GPU.
 
-// What the pieces point to outlives it.
+// Everything that the pieces point to outlives this.
 class PiecePlaces {
  public:
-  // The number of the piece. Values have `value_bytes` each.
+  // Adds a piece whose values have `value_bytes` each. Returns its number.
   std::size_t add(const DeltaPiece& piece, unsigned value_bytes);
   void clear();
 
@@ -109,11 +110,11 @@ class PiecePlaces {
     return offset_entries_ * sizeof(std::uint32_t);
   }
   [[nodiscard]] std::uint64_t value_bytes() const { return value_bytes_; }
-  // Queues it on the stream.
+  // Queues the upload on the stream.
   [[nodiscard]] Status upload(std::byte* offsets_dev, std::byte* values_dev, Uploader& uploader,
                               const DeviceStream& stream) const;
 
-  // The changes of a piece that may lie in a map, for a patch over the two uploads.
+  // The changes of a piece that may lie in a map, as a part of a patch over the two uploads.
   [[nodiscard]] cuda::StridedPatch::Part part(std::size_t number, const ChangePart& found,
                                               std::uint64_t old_begin) const;
 
@@ -128,8 +129,8 @@ class PiecePlaces {
   std::uint64_t offset_entries_ = 0, value_bytes_ = 0;
 };
 
-// Uses every kernel of such patches once: the first use of one stops the GPU for milliseconds,
-// which is for when nobody generates yet.
+// Runs every kernel of such patches once, while no engine generates: the first use of a kernel
+// stops the GPU for milliseconds.
 [[nodiscard]] Status load_patch_kernels(const DeviceStream& stream);
 
 }  // namespace driftless

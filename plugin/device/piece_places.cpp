@@ -7,8 +7,7 @@ namespace driftless {
 namespace {
 
 constexpr std::uint64_t kValueAlignment = 8;
-// Of load_patch_kernels(): a unit, its old and its new value, what is found out of it, and its
-// position.
+// For load_patch_kernels(): a unit, its old value, its new value, a result, and its position.
 constexpr std::uint64_t kSlots = 5, kSlotBytes = 256;
 
 }  // namespace
@@ -26,7 +25,7 @@ void PiecePlaces::clear() {
   offset_entries_ = value_bytes_ = 0;
 }
 
-// Pieces are small: they are put together first, and travel in large copies.
+// Pieces are small, so they are packed first and copied in large blocks.
 Status PiecePlaces::upload(std::byte* offsets_dev, std::byte* values_dev, Uploader& uploader,
                            const DeviceStream& stream) const {
   std::vector<std::byte> together(offset_bytes());
@@ -61,7 +60,7 @@ cuda::StridedPatch::Part PiecePlaces::part(std::size_t number, const ChangePart&
 
 namespace {
 
-// Every operation of a patch of one unit; `slot` as below.
+// Runs every operation of a patch of one unit; `slot` as below.
 Status use_patch(const cuda::StridedPatch& patch, std::byte* slots, const DeviceStream& stream) {
   const auto slot = [&](std::size_t number) { return slots + number * kSlotBytes; };
   DRIFTLESS_RETURN_IF_ERROR(patch.gather_strided(slot(1), stream.get()));
@@ -97,7 +96,7 @@ Status load_patch_kernels(const DeviceStream& stream) {
         cuda::StridedPatch::make(parts, width, nullptr, table.get(), stream.get()));
     DRIFTLESS_RETURN_IF_ERROR(use_patch(patch, units.data(), stream));
     for (const auto coding : {cuda::PositionCoding::kIndices, cuda::PositionCoding::kGaps}) {
-      DRIFTLESS_RETURN_IF_ERROR(stream.wait());  // the table is used again
+      DRIFTLESS_RETURN_IF_ERROR(stream.wait());  // the table is reused
       const cuda::StridedPatch::Streams streams{tensors, coding, units.data() + 4 * kSlotBytes};
       DRIFTLESS_ASSIGN_OR_RETURN(
           patch, cuda::StridedPatch::make(parts, width, streams, table.get(), stream.get()));

@@ -4,7 +4,7 @@
 namespace driftless {
 namespace {
 
-// Expected to be enough; a slice that has more is compared again.
+// Room that usually suffices; a slice with more changes is compared again.
 std::uint64_t first_room(std::uint64_t units) { return units / 16 + 1024; }
 
 std::uint64_t units_of(std::span<const SlicePiece> pieces) {
@@ -26,7 +26,7 @@ Status SliceDiffer::open(const DeviceStream& work) {
   return {};
 }
 
-// Brings over what does not lie on the device, and says where both sides are.
+// Copies what is not on the device to it, and sets where both sides are.
 Status SliceDiffer::stage(Lane& lane) {
   std::uint64_t bytes = 0;
   for (const SlicePiece& piece : lane.pieces) {
@@ -71,7 +71,7 @@ Status SliceDiffer::compare(Lane& lane, std::uint64_t max_changed) {
   }
   const cuda::WorkspaceSize size =
       cuda::DiffBatch::workspace_size(units, lane.unit_bytes, max_changed);
-  // What is freed may still be read: freeing device memory waits for the device.
+  // Memory that is replaced may still be read: freeing device memory waits for the device.
   DRIFTLESS_RETURN_IF_ERROR(lane.work.dev.reserve(size.dev_bytes, MemoryKind::kDevice));
   DRIFTLESS_RETURN_IF_ERROR(lane.work.host.reserve(size.host_bytes, MemoryKind::kHost));
   DRIFTLESS_ASSIGN_OR_RETURN(lane.batch, cuda::DiffBatch::make(units, lane.unit_bytes, max_changed,

@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-// What was written on the device, once the stream has passed it.
+// Reads a written value from the device, after the stream has passed it.
 template <typename Value>
 Status fetch(Value* to, const std::byte* from_dev, void* stream) {
   const DeviceStream borrowed = DeviceStream::borrowed(stream);
@@ -18,7 +18,7 @@ Status fetch(Value* to, const std::byte* from_dev, void* stream) {
   return borrowed.wait();
 }
 
-// Makes the patch of one tensor, proves its positions, and lets `use` queue what it likes.
+// Makes the patch of one tensor, proves its positions, and lets `use` queue its work.
 template <typename Use>
 Status with_patch(const DeviceUnits& tensor, const DevicePositions& positions, void* stream,
                   const Use& use) {
@@ -42,7 +42,7 @@ Status with_patch(const DeviceUnits& tensor, const DevicePositions& positions, v
 }
 
 struct Attempt {
-  std::uint64_t changed = 0;  // more than there was room for: nothing was written
+  std::uint64_t changed = 0;  // more than the room: nothing was written
   DeviceChanges found;
 };
 
@@ -116,7 +116,7 @@ Result<std::uint64_t> masked_overwrite_on_device(const DeviceUnits& to, const st
   return count;
 }
 
-// Room for what a step of training changes; where more did, once more with the right room.
+// Allocates room for the changes of a usual training step; if there are more, repeats with enough.
 Result<DeviceChanges> diff_on_device(const DeviceUnits& before, const std::byte* after_dev,
                                      void* stream) {
   constexpr std::uint64_t kLeastRoom = 1 << 16;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Single operations on tensors in device memory, for callers that bring a stream of their own.
-// Library driftless_device; includes no CUDA header.
+// Single operations on tensors in device memory, for callers with a stream of their own. Library
+// driftless_device; includes no CUDA header.
 //
-// A call queues its work on the stream (cudaStream_t; null: the default one), after what is queued
-// there already, and returns when it is done: its workspace lives no longer. The device of the
-// tensors is current (check_device()). kernels/cuda/operations.h is for batches without a wait.
+// A call queues its work on the stream (cudaStream_t; null: the default one), behind what is
+// already queued there, and returns when the work is done, because its workspace is freed on
+// return. The device of the tensors must be current (check_device()). For batches without waits use
+// kernels/cuda/operations.h.
 #pragma once
 
 #include "core/digest.h"
@@ -12,7 +13,7 @@
 namespace driftless {
 
 struct DeviceUnits {
-  std::byte* data_dev = nullptr;  // at a multiple of the unit
+  std::byte* data_dev = nullptr;  // aligned to the unit
   std::uint64_t units = 0;
   unsigned unit_bytes = 1;  // 1, 2, 4 or 8
 };
@@ -20,25 +21,25 @@ struct DeviceUnits {
 struct DevicePositions {
   const std::byte* data_dev = nullptr;
   std::uint64_t count = 0;
-  unsigned bytes = 8;  // of one: 4 or 8
+  unsigned bytes = 8;  // per position: 4 or 8
 };
 struct DeviceChanges {
   std::uint64_t count = 0;
-  std::shared_ptr<std::byte> positions_dev;  // of 8 bytes
+  std::shared_ptr<std::byte> positions_dev;  // 8 bytes each
   std::shared_ptr<std::byte> values_dev;
 };
 
-// Device memory of ours; goes with the last reference. Never null.
+// Device memory that is freed with the last reference. Never null.
 [[nodiscard]] Result<std::shared_ptr<std::byte>> allocate_on_device(std::uint64_t bytes);
-// kInvalidArgument if the bytes are no memory of this device (or managed memory).
+// kInvalidArgument if the bytes are not memory of this device (or managed memory).
 [[nodiscard]] Status check_device_memory(const void* data, int device);
 
-// kCorrupt if positions do not ascend or lie past the end; nothing is written then.
+// kCorrupt, with nothing written, if positions do not ascend or lie past the end.
 [[nodiscard]] Status gather_on_device(const DeviceUnits& from, const DevicePositions& positions,
                                       std::byte* values_dev, void* stream);
 [[nodiscard]] Status scatter_on_device(const DeviceUnits& to, const DevicePositions& positions,
                                        const std::byte* values_dev, void* stream);
-// How many units were written.
+// Returns how many units were written.
 [[nodiscard]] Result<std::uint64_t> masked_overwrite_on_device(const DeviceUnits& to,
                                                                const std::byte* source_dev,
                                                                std::uint64_t sentinel,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The largest magnitudes of FP8 blocks that publisher ranks cut between them: each rank sends what
-// it has of such a block, if that changed, and hears the largest of all. The weights themselves do
-// not travel.
+// The largest magnitudes of FP8 blocks that several publisher ranks own parts of. Each rank sends
+// the maximum of its part if it changed, and receives the maximum over all parts. Only maxima are
+// sent, no weights.
 #pragma once
 
 #include <compare>
@@ -16,7 +16,7 @@ namespace driftless {
 
 struct BlockKey {
   std::uint32_t tensor = 0;  // index of the matrix in the base checkpoint's layout
-  std::uint32_t block = 0;   // row after row
+  std::uint32_t block = 0;   // blocks count row after row
   friend auto operator<=>(const BlockKey&, const BlockKey&) = default;
 };
 
@@ -25,17 +25,17 @@ struct BlockMaximum {
   std::uint16_t size = 0;  // the bits of a bfloat16
 };
 
-// From every rank to the leader, and from the leader to all.
+// Every rank sends one to the leader, and the leader sends one to all.
 struct MaximaMessage {
   Status status;
-  bool all = false;  // from a rank: of all its blocks, and it knows nothing of the others'
+  bool all = false;  // from a rank: lists all its blocks, and it has no maxima of other ranks
   std::vector<BlockMaximum> maxima;
 };
 
-// The leader's part: what each rank has.
+// The leader's side: keeps each rank's maxima.
 class BlockMaxima {
  public:
-  // What all ranks hear: what changed, or all of it if one of them knows nothing.
+  // The message for all ranks: the maxima that changed, or all of them if a rank set `all`.
   [[nodiscard]] MaximaMessage merge(const std::vector<MaximaMessage>& ranks);
 
  private:

@@ -9,9 +9,9 @@
 namespace driftless {
 namespace {
 
-constexpr std::size_t kPieceBytes = std::size_t{16} << 20;  // of one message between ranks
+constexpr std::size_t kPieceBytes = std::size_t{16} << 20;  // the most in one message between ranks
 
-// Frames, one after the other; their headers say how long they are.
+// Concatenated frames; their headers have their lengths.
 std::string message_of(const std::vector<std::vector<std::byte>>& frames) {
   std::string text;
   for (const std::vector<std::byte>& frame : frames) {
@@ -40,7 +40,7 @@ Result<std::vector<Frame>> frames_of(const std::vector<std::string>& messages,
   return frames;
 }
 
-// What the frames of all ranks make of one tensor.
+// Combines the frames of all ranks for one tensor.
 class MirroredTensor {
  public:
   explicit MirroredTensor(const WeightLayout& layout, std::uint32_t tensor)
@@ -110,8 +110,8 @@ Result<std::unique_ptr<BlockMirror>> BlockMirror::open(Group& group, const RunSt
   return mirror;
 }
 
-// In pieces: messages between ranks are small. All ranks call it, whatever went before; if a rank
-// is not ready, it fails on all.
+// Gathers in pieces, because messages between ranks must be small. All ranks call it, also after a
+// failure; if one is not ready, it fails on all of them.
 Result<std::vector<std::string>> BlockMirror::gather(Status ready, const std::string& mine,
                                                      const Deadline& deadline) {
   const CountMessage pieces{std::move(ready), (mine.size() + kPieceBytes - 1) / kPieceBytes};
@@ -206,7 +206,7 @@ void BlockMirror::write(const PayloadContext& made, RankPayload* blocks, const F
     if (mine.status.ok()) mine.status = told.status();
     return;
   }
-  if (told->count == 0) return;  // a rank failed, or found it dense: all learn it soon
+  if (told->count == 0) return;  // a rank failed or found too many changes, and the verdict follows
   const Result<std::vector<std::string>> messages = gather({}, message_of(frames), deadline);
   mine.status = messages.status();
   if (!messages.ok() || !group_.leads()) return;

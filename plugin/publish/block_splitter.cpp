@@ -36,7 +36,7 @@ Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& sp
   for (std::uint64_t at = begin; at < end;) {
     const auto point = std::ranges::upper_bound(cut->points, at);
     const std::uint64_t next = point != cut->points.end() ? std::min(end, *point) : end;
-    if (at == begin && next == end) return owned;  // inside one part
+    if (at == begin && next == end) return owned;  // it lies inside one part
     if (owned.parts_.size() == kMaxBlocksOfTensor) {
       return error(StatusCode::kInvalidArgument, "tensor '", spec.name, "' would be cut into more ",
                    "than ", kMaxBlocksOfTensor, " blocks along dimension ", cut->dim);
@@ -51,7 +51,7 @@ Result<OwnedTensor> OwnedTensor::make(std::uint32_t tensor, const TensorSpec& sp
     owned.parts_.push_back({std::move(block), place});
     at = next;
   }
-  // In units, which packed elements share in the last dimension.
+  // In units: several packed elements share one in the last dimension.
   owned.length_ = 0;
   for (const Part& part : owned.parts_) {
     owned.begins_.push_back(owned.length_);
@@ -73,7 +73,7 @@ void BlockSplitter::add(const OwnedTensor& owned, const DeltaView& delta) {
   }
   const unsigned width = delta.unit_bytes;
   std::vector<Piece*> open(owned.parts().size());
-  std::uint64_t run_begin = 0, run_end = 0, shift = 0;  // of the part that holds the position
+  std::uint64_t run_begin = 0, run_end = 0, shift = 0;  // of the current part
   std::size_t part = 0;
   for (std::size_t k = 0; k < delta.offsets.size(); ++k) {
     const std::uint64_t position = delta.origin + delta.offsets[k];
@@ -91,7 +91,7 @@ void BlockSplitter::add(const OwnedTensor& owned, const DeltaView& delta) {
       open[part] = &pieces_[part].emplace_back();
       open[part]->origin = inside;
     }
-    Piece& piece = *open[part];  // offsets stay small: those of the delta do
+    Piece& piece = *open[part];  // the delta's offsets are small, so these are
     piece.offsets.push_back(static_cast<std::uint32_t>(inside - piece.origin));
     const std::byte* const value = delta.values + k * width;
     piece.values.insert(piece.values.end(), value, value + width);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a publisher rank owns of a tensor, and the blocks that it is cut into before it is sent, so
-// that receivers can fetch their slices without the rest.
+// The part of a tensor that a publisher rank owns, and the blocks that it is cut into before it is
+// sent, so that receivers can fetch their slices alone.
 #pragma once
 
 #include <deque>
@@ -20,7 +20,7 @@ struct TensorCut {
   friend bool operator==(const TensorCut&, const TensorCut&) = default;
 };
 
-// The same of a certain tensor: it is cut at these places, ascending.
+// A cut of one tensor of the layout at these places, ascending.
 struct BlockCut {
   std::uint32_t tensor = 0;  // index in the layout
   std::uint32_t dim = 0;
@@ -32,19 +32,19 @@ struct BlockCut {
 // A tensor, or the block of it that this rank owns, and how it is cut further.
 class OwnedTensor {
  public:
-  // `cut` may be null. kInvalidArgument, naming the tensor, if it cannot be cut so, or into more
-  // than kMaxBlocksOfTensor parts.
+  // `cut` may be null. kInvalidArgument, naming the tensor, if the cut does not fit it or makes
+  // more than kMaxBlocksOfTensor parts.
   [[nodiscard]] static Result<OwnedTensor> make(std::uint32_t tensor, const TensorSpec& spec,
                                                 const TensorBox& box, const BlockCut* cut);
 
   [[nodiscard]] std::uint32_t tensor() const { return tensor_; }
-  // In the tensor. Null: all of it.
+  // The owned block of the tensor. Null: the rank owns the whole tensor.
   [[nodiscard]] const TensorBlock* block() const { return block_.get(); }
   [[nodiscard]] const BlockPlace& place() const { return place_; }
-  // The blocks that are sent; none: it is not cut.
+  // The blocks that are sent. Empty: the owned part is sent uncut.
   struct Part {
     TensorBlock block;  // in the tensor
-    BlockPlace inside;  // in what is owned
+    BlockPlace inside;  // in the owned part
   };
   [[nodiscard]] std::span<const Part> parts() const { return parts_; }
 
@@ -54,19 +54,20 @@ class OwnedTensor {
   std::shared_ptr<const TensorBlock> block_;
   BlockPlace place_;
   std::vector<Part> parts_;
-  // What is owned is rows of `length_` units, of each of which part i has
-  // [begins_[i], begins_[i + 1]).
+  // The owned part is rows of `length_` units. Part i has the units [begins_[i], begins_[i + 1]) of
+  // each row.
   std::uint64_t length_ = 1;
   std::vector<std::uint64_t> begins_;
 };
 
-// Collects the changes of one tensor, block by block. Held is what it changes.
+// Collects the changes of one tensor, block by block. Memory: O(changes).
 class BlockSplitter {
  public:
-  // Ascending in what is owned; of one tensor until take().
+  // Deltas ascend in the owned part, and belong to one tensor until take().
   void add(const OwnedTensor& owned, const DeltaView& delta);
   [[nodiscard]] const OwnedTensor* owned() const { return owned_; }
-  // The changes of each part, one after the other, with positions in the part; then forgets them.
+  // Passes the changes of each part, part after part, with positions in the part; then forgets
+  // them.
   [[nodiscard]] Status take(
       const std::function<Status(const DeltaView& delta, const TensorBlock* block)>& use);
 

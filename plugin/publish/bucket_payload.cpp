@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buckets of the running comparison, as frames or as flush files. While one bucket is filled those
-// before it are encoded, compressed and written by threads of their own: one, or, if the road takes
-// several parts at a time, up to kMostWriters. All that is held is two buckets and one encoded one;
-// of several writers, smaller ones that take no more together.
+// Writes the changes as buckets: frames or flush files. While one bucket is filled, earlier ones
+// are encoded, compressed and written on other threads: one, or, if the road accepts several parts
+// at a time, up to kMostWriters. Memory: two buckets and one encoded bucket; with several writers
+// the buckets are smaller and take no more in total.
 #include <algorithm>
 
 #include "plugin/publish/rank_payload.h"
@@ -11,21 +11,21 @@ namespace driftless {
 namespace {
 
 constexpr unsigned kMostWriters = 4;
-constexpr std::uint64_t kLeastSharedBytes = std::uint64_t{8} << 20;  // of a bucket that is divided
+constexpr std::uint64_t kLeastSharedBytes = std::uint64_t{8} << 20;  // smaller ones have one writer
 
 // How many threads write frames of this payload at a time.
 unsigned writers_of(const PayloadContext& context) {
   const bool one = context.directory_layout != DirectoryLayout::kFrames ||
                    context.frames != nullptr || !context.background ||
                    context.buffer_bytes < kLeastSharedBytes || !context.road->writes_at_once();
-  // The other half of the processors finds what is to be written.
+  // The other half of the processors compares.
   return one ? 1 : std::clamp(context.threads / 2, 1U, kMostWriters);
 }
 
-// A frame into a part that was created for it.
+// Writes a frame into a part that was created for it.
 Result<Hash128> write_part(const FrameContext& frame, const BucketView& bucket,
                            std::vector<std::byte>& encoded, File& part) {
-  if (frame.encoding == Encoding::kDeltasZstd) {  // into memory
+  if (frame.encoding == Encoding::kDeltasZstd) {  // encoded in memory
     encoded.clear();
     DRIFTLESS_RETURN_IF_ERROR(encode_frame(frame, bucket, encoded));
     DRIFTLESS_RETURN_IF_ERROR(part.pwrite(0, encoded));
@@ -42,16 +42,16 @@ Result<Hash128> write_part(const FrameContext& frame, const BucketView& bucket,
   return table;
 }
 
-// Hands full buckets to writers. The caller's thread fills a bucket, numbers and creates its part;
-// from then until settle() the lane is its writer's alone.
+// Hands full buckets to writers. The caller's thread fills a bucket, and numbers and creates its
+// part; from then until settle() only the lane's writer uses the lane.
 class BucketWriter {
  public:
-  // Both outlive it.
+  // Both outlive the writer.
   BucketWriter(const PayloadContext& context, PayloadFindings& findings)
       : context_(context), findings_(findings), writers_(writers_of(context)) {
     for (unsigned i = 0; i <= writers_; ++i) {
       lanes_.emplace_back(context, context.buffers->bucket(i));
-      lanes_.back().bucket.builder.clear();  // what a failure left
+      lanes_.back().bucket.builder.clear();  // left by a failure
     }
     if (context.clock != nullptr) context.clock->has_writers(writers_);
   }
@@ -59,7 +59,7 @@ class BucketWriter {
   [[nodiscard]] BucketBuilder& filling() { return lanes_[filling_].bucket.builder; }
   [[nodiscard]] unsigned writers() const { return writers_; }
 
-  // Passes the bucket on and turns to the next one, which is empty then.
+  // Passes the bucket to a writer, and continues with the next one, which is empty.
   Status hand_over() {
     Lane& full = lanes_[filling_];
     if (full.bucket.builder.empty()) return {};
@@ -79,7 +79,7 @@ class BucketWriter {
     return settle(lanes_[filling_]);
   }
 
-  // Waits until everything that was handed over is written.
+  // Waits until all buckets are written.
   Status finish() {
     DRIFTLESS_RETURN_IF_ERROR(hand_over());
     return settle_all();
@@ -90,12 +90,12 @@ class BucketWriter {
     Lane(const PayloadContext& context, PayloadBuffers::Bucket& own)
         : bucket(own), writer(context.background, context.clock) {}
     PayloadBuffers::Bucket& bucket;
-    std::unique_ptr<File> part;  // of several writers
-    PayloadFindings findings;    // of this lane's frames
-    BackgroundWriter writer;     // last: its thread ends before what it uses
+    std::unique_ptr<File> part;  // if there are several writers
+    PayloadFindings findings;    // for this lane's frames
+    BackgroundWriter writer;     // last: its thread ends before the other members
   };
 
-  // On the lane's thread.
+  // Runs on the lane's thread.
   Status write(Lane& lane, std::uint32_t index) const {
     const BucketView bucket = lane.bucket.builder.view();
     if (lane.part == nullptr) return write_bucket(context_, bucket, index, lane.findings);
@@ -106,13 +106,13 @@ class BucketWriter {
     return {};
   }
 
-  // Waits for the lane's thread; the lane is the caller's again.
+  // Waits for the lane's thread; then the caller may use the lane again.
   Status settle(Lane& lane) {
     DRIFTLESS_RETURN_IF_ERROR(lane.writer.finish());
     findings_.tables.merge(lane.findings.tables);
     return {};
   }
-  // The oldest first: of several failures that of the first bucket is returned.
+  // The oldest first: of several failures, the first bucket's is returned.
   Status settle_all() {
     for (std::size_t i = 0; i < lanes_.size(); ++i) {
       DRIFTLESS_RETURN_IF_ERROR(settle(lanes_[(filling_ + i) % lanes_.size()]));
@@ -125,10 +125,10 @@ class BucketWriter {
   const unsigned writers_;
   std::size_t filling_ = 0;
   std::uint32_t parts_ = 0;
-  std::deque<Lane> lanes_;  // last: their threads end before what they use
+  std::deque<Lane> lanes_;  // last: their threads end before the other members
 };
 
-// Others would read a position of 8 bytes as one of 4, and see no fault.
+// Other readers would take an 8-byte position for a 4-byte one without noticing.
 Status check_widths(const PayloadContext& context, const BucketView& bucket) {
   for (const BucketEntry& entry : bucket.entries) {
     if (entry.position_bytes <= 4) continue;
@@ -167,7 +167,7 @@ class BucketPayload final : public RankPayload {
   }
 
  private:
-  // A tensor's pieces come one after the other.
+  // The pieces of a tensor arrive one after the other.
   Status collect(DeltaView delta) {
     number_ = delta.tensor;
     const OwnedTensor& owned = context_.store->owned(number_);
@@ -194,8 +194,8 @@ class BucketPayload final : public RankPayload {
     return writer_.filling().add(delta, block);
   }
 
-  // Others that read flush files know gaps of 4 bytes. A wider one is bridged by units that did not
-  // change, with the values that they have.
+  // Other readers of flush files read 4-byte gaps. Wider gaps are bridged with unchanged units and
+  // their present values.
   Status bridge(const DeltaView& delta) {
     constexpr std::uint32_t kHere[] = {0};
     for (;;) {
@@ -209,24 +209,24 @@ class BucketPayload final : public RankPayload {
     }
   }
 
-  // Nothing overlaps the writing of the last buckets, so none is more than a quarter of what went
-  // before it, the first ones apart; of several writers, less. In files every bucket costs a file:
-  // there they are full.
+  // When a bucket is full. Nothing overlaps the writing of the last buckets, so a bucket is at most
+  // a quarter of what was handed over before it (less with several writers), but at least
+  // kFirstBytes. In file layouts every bucket costs a file, so buckets there are filled up.
   [[nodiscard]] std::uint64_t full_at() const {
     constexpr std::uint64_t kFirstBytes = std::uint64_t{2} << 20;
     if (context_.directory_layout != DirectoryLayout::kFrames) return context_.buffer_bytes;
     const std::uint64_t writers = writer_.writers();
-    // A bucket for each writer and the one that is filled, and as many that are encoded.
+    // The limit counts a bucket per writer, the one being filled, and as many encoded ones.
     const std::uint64_t most =
         writers == 1 ? context_.buffer_bytes : context_.buffer_bytes * 3 / (2 * (writers + 1));
     return std::min(most, std::max(kFirstBytes, handed_bytes_ / (writers == 1 ? 4 : 2 * writers)));
   }
 
   PayloadContext context_;
-  std::uint64_t handed_bytes_ = 0;  // of the buckets before the one that is filled
-  std::uint32_t number_ = 0;        // in the store, of what is collected
+  std::uint64_t handed_bytes_ = 0;  // of the buckets before the present one
+  std::uint32_t number_ = 0;        // the store's number of the tensor being collected
   BlockSplitter splitter_;
-  BucketWriter writer_;  // last: its thread ends before what it uses
+  BucketWriter writer_;  // last: its thread ends before the other members
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kLeastLimit = std::uint64_t{1} << 20;  // beside the size of small weights
+constexpr std::uint64_t kLeastLimit = std::uint64_t{1} << 20;  // for small weights
 
 }  // namespace
 
@@ -23,7 +23,7 @@ ChangeCapture::ChangeCapture(WeightStore& weights, PublisherDevice* device,
     : weights_(weights), device_(device), threads_(threads), rounded_(weights.owned().size()) {
   std::uint64_t all = kLeastLimit;
   for (std::uint32_t i = 0; i < weights.owned().size(); ++i) all += weights.size_bytes(i);
-  limit_bytes_ = std::min(limit_bytes, all);  // more than that is no delta any more
+  limit_bytes_ = std::min(limit_bytes, all);  // more is no longer a delta
   fresh_ = empty_store();
 }
 
@@ -61,8 +61,8 @@ Status ChangeCapture::compare(std::span<const TensorPair> pairs, void* stream) {
   return done;
 }
 
-// Torch's bits of a NaN depend on the processor and on the tensor's strides: such a block is read
-// once it is written.
+// The bits of a NaN that torch writes depend on the processor and on the tensor's strides: such a
+// block is read after it was written.
 bool ChangeCapture::unknown_bits(std::uint32_t number, std::span<const std::byte> values) const {
   if (!rounded_[number]) return false;
   const DType dtype = weights_.spec(number).dtype;
@@ -77,7 +77,7 @@ bool ChangeCapture::unknown_bits(std::uint32_t number, std::span<const std::byte
 Status ChangeCapture::capture(std::span<const NewValues> blocks, void* stream) {
   std::vector<TensorPair> pairs;
   for (const NewValues& block : blocks) {
-    if (places_[block.number].watched) continue;  // publish() sees it
+    if (places_[block.number].watched) continue;  // publish() compares it
     if (block.memory != weights_.memory_kind() && weights_.size_bytes(block.number) > 0) {
       return error(StatusCode::kInvalidArgument, "tensor '", weights_.spec(block.number).name,
                    "': its new values do not lie in the memory that it lies in");

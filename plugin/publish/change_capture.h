@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ChangeCapture: compares new values with the weights just before those are written, and keeps what
-// changes until a version takes it.
+// ChangeCapture: compares new values with the weights just before they are written, and keeps the
+// changes until a version takes them.
 #pragma once
 
 #include "core/dtype.h"
@@ -9,10 +9,10 @@
 
 namespace driftless {
 
-// A tensor does not lie where it lay.
+// The error for a tensor whose address changed.
 [[nodiscard]] Status moved_error(std::string_view tensor);
 
-// What capture() compares a block with.
+// The new values of one block, for capture().
 struct NewValues {
   std::uint32_t number = 0;  // in the store
   const std::byte* data = nullptr;
@@ -20,7 +20,7 @@ struct NewValues {
   MemoryKind memory = MemoryKind::kHost;
 };
 
-// Where a block lies, and whether it is compared with a copy of its own.
+// Where a block lies, and whether it is compared with a copy ("watched").
 struct LivePlace {
   const std::byte* data = nullptr;
   MemoryKind memory = MemoryKind::kHost;
@@ -30,22 +30,22 @@ struct LivePlace {
 // One thread at a time.
 class ChangeCapture {
  public:
-  // `weights` has the blocks, and the copies of those that are watched. It and the device (may be
-  // null) outlive this.
+  // `weights` has the blocks, and the copies of the watched ones. It and the device (may be null)
+  // outlive this.
   ChangeCapture(WeightStore& weights, PublisherDevice* device, std::uint64_t limit_bytes,
                 unsigned threads);
 
-  // Another store for the same blocks, with the same limit.
+  // A second, empty store for the same blocks, with the same limit.
   [[nodiscard]] ChangeStore empty_store() const;
   void open(std::vector<LivePlace> places) { places_ = std::move(places); }
   [[nodiscard]] const std::vector<LivePlace>& places() const { return places_; }
-  // Ok if a block lies where it lay.
+  // Ok if the block still lies at its place.
   [[nodiscard]] Status check(std::uint32_t number, const std::byte* data) const;
-  // `stream`: what weights on a GPU are written on (PublisherDevice::capture()).
+  // `stream`: the stream on which weights on a GPU are written (PublisherDevice::capture()).
   [[nodiscard]] Status capture(std::span<const NewValues> blocks, void* stream);
-  // What is watched: the copies are then what it is now.
+  // Captures the changes of the watched blocks, and updates their copies.
   [[nodiscard]] Status watch(void* stream);
-  // Brings over what was captured on a GPU. Not ok: changes may be missing.
+  // Copies the changes that were captured on a GPU to the host. Not ok: changes may be missing.
   [[nodiscard]] Status fetch();
   [[nodiscard]] ChangeStore& fresh() { return fresh_; }
   [[nodiscard]] const ChangeStore& fresh() const { return fresh_; }
@@ -53,7 +53,7 @@ class ChangeCapture {
  private:
   [[nodiscard]] bool on_gpu() const { return weights_.memory_kind() == MemoryKind::kDevice; }
   [[nodiscard]] Status compare(std::span<const TensorPair> pairs, void* stream);
-  // Changes with a value that nobody can tell before it is written.
+  // Whether `values` has bits that are known only once they are written.
   [[nodiscard]] bool unknown_bits(std::uint32_t number, std::span<const std::byte> values) const;
 
   WeightStore& weights_;
@@ -62,7 +62,7 @@ class ChangeCapture {
   unsigned threads_;
   std::vector<LivePlace> places_;
   ChangeStore fresh_;
-  std::vector<bool> rounded_;  // of each block: capture() rounded values of it
+  std::vector<bool> rounded_;  // by block: whether capture() rounded values
 };
 
 }  // namespace driftless

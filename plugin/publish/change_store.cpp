@@ -21,8 +21,8 @@ ChangeStore& ChangeStore::operator=(ChangeStore&& other) noexcept {
   return *this;
 }
 
-// Both ascend. A position that both have keeps its older old value; with the same new value it is
-// no change any more.
+// Merges two ascending lists. A position in both keeps the older old value; if the new value equals
+// it, the change is dropped.
 void ChangeStore::merge(PieceChanges& kept, const PieceChanges& later, std::size_t width) {
   PieceChanges merged;
   const std::size_t most = kept.offsets.size() + later.offsets.size();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// ChangeStore: what changed in weights that were captured as they were written, instead of being
-// compared with a snapshot. A change is a position in a block, its value before the first capture
-// and after the last; one that is as it was before is dropped.
+// ChangeStore: the changes of weights that were captured while they were written, instead of being
+// compared with a snapshot. A change is a position in a block, the value before the first capture
+// and the value after the last; a change back to the old value is dropped.
 //
-// Memory: 4 bytes and two values a change, and 72 bytes for each 2 MiB of weights. Past `limit`
-// bytes a block is only marked: it goes out whole. A publisher on a GPU keeps this memory for the
-// next version (clear_and_keep()).
+// Memory: 4 bytes and two values per change, and 72 bytes per 2 MiB of weights. Past `limit_bytes`
+// a block is only marked, and is sent whole. A publisher on a GPU keeps this memory for the next
+// version (clear_and_keep()).
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,8 @@
 
 namespace driftless {
 
-// Changes of a piece: ascending offsets from its first unit, the values there after and before.
+// The changes of a piece: ascending offsets from its first unit, and the values there after and
+// before.
 struct PieceChanges {
   std::vector<std::uint32_t> offsets;
   std::vector<std::byte> values, old_values;
@@ -24,14 +25,14 @@ struct PieceChanges {
   [[nodiscard]] std::uint64_t size_bytes() const {
     return offsets.size() * sizeof(std::uint32_t) + 2 * values.size();
   }
-  // No changes, and the memory that they had, unless that is more than twice what they took.
+  // Drops the changes. Keeps the memory, unless it is more than twice what they took.
   void clear();
 };
 
-// One thread at a time, except if a call says otherwise.
+// One thread at a time, unless a call states otherwise.
 class ChangeStore {
  public:
-  // Changes lie in pieces of so many bytes of weights.
+  // The weights that the changes of one piece lie in.
   static constexpr std::uint64_t kPieceBytes = std::uint64_t{2} << 20;
 
   struct Block {
@@ -43,27 +44,28 @@ class ChangeStore {
   ChangeStore(ChangeStore&& other) noexcept { *this = std::move(other); }
   ChangeStore& operator=(ChangeStore&& other) noexcept;
 
-  // Later changes than those that are there. `later.tensor` is the block's number, its positions
-  // lie in one piece. From any thread, for different pieces.
+  // Adds changes that are later than those in the store. `later.tensor` is the block's number, and
+  // its positions lie in one piece. Any thread, for different pieces.
   void add(const DeltaView& later, const std::byte* old_values);
-  // The same, of a piece of a block.
+  // Adds later changes of one piece of a block.
   void add(std::uint32_t number, std::uint64_t piece, PieceChanges later);
-  // The same; `later` has no changes then, and perhaps memory of the store's for the next ones.
+  // Adds later changes of one piece. `later` is empty afterwards, and may have memory of the store
+  // for the next changes.
   void exchange(std::uint32_t number, std::uint64_t piece, PieceChanges& later);
-  // Once add() is done on all threads: gives back what blocks that go out whole still hold.
+  // Frees what blocks that are sent whole still hold. Call it once add() is done on all threads.
   void release_whole();
-  // All of another store of the same blocks, which is empty then.
+  // Adds all changes of another store of the same blocks, which is empty afterwards.
   void add(ChangeStore& later);
-  // From any thread.
+  // Marks a block to be sent whole. Any thread.
   void mark_whole(std::uint32_t number) { std::atomic_ref<bool>(blocks_[number].whole) = true; }
-  // A block as if nothing of it had been added.
+  // Forgets all changes of a block, and its mark.
   void drop(std::uint32_t number);
 
   [[nodiscard]] bool whole(std::uint32_t number) const { return blocks_[number].whole; }
   [[nodiscard]] std::uint64_t pieces(std::uint32_t number) const {
     return blocks_[number].pieces.size();
   }
-  // Of a piece; perhaps none.
+  // The changes of a piece; may be empty.
   [[nodiscard]] DeltaView delta(std::uint32_t number, std::uint64_t piece) const;
   [[nodiscard]] const std::byte* old_values(std::uint32_t number, std::uint64_t piece) const {
     return blocks_[number].pieces[piece].old_values.data();
@@ -72,7 +74,7 @@ class ChangeStore {
   [[nodiscard]] std::uint64_t size_bytes() const { return bytes_; }
   [[nodiscard]] bool empty() const;
   void clear();
-  // Keeps the memory of what it held for the next changes.
+  // Keeps the memory for the next changes.
   void clear_and_keep();
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames of `compact`, made from the store's bytes and the changes that led to them. The
-// store moves on with the comparison, so that a thread of its own can code and write what was
-// compared before. Held are the changes of about two frames, or of two tensors if those have more.
-// What cannot be coded, or must not be, goes as `deltas`.
+// Writes frames of `compact`, made from the store's bytes and the changes that led to them. The
+// store is updated during the comparison, so a thread can code and write earlier tensors meanwhile.
+// Memory: the changes of about two frames, or of two tensors if those are larger. Changes that
+// cannot or must not be coded are written as `deltas`.
 #include <algorithm>
 
 #include "plugin/checkpoint/compact_writer.h"
@@ -31,14 +31,15 @@ class CompactPayload final : public RankPayload {
   }
 
  private:
-  // Of number_'s tensor. One that goes out whole has no old values.
+  // Whether number_'s tensor is coded. A tensor that is sent whole has no old values.
   [[nodiscard]] bool is_coded(std::uint32_t tensor) const {
     return compact_fields((*context_.layout)[tensor].dtype) &&
            !std::ranges::binary_search(context_.plain, tensor) &&
            !context_.store->sent_whole(number_);
   }
 
-  // A tensor's pieces come one after the other: with the first of another it is complete.
+  // The pieces of a tensor arrive one after the other: the first piece of another tensor completes
+  // it.
   Status collect(const DiffPiece& piece) {
     const OwnedTensor& owned = context_.store->owned(piece.delta.tensor);
     if (owned_ != &owned) {
@@ -69,7 +70,7 @@ class CompactPayload final : public RankPayload {
     return {};
   }
 
-  // The blocks of a tensor that is cut.
+  // Hands over the blocks of a tensor that is cut.
   Status complete() {
     if (values_.owned() == nullptr) return {};
     if (!is_coded(owned_->tensor())) {
@@ -77,7 +78,7 @@ class CompactPayload final : public RankPayload {
         return put_plain(delta, block);
       });
     }
-    std::vector<std::vector<std::byte>> before;  // of each piece
+    std::vector<std::vector<std::byte>> before;  // by piece
     DRIFTLESS_RETURN_IF_ERROR(old_values_.take([&](const DeltaView& delta, const TensorBlock*) {
       before.emplace_back(delta.value_bytes().begin(), delta.value_bytes().end());
       return Status();
@@ -99,7 +100,7 @@ class CompactPayload final : public RankPayload {
     ready_bytes_ += ready_.back().add(delta, old_values);
   }
 
-  // As large as the frames of other encodings, whose changes have half the bytes.
+  // The size of frames in other encodings, whose changes take half the bytes.
   [[nodiscard]] std::uint64_t full_at() const {
     constexpr std::uint64_t kFirstBytes = std::uint64_t{4} << 20;
     return std::min(2 * context_.buffer_bytes, std::max(kFirstBytes, handed_bytes_ / 4));
@@ -127,7 +128,7 @@ class CompactPayload final : public RankPayload {
     return plain_.add(delta, block);
   }
 
-  // Waits until it is written: there is little of it.
+  // Waits until it is written, because it is small.
   Status hand_over_plain() {
     if (plain_.empty()) return {};
     DRIFTLESS_RETURN_IF_ERROR(writer_.hand_over([this] {
@@ -141,16 +142,16 @@ class CompactPayload final : public RankPayload {
   }
 
   PayloadContext context_;
-  std::uint32_t number_ = 0;            // in the store, of
-  const OwnedTensor* owned_ = nullptr;  // whose pieces come
-  BlockSplitter values_, old_values_;   // of a tensor that is cut
+  std::uint32_t number_ = 0;            // the store's number of the tensor being collected
+  const OwnedTensor* owned_ = nullptr;  // its place, while its pieces arrive
+  BlockSplitter values_, old_values_;   // for a tensor that is cut
   std::vector<ChangedBlock> ready_;     // not handed over yet
-  DType dtype_ = DType::kU8;            // of those
-  std::uint64_t ready_bytes_ = 0;       // of their changes
-  std::uint64_t handed_bytes_ = 0;      // likewise
-  BucketBuilder plain_;                 // what is not coded
+  DType dtype_ = DType::kU8;            // of ready_
+  std::uint64_t ready_bytes_ = 0;       // of the changes in ready_
+  std::uint64_t handed_bytes_ = 0;      // of all earlier changes
+  BucketBuilder plain_;                 // for changes that are not coded
   std::uint32_t parts_ = 0;
-  BackgroundWriter writer_;  // last: its thread ends before what it uses
+  BackgroundWriter writer_;  // last: its thread ends before the other members
 };
 
 }  // namespace

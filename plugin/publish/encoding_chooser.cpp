@@ -10,23 +10,24 @@ namespace driftless {
 namespace {
 
 constexpr std::array kCandidates{Encoding::kDeltas, Encoding::kDeltasZstd, Encoding::kCompact};
-// Another encoding must take less than this share of the time; less than the second one while the
-// present one is known from its first version alone, which touches memory for the first time, and
-// for some versions after a switch, unless that was to an encoding which had not been used.
+// The chooser switches if another encoding takes less than kGain of the present one's time. It
+// needs kGainSoon while the present encoding was measured only in its first version, which touches
+// its memory for the first time, and for some versions after a switch, unless that was to an
+// encoding that had not been used.
 constexpr double kGain = 0.93, kGainSoon = 0.7;
 constexpr unsigned kSoon = 8;  // versions
-// What `compact` takes beside `deltas`, at most, of what that takes: where both are quick, on a
-// GPU, say, the estimate for cores is far off.
+// Upper bounds of the times of `compact`, as multiples of those of `deltas`: if both are fast, for
+// example on a GPU, the estimate for CPU cores is far off.
 constexpr double kMostMake = 6, kMostDecode = 3;
-// Of decoding: what is left to do once the last part is there, however slow the road is.
+// The share of decoding that is left after the last part arrives, however slow the road is.
 constexpr double kLeastLeft = 0.15;
-// Of a new measurement against what was known.
+// The weight of a new measurement against the known value.
 constexpr double kWeight = 0.5;
-// A flush of less says more of latency than of a rate.
+// A shorter flush measures the latency, not the rate.
 constexpr double kLeastFlushMs = 20;
 constexpr std::uint64_t kLeastBytes = std::uint64_t{1} << 20;
 
-// The first time is slower than the others, so that the second replaces it.
+// The first measurement is slower than the others, so the second one replaces it.
 void learn(double& known, unsigned& times, double found) {
   known = times < 2 ? found : known + kWeight * (found - known);
   ++times;
@@ -35,10 +36,10 @@ void learn(double& known, unsigned& times, double found) {
 }  // namespace
 
 EncodingChooser::EncodingChooser(Encoding first, unsigned threads) : now_(first) {
-  // More share the memory.
+  // More threads than this share the memory bandwidth.
   const double cores = std::clamp(threads, 1U, 8U);
-  // bf16: bytes per change on a recorded run; nanoseconds of one core for a unit at 1 % changed, of
-  // the others beside those of `deltas`.
+  // bfloat16, from a recorded run: bytes per change; seconds of one core per unit at 1 % changed,
+  // for the other encodings in addition to those of `deltas`.
   known_[Encoding::kDeltas] = {4.05, 0.5e-9 / cores, 0.1e-9 / cores};
   known_[Encoding::kDeltasZstd] = {2.92, 0.2e-9 / cores, 0.08e-9 / cores};
   known_[Encoding::kCompact] = {0.92, 1.3e-9 / cores, 1.2e-9 / cores};

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// EncodingChooser: which encoding ends soonest, by what versions so far have shown of the link and
-// of the codecs. Arithmetic only: nothing here measures, waits or knows of roads. One thread.
+// EncodingChooser: estimates which encoding delivers a version soonest, from measurements of the
+// link and the codecs in earlier versions. Arithmetic only: it does not measure, wait or depend on
+// a road. One thread.
 //
-// The time of a version is taken as making it + its bytes at the link's rate + what a receiver
-// still has to do then. Until a link is known the first encoding stays. Encodings that were not
-// used yet are estimated from their bits per change and their speed on one core of a Neoverse-N1,
-// on `threads` of them, decoding beside the transfer; what a version shows takes the place of the
-// estimate. One that was tried and is slower, or is not allowed any more, is left at once; then the
-// choice stays for a while.
+// The time of a version is estimated as: time to make it + its bytes at the link's rate + the work
+// that a receiver has left after the last byte. Until the link's rate is known, the first encoding
+// stays. Encodings that were not used yet are estimated from their bits per change and from their
+// speed on one Neoverse-N1 core, for `threads` such cores, decoding beside the transfer;
+// measurements replace the estimates. An encoding that was tried and is slower, or is not allowed
+// any more, is left at once; then the choice stays for a while.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +21,11 @@
 
 namespace driftless {
 
-// What a receiver tells of its side; 0: it does not know yet.
+// Measurements that a receiver reports. 0: not known yet.
 struct LinkSpeed {
-  std::uint64_t bytes_per_s = 0;  // that came over the road
-  // Of the weights, by the encoding that it last decoded: what it had left to do once it had it.
+  std::uint64_t bytes_per_s = 0;  // received over the road
+  // Weights per second in the work that was left after the last byte, for the encoding that the
+  // receiver decoded last.
   std::uint64_t units_per_s = 0;
 
   friend bool operator==(const LinkSpeed&, const LinkSpeed&) = default;
@@ -37,24 +39,26 @@ class EncodingChooser {
   struct Version {
     Encoding encoding = Encoding::kDeltas;
     std::uint64_t changed_units = 0, total_units = 0, wire_bytes = 0;
-    double process_ms = 0;  // all of it, and of that:
+    double process_ms = 0;  // in all, flush_ms included
     double flush_ms = 0;    // waiting for the road
   };
   void note(const Version& version);
 
-  // For the next version, of those that are `allowed`. `slowest`: of the receivers.
+  // The encoding for the next version, among those that are `allowed`. `slowest`: the slowest
+  // receiver.
   [[nodiscard]] Encoding choose(const LinkSpeed& slowest,
                                 const std::function<bool(Encoding)>& allowed);
-  // Why the last choice was another one than that before; else empty.
+  // Why the last choose() switched the encoding; empty if it did not.
   [[nodiscard]] const std::string& why() const { return why_; }
-  // Seconds that a version like the last one would take; nothing before there is one and a link.
+  // Estimated seconds for a version like the last one; nothing before a version was published and
+  // the link's rate is known.
   [[nodiscard]] std::optional<double> predict(Encoding encoding) const;
 
  private:
   struct Known {
     double bytes_per_change = 0;
     double make_s_per_unit = 0, decode_s_per_unit = 0;
-    unsigned made = 0, decoded = 0;  // how often each was measured; 0: it is an estimate
+    unsigned made = 0, decoded = 0;  // how often each was measured; 0: estimated
   };
   [[nodiscard]] double rate() const;
 
@@ -64,7 +68,7 @@ class EncodingChooser {
   double link_bytes_per_s_ = 0, flush_bytes_per_s_ = 0;  // 0: not known
   unsigned links_ = 0, flushes_ = 0;                     // how often each was measured
   unsigned versions_since_switch_ = 0;
-  bool trial_ = false;  // the last switch was to an encoding that had not been used
+  bool trial_ = false;  // the last switch was to an encoding that had not been used before
   std::string why_;
 };
 

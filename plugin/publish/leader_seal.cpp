@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What makes a publication whole: the parts of all ranks, the index if the layout has one, and the
+// Completes a publication: the parts of all ranks, the index if the layout has one, and the
 // manifest.
 #include <algorithm>
 
@@ -9,8 +9,9 @@
 namespace driftless {
 namespace {
 
-// A reader of others makes its directory what a whole version is, so that holds all of a
-// checkpoint. What road.assets_dir asks for must be there; of the sources' files what can be read.
+// Readers of other layouts turn their directory into the whole version, so it needs every file of a
+// checkpoint. The files of road.assets_dir are required; files of the sources' directories are
+// added if they can be read.
 Status add_assets(SendRoad& road, const PublisherOptions& options,
                   const std::array<std::string, 2>& companions, std::vector<std::string>& notes) {
   const bool asked = !options.assets_dir.empty();
@@ -39,13 +40,13 @@ Status add_assets(SendRoad& road, const PublisherOptions& options,
   return {};
 }
 
-// Every tensor that a rank changed: its owners tell what their blocks add to its digest.
+// Lists every tensor that a rank changed; its owners report what their blocks add to its digest.
 Status list_tensors(const RunState& run, const std::vector<PayloadMessage>& ranks,
                     Manifest& manifest) {
   const bool full = manifest.encoding == Encoding::kFull;
-  // The metadata of the shards has the checksums of a delta.
+  // A delta has its checksums in the metadata of the shards.
   const bool checksums = full || !publication_format(manifest.directory_layout).delta_shards;
-  std::vector<std::size_t> told(run.layout.size());  // owners that spoke
+  std::vector<std::size_t> told(run.layout.size());  // owners that reported
   std::vector<bool> changed(run.layout.size());
   std::vector<Digest> sums(run.layout.size());
   std::map<std::uint32_t, std::string> checksum, whole;

@@ -35,7 +35,7 @@ Status LiveStore::open(std::vector<LivePlace> places) {
                    ", and this publisher's other weights do not: without a snapshot all of a "
                    "rank's weights lie in one memory; set snapshot: pinned");
     }
-    // Never written: only copies are.
+    // The const_cast is safe: this memory is only read.
     place(i, const_cast<std::byte*>(places[i].data));
     if (places[i].watched) watched += copy_room(size_bytes(i));
   }
@@ -71,7 +71,7 @@ Status LiveStore::observe(void* stream, bool behind) {
   behind_ = behind;
   seen_.clear();
   if (!behind) return {};
-  // On a GPU nobody knows yet which tensors changed in more places than were kept.
+  // On a GPU it is not known yet which tensors changed in more places than were kept.
   const bool all = doubtful_ || !captured_ || (on_gpu() && had_whole_);
   std::set<std::uint32_t> whole;
   add_whole(capture_.fresh(), whole);
@@ -94,12 +94,12 @@ void LiveStore::remember(const std::vector<Digest>& now, const std::set<std::uin
 Status LiveStore::freeze(bool sweeps) {
   swept_ = {};
   if (on_gpu()) DRIFTLESS_RETURN_IF_ERROR(device()->wait_for_trainer());
-  // With a sweep in the call none is needed now.
+  // No sweep is needed if observe() made one.
   if (sweeps && on_gpu() && seen_.empty())
     swept_ = std::async(std::launch::async, [this] { return sweep(nullptr); });
   const Status fetched = capture_.fetch();
   doubtful_ = doubtful_ || !fetched.ok();
-  if (!fetched.ok()) swept_ = {};  // waits for it
+  if (!fetched.ok()) swept_ = {};  // waits for the sweep
   DRIFTLESS_RETURN_IF_ERROR(fetched);
   sent_.add(capture_.fresh());
   return {};
@@ -194,10 +194,10 @@ Status LiveStore::prepare(const Version& version, std::span<const Digest> tracke
   const Status frozen = freeze(!version.full && version.background && sweep_due());
   costs_.captured_bytes = capture_.fresh().size_bytes() + sent_.size_bytes();
   DRIFTLESS_RETURN_IF_ERROR(frozen);
-  if (version.full) return behind_ ? prove(tracked, false).status() : Status();  // what it must be
+  if (version.full) return behind_ ? prove(tracked, false).status() : Status();  // as observe() saw
   Stopwatch watch;
-  // `compact` is coded with the weights, so that receivers with other weights could not decode it.
-  // A shard has checksums of them.
+  // `compact` is coded with the weights, and receivers with other weights could not decode it. A
+  // shard has checksums of the weights.
   const bool all = sweep_due() || doubtful_ || version.reads_weights;
   since_sweep_ = all ? 0 : since_sweep_ + 1;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint32_t> differing, prove(tracked, all));
@@ -261,7 +261,7 @@ void LiveStore::send_whole(const std::set<std::uint32_t>& whole, std::span<const
     const std::uint32_t tensor = owned(i).tensor();
     if (!whole.contains(tensor)) continue;
     if (changes_[tensor] == Digest()) {
-      sent_.drop(i);  // receivers have it so
+      sent_.drop(i);  // receivers have these weights already
     } else {
       sent_.mark_whole(i);
     }
@@ -274,7 +274,7 @@ void LiveStore::send_whole(const std::set<std::uint32_t>& whole, std::span<const
 
 void LiveStore::commit() {
   if (on_gpu()) {
-    // Memory that nobody has touched is slow to fill: the next changes are fetched into this.
+    // Filling new memory is slow: keep this for the next changes.
     sent_.clear_and_keep();
     capture_.fresh().add(sent_);
   } else {

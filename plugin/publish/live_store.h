@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // LiveStore: the weights of a publisher rank that keeps no snapshot. They are read where the
-// trainer has them; the changes come from capture(), which compares new values with the weights
-// just before those are written. A sweep proves that the weights are what the captured changes make
-// of the last version.
+// trainer has them. The changes come from capture(), which compares new values with the weights
+// just before they are written. A sweep reads all weights and proves that they equal the last
+// version plus the captured changes.
 //
-// Changes are kept until the version that carries them is committed. Those captured meanwhile are
-// kept apart, because the outcome of a version may become known later.
+// Changes are kept until the version that carries them is committed. Changes that are captured
+// meanwhile are kept apart, because the outcome of a version may become known later.
 #pragma once
 
 #include <future>
@@ -26,27 +26,28 @@ class LiveStore final : public WeightStore {
   LiveStore(const WeightLayout& layout, std::vector<OwnedTensor> owned, PublisherDevice* device,
             const Options& options);
 
-  // One place for each number. What is watched is copied.
+  // One place for each number. Copies the watched blocks.
   [[nodiscard]] Status open(std::vector<LivePlace> places);
   [[nodiscard]] Status check(const PairedTensor& offered) const {
     return capture_.check(offered.number, offered.new_data);
   }
-  // `stream`: what weights on a GPU are written on (PublisherDevice::capture()).
+  // `stream`: the stream on which weights on a GPU are written (PublisherDevice::capture()).
   [[nodiscard]] Status capture(std::span<const NewValues> blocks, void* stream);
-  // The weights are as they will be once this is done. Captures what is watched: until the next
-  // call the store has it as it is now. `behind`: the version is made while the trainer goes on,
-  // and must be the weights of now. Captured changes say what these are; tensors of which they do
-  // not are summed here.
+  // Fixes the weights of the next version: those of this call, until the next call. Captures the
+  // changes of watched blocks. `behind`: the version is made while the trainer goes on, and must
+  // have the weights of this call. Captured changes determine them; tensors whose captured changes
+  // are incomplete are read and summed here.
   [[nodiscard]] Status observe(void* stream, bool behind);
   [[nodiscard]] bool behind() const { return behind_; }
   void end_behind() { behind_ = false; }
 
-  // What was captured until now is what the next version carries, beside what no version did.
-  // Works out what that adds to the digest of each tensor, and proves it by a sweep if one is due.
-  // `tracked`: the digests at the last version, by tensor. The notes name tensors that are not what
-  // the changes make of them: they go out whole, unless they are as they were. While the trainer
-  // goes on such a tensor is a kMismatch, unless observe() summed it: it may have been written
-  // since. kIncomplete: more changed than was kept, and observe() did not know.
+  // The next version carries what was captured until now, and what no version carried before.
+  // Computes what the changes add to the digest of each tensor, and proves it by a sweep if one is
+  // due. `tracked`: the digests at the last version, by tensor. The notes name tensors that differ
+  // from the last version plus the captured changes: they are sent whole, unless their digest did
+  // not change. While the trainer goes on, such a tensor is a kMismatch, unless observe() summed
+  // it: it may have been written since. kIncomplete: more changed than was kept, and observe() did
+  // not know.
   struct Version {
     bool full = false;
     bool reads_weights = false;  // PublicationFormat::reads_weights()
@@ -54,13 +55,14 @@ class LiveStore final : public WeightStore {
   };
   [[nodiscard]] Status prepare(const Version& version, std::span<const Digest> tracked,
                                std::vector<std::string>& notes);
-  [[nodiscard]] std::size_t whole_tensors() const;  // that this version carries
-  // Not ok if a tensor, as far as it was read, is not what the version says: somebody wrote it
-  // while the version was made from it. `said`: the digests after the version.
+  [[nodiscard]] std::size_t whole_tensors() const;  // in this version
+  // Not ok if a tensor that was read differs from the version: it was written while the version was
+  // made from it. `said`: the digests after the version.
   [[nodiscard]] Status prove_read(const Version& version, std::span<const Digest> tracked,
                                   std::span<const TensorDigest> said);
 
-  // Changes may be missing: a capture failed, or the weights are not those of the last version.
+  // Whether changes may be missing: a capture failed, or the weights are not those of the last
+  // version.
   [[nodiscard]] bool doubtful() const { return doubtful_; }
   void doubt(bool doubtful) { doubtful_ = doubtful; }
   [[nodiscard]] LiveCosts& costs() { return costs_; }  // since the last version
@@ -79,35 +81,37 @@ class LiveStore final : public WeightStore {
     return options_.sweep_every > 0 && since_sweep_ + 1 >= options_.sweep_every;
   }
   [[nodiscard]] Status freeze(bool sweeps);
-  // Returns the tensors that are not what the changes make of them. Compares all tensors, or those
-  // alone that go out whole anyway.
+  // Returns the tensors that differ from the last version plus the changes. Compares all tensors,
+  // or only those that are sent whole anyway.
   [[nodiscard]] Result<std::vector<std::uint32_t>> prove(std::span<const Digest> tracked, bool all);
-  // By tensor, of the weights as they are, or of some; tensors of other ranks have none.
+  // Digests of the weights as they are now, by tensor, for all or some tensors; empty for tensors
+  // of other ranks.
   [[nodiscard]] Result<std::vector<Digest>> sweep(const std::set<std::uint32_t>* tensors) const;
-  // The changes of a block in order. Of one that goes out whole all units.
+  // Passes the changes of a block in order; if the block is sent whole, all its units.
   [[nodiscard]] Status each_piece(std::uint32_t number, const UseChange& use) const;
   void add_whole(const ChangeStore& store, std::set<std::uint32_t>& tensors) const;
   void remember(const std::vector<Digest>& now, const std::set<std::uint32_t>* tensors);
   [[nodiscard]] Status sum_changes();
   [[nodiscard]] Digest expected(std::span<const Digest> tracked, std::uint32_t tensor) const;
-  [[nodiscard]] Status written_since(std::uint32_t tensor);  // and doubts
-  // As observe(), or a sweep of prove(), saw them; those that are as they were are left out.
+  [[nodiscard]] Status written_since(std::uint32_t tensor);  // an error, and sets doubtful()
+  // Marks tensors to be sent whole, with the digests that observe() or a sweep of prove() saw.
+  // Tensors whose digest did not change are left out.
   void send_whole(const std::set<std::uint32_t>& whole, std::span<const Digest> tracked);
 
   Options options_;
   ChangeCapture capture_;
-  std::shared_ptr<std::byte> copies_;  // of what is watched
-  std::vector<WeightMap> maps_;        // of what is not empty: its place in the tensor
+  std::shared_ptr<std::byte> copies_;  // of the watched blocks
+  std::vector<WeightMap> maps_;        // place in the tensor of each block that is not empty
   ChangeStore sent_;
   bool doubtful_ = false;
   bool captured_ = false;   // since the last version
-  bool had_whole_ = false;  // tensors of the last version, also if that failed
+  bool had_whole_ = false;  // the last version sent whole tensors, or was to
   bool behind_ = false;
   std::uint64_t since_sweep_ = 0;  // versions
   LiveCosts costs_;
-  std::map<std::uint32_t, Digest> seen_;            // by tensor: what the weights had in the call
+  std::map<std::uint32_t, Digest> seen_;            // by tensor, read by observe() or prove()
   std::map<std::uint32_t, Digest> changes_;         // by tensor
-  std::future<Result<std::vector<Digest>>> swept_;  // last: it reads the rest
+  std::future<Result<std::vector<Digest>>> swept_;  // the last member: its thread reads the others
 };
 
 }  // namespace driftless

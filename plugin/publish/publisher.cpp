@@ -15,10 +15,10 @@
 namespace driftless {
 namespace {
 
-// All ranks but the leader, which has, begin. None writes before all have begun: a road whose
-// flush() is a meeting would wait for one that could not begin, and a leader that fails at once
-// would take away what the others are still looking for. Not ok: dropped on this rank.
-// `heard`: so do the others.
+// All ranks but the leader begin the publication; the leader has begun it already. No rank writes
+// before all have begun: a road whose flush() synchronizes the ranks would wait for a rank that
+// could not begin, and a leader that aborts at once would remove what other ranks are still
+// reading. Not ok: dropped on this rank. `heard`: set if the other ranks know, and drop it, too.
 Status begin_together(Group& group, SendRoad& road, const PublicationId& id,
                       const Deadline& deadline, bool& heard) {
   if (group.size() == 1) return {};
@@ -33,7 +33,7 @@ Status begin_together(Group& group, SendRoad& road, const PublicationId& id,
   return told.with_context(concat(to_string(id), " was not published"));
 }
 
-// The digests of a rank's tensors after a version that was found to change them so.
+// The digests of a rank's tensors after a version with these findings.
 TensorDigests digests_after(const PayloadFindings& findings, bool full,
                             const std::vector<Digest>& before) {
   TensorDigests after;
@@ -46,13 +46,13 @@ TensorDigests digests_after(const PayloadFindings& findings, bool full,
 
 }  // namespace
 
-// A version of which this rank does not know whether it was sealed.
+// A version that this rank may or may not have sealed.
 struct Publisher::Doubt {
   std::uint64_t version = 0;
-  TensorDigests tensor_digests;  // of this rank's tensors that it changes
-  Digest digest;                 // of all; known to the leader
+  TensorDigests tensor_digests;  // of this rank's tensors that the version changes
+  Digest digest;                 // of all weights; known to the leader
   bool full = false;
-  Hash128 manifest;  // the hash of what was to be sealed; known to the leader
+  Hash128 manifest;  // hash of the manifest to be sealed; known to the leader
 };
 
 Publisher::Publisher(const PublisherOptions& options, Group& group, SendRoad& road,
@@ -82,7 +82,7 @@ Result<PublishReport> Publisher::publish(WeightSource& weights, std::optional<st
     QuantizingSource quantizing(*quantized_, weights);
     return publish_guarded(quantizing, &weights);
   } catch (const std::exception& caught) {
-    // Memory is what throws; the next call finds the store unfit for deltas.
+    // Memory ran out: the store may be unfit for deltas.
     needs_full_ = true;
     store_->abandon();
     if (mirror_) mirror_->commit();
@@ -95,7 +95,7 @@ Result<PublishReport> Publisher::publish(WeightSource& weights, std::optional<st
 Result<PublishReport> Publisher::publish_guarded(WeightSource& weights, WeightSource* own) {
   group_.next_epoch(step_ == kNoStep ? std::nullopt : std::optional(step_));
   run_.companions[1] = weights.companions_dir();
-  if (!observed_) static_cast<void>(observe(weights));  // what it found fails the plan
+  if (!observed_) static_cast<void>(observe(weights));  // a failure fails the plan
   const Status ready = *std::exchange(observed_, std::nullopt);
   Result<PublishReport> report = publish_once(ready, weights, own);
   if (report.ok() || !all_heard_) return report;
@@ -152,7 +152,7 @@ Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weight
     report.seal_ms += seal_ms;
     report.manifest_publish_ms += seal_ms;
     if (!heard.ok() && !leader_) {
-      outcome.verdict = Verdict::kDoubt;  // the leader has decided, but how?
+      outcome.verdict = Verdict::kDoubt;  // the leader has decided, but the verdict is unknown
       outcome.status = heard.with_context(concat("the verdict on version ", plan.version));
     } else if (!heard.ok()) {
       outcome.notes.push_back(concat("a publisher rank did not hear the verdict on version ",
@@ -164,7 +164,7 @@ Result<PublishReport> Publisher::publish_once(Status ready, WeightSource& weight
     if (outcome.verdict == Verdict::kRedoFull) {
       take_back(plan.full);
       all_heard_ = false;
-      if (!leader_) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun anew
+      if (!leader_) DRIFTLESS_RETURN_IF_ERROR(road_.abort());  // the leader has begun again
       plan.full = true;
       if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(measure_blocks(plan, own, deadline));
       continue;
@@ -235,7 +235,7 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
   const Result<std::vector<ReadyMessage>> ranks = collect(group_, mine, deadline);
   PlanMessage plan;
   plan.status = ranks.status();
-  if (leader_ && ranks.ok() && doubt_) {  // whether the version that it sealed, perhaps, is there
+  if (leader_ && ranks.ok() && doubt_) {  // was its version sealed?
     const PublicationId id{doubt_->version, PublicationKind::kVersion};
     const Result<bool> there = leader_->published(id, doubt_->manifest, deadline);
     plan.status = there.status();
@@ -249,7 +249,7 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
   all_heard_ = true;
   DRIFTLESS_RETURN_IF_ERROR(told.status);
   Fallback* const fallback = road_.fallback();
-  if (fallback != nullptr && !told.fallback.empty()) {  // this rank may not have heard of it
+  if (fallback != nullptr && !told.fallback.empty()) {  // the switch may be unknown on this rank
     DRIFTLESS_RETURN_IF_ERROR(fallback->use(told.fallback, std::nullopt, deadline));
   }
   all_heard_ = false;
@@ -257,7 +257,7 @@ Result<PlanMessage> Publisher::make_plan(Status ready, const Deadline& deadline)
     doubt_->digest = told.digest;
     resolve_doubt(doubt_->version == told.base_version);
   }
-  // Whatever may throw comes first: buffers, cuts and encoding fit each other at any time.
+  // Everything that may throw comes first, so that buffers, cuts and encoding always match.
   VersionShape shape = told.shape;
   std::unique_ptr<PayloadBuffers> buffers;
   if (shape.encoding != run_.shape.encoding) {
@@ -277,7 +277,7 @@ Status Publisher::measure_blocks(const PlanMessage& plan, WeightSource* own,
   if (quantized_live_ != nullptr) measured_ = prepare_live(plan.full);
   const Status agreed = agree_on_blocks(deadline);
   if (!agreed.ok()) {
-    if (leader_) static_cast<void>(road_.abort());  // it has begun
+    if (leader_) static_cast<void>(road_.abort());  // it has begun already
     return agreed.with_context(concat("version ", plan.version, " was not published"));
   }
   if (quantized_live_ != nullptr && measured_.ok()) {
@@ -297,7 +297,7 @@ Status Publisher::agree_on_blocks(const Deadline& deadline) {
   MaximaMessage mine;
   if (quantized_) mine = quantized_->to_tell();
   mine.status = measured_;
-  if (quantized_) quantized_->forget();  // unless all goes well
+  if (quantized_) quantized_->forget();  // stays so after a failure
   const Result<std::vector<MaximaMessage>> ranks = collect(group_, mine, deadline);
   MaximaMessage merged;
   if (leader_) merged = leader_->agree(ranks);
@@ -323,7 +323,7 @@ PayloadMessage Publisher::produce(const PlanMessage& plan, WeightSource& weights
     const LiveStore::Version version{plan.full, format.reads_weights(run_.shape.encoding),
                                      options_.background};
     ready = live_->prepare(version, tensor_digests_, notes);
-    // A shard has a change beside its old value, or a whole version.
+    // A shard has either changes with old values, or a whole version.
     needs_full = !plan.full && live_->whole_tensors() > 0 && format.delta_shards;
   }
   const double prepare_ms = watch.lap_ms();
@@ -370,7 +370,7 @@ PayloadContext Publisher::context(const PublicationId& id, std::uint64_t base_ve
   made.checksum = options_.checksum;
   made.buffer_bytes = options_.buffer_bytes;
   made.position_limit = options_.position_limit;
-  made.ranks = group_.size() + (mirror_ ? 1 : 0);  // that write: the mirror is one more
+  made.ranks = group_.size() + (mirror_ ? 1 : 0);  // ranks that write, the mirror included
   made.threads = threads_;
   made.background = options_.background;
   return made;
@@ -402,8 +402,8 @@ PayloadMessage Publisher::write_payload(PayloadContext made, const Deadline& dea
   if (mine.status.ok()) mine.status = fill(add);
   clock.filled(watch.lap_ms());
   if (mine.status.ok()) mine.status = (*payload)->finish();
-  // After a failure a thread of the payload may still be writing parts and findings: it ends before
-  // the road drops the parts, and nobody reads what it found.
+  // After a failure a thread of the payload may still be writing parts and findings: destroying the
+  // payload ends it before the road drops the parts, and the findings are not read.
   if (mine.status.ok()) mine.findings = (*payload)->findings();
   if (payload.ok() && !mine.status.ok()) payload->reset();
   if (mirror_) {
@@ -427,8 +427,8 @@ PayloadMessage Publisher::write_payload(PayloadContext made, const Deadline& dea
                       : live_->prove_read(version, tensor_digests_, mine.tensor_digests);
     stages_.compare_ms += watch.lap_ms();
   }
-  // flush() may be a meeting of all ranks: one that failed tells the others by abort(). Of shards
-  // the leader flushes when it has added the index.
+  // flush() may synchronize all ranks: abort() reports the failure of this rank to the others. If
+  // the layout has shards, the leader flushes after it has added the index.
   if (mine.status.ok() && !(leader_ && format.sharded(full))) {
     static_cast<void>(watch.lap_ms());
     Result<std::vector<PartReceipt>> parts = flush_road(road_, options_, deadline);
@@ -463,7 +463,7 @@ Status Publisher::add_anchor(std::vector<std::string>& notes) {
   if (told.ok()) told = outcome.status;
   if (!told.ok()) {
     const Status dropped = road_.abort();
-    // The mirror has what the weights were now.
+    // The mirror already has the present weights.
     needs_full_ = needs_full_ || (live_ != nullptr && mirror_ != nullptr);
     return told.with_context(concat("the ", to_string(id), " was not published"));
   }
@@ -489,7 +489,7 @@ void Publisher::request_anchor() {
   if (leader_) leader_->request_anchor();
 }
 
-// The store is the version.
+// Makes the store the committed version.
 void Publisher::commit(std::uint64_t version, const std::vector<TensorDigest>& changed,
                        const Digest& digest) {
   run_.id.version = version;
@@ -502,12 +502,12 @@ void Publisher::commit(std::uint64_t version, const std::vector<TensorDigest>& c
   needs_full_ = options_.device != nullptr && !options_.device->commit().ok();
 }
 
-// The store is what the receivers have, again; if that cannot be, the next version is full.
+// Restores the receivers' weights in the store; if that is impossible, the next version is full.
 void Publisher::take_back(bool full) {
   if (options_.device != nullptr) options_.device->abort();
   store_->roll_back();
   if (mirror_) mirror_->roll_back();
-  // Without a snapshot nothing was written over but the mirror.
+  // Without a snapshot, only the mirror was overwritten.
   if (full && (live_ == nullptr || mirror_)) needs_full_ = true;
 }
 
@@ -518,7 +518,7 @@ Status Publisher::capture(std::span<const NewTensor> values, void* stream) {
   }
   Stopwatch watch;
   const bool doubtful = live_->doubtful();
-  live_->doubt(true);  // also if memory runs out
+  live_->doubt(true);  // set first, in case memory runs out
   const Result<std::vector<NewValues>> blocks = live_offers().new_values(values);
   const Status captured = blocks.ok() ? live_->capture(*blocks, stream) : blocks.status();
   live_->doubt(doubtful || !captured.ok());

@@ -9,15 +9,16 @@
 namespace driftless {
 namespace {
 
-// What the ranks offer of one tensor.
+// The ranks' offers of one tensor.
 struct Offers {
   const TensorSpec* spec = nullptr;
   std::vector<TensorBox> boxes;
-  std::vector<std::uint32_t> ranks;    // of each
-  std::vector<std::uint32_t> numbers;  // likewise, among the rank's offers
+  std::vector<std::uint32_t> ranks;    // of each box
+  std::vector<std::uint32_t> numbers;  // likewise: the number among the rank's offers
 };
 
-// The same box, if another rank, or this one before, has it; then this one is dropped.
+// Adds an offer. If another rank, or this one, has offered the same box before, returns that offer;
+// the new one is dropped.
 Result<std::optional<RankOffer>> add_offer(const TensorSpec& tensor, const TensorBox& box,
                                            const RankOffer& offer, Offers& offers) {
   const auto& [rank, number] = offer;
@@ -37,7 +38,7 @@ Result<std::optional<RankOffer>> add_offer(const TensorSpec& tensor, const Tenso
   return std::optional<RankOffer>();
 }
 
-// Runs of offers, as AssemblyMessage::dropped has them.
+// Adds to runs of offers (AssemblyMessage::dropped).
 void add_to_runs(const RankOffer& offer, std::vector<std::array<std::uint32_t, 3>>& runs) {
   if (!runs.empty() && runs.back()[0] == offer.first &&
       runs.back()[1] + runs.back()[2] == offer.second) {
@@ -69,7 +70,7 @@ Status check_offers(const Offers& offers) {
                ", as the publisher ranks offer them; each element must be offered by one rank");
 }
 
-// Ranks that quantize do so by one rule.
+// All ranks that quantize must use one rule.
 Status add_rule(const std::string& rule, unsigned rank, std::string& all) {
   if (rule.empty() || rule == all) return {};
   if (all.empty()) {
@@ -80,7 +81,7 @@ Status add_rule(const std::string& rule, unsigned rank, std::string& all) {
                rule, ", others by ", all, ": give all ranks the same quantize.rule");
 }
 
-// What one rank leaves to others is what another one offers.
+// Ok if each tensor that a rank leaves to others is offered by another one.
 Status check_left(const std::vector<OfferMessage>& ranks,
                   const std::map<std::string_view, Offers>& offered) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -94,7 +95,7 @@ Status check_left(const std::vector<OfferMessage>& ranks,
   return {};
 }
 
-// Of a version that is there, or of its anchor.
+// The digest of a version that is on the road, or of its anchor.
 Result<Digest> digest_of(ReceiveRoad& history, std::uint64_t version, const Deadline& deadline) {
   Result<std::string> text = history.fetch_manifest({version, PublicationKind::kVersion}, deadline);
   if (text.status().code() == StatusCode::kNotFound) {
@@ -115,7 +116,7 @@ std::string step_name(std::uint64_t step) {
   return step == kNoStep ? std::string("no step") : concat("step ", step);
 }
 
-// A version has the weights of one step.
+// All ranks must publish the same step.
 Status check_steps(const std::vector<ReadyMessage>& ranks) {
   for (std::size_t rank = 1; rank < ranks.size(); ++rank) {
     if (ranks[rank].step == ranks[0].step) continue;
@@ -139,7 +140,7 @@ PublisherLeader::PublisherLeader(const PublisherOptions& options, unsigned ranks
       threads_(threads),
       planner_(options, run, threads) {}
 
-// Every element of a tensor has one owner: the lowest rank that offers its block.
+// Gives every element of a tensor one owner: the lowest rank that offers its block.
 AssemblyMessage PublisherLeader::assemble(const std::vector<OfferMessage>& ranks) {
   AssemblyMessage message;
   std::vector<std::vector<TensorBox>> boxes;
@@ -277,7 +278,7 @@ Status PublisherLeader::resume(const std::string& announcement, StartMessage& st
       const RunInfo found,
       parse_run_info(announcement, "the announcement of the run on this road"));
   DRIFTLESS_RETURN_IF_ERROR(check_run(found));
-  if (found.tensor_digests.empty()) base_tensor_digests_.clear();  // it is announced again as it is
+  if (found.tensor_digests.empty()) base_tensor_digests_.clear();  // announced again without them
   unpublished_ = found.unpublished;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> there, history_->list(deadline));
   for (const PublicationId& id : there) {
@@ -287,7 +288,7 @@ Status PublisherLeader::resume(const std::string& announcement, StartMessage& st
   start.version = std::max(start.version, newest_anchor_.value_or(0));
   DRIFTLESS_ASSIGN_OR_RETURN(highest_number_, road_.highest_number());
   highest_number_ = std::max(highest_number_, found.used_numbers);
-  announced_.used_numbers = found.used_numbers;  // it is announced again as it is
+  announced_.used_numbers = found.used_numbers;  // announced again
   start.run = found.run;
   start.resume = true;
   if (start.version > 0) {
@@ -345,10 +346,10 @@ void PublisherLeader::start(const Digest& held, bool live, StartMessage& start,
                 options_.quantize_rule,
                 announced_.used_numbers};
   start.status = road_.announce(run_info_to_json(announced_), deadline);
-  // A run that goes on, with anchors among its versions, has a whole one, or will have.
+  // In a layout with anchors among its versions, a resumed run has a whole version, or will have.
   const bool among = format_.anchors_among_versions && start.version > 0;
   start.anchor = start.status.ok() && options_.first_anchor && !newest_anchor_ && !among;
-  if (start.otherwise && start.anchor) {  // these weights are not the version
+  if (start.otherwise && start.anchor) {  // these weights differ from that version
     start.anchor = false;
     anchor_requested_ = true;
   }
@@ -402,7 +403,7 @@ FallbackMessage PublisherLeader::use_fallback(const std::vector<std::string>& tr
   message.status = road_.fallback()->use(failed.message(), announcement, deadline);
   if (!message.status.ok()) return message;
   message.reason = fallback_ = failed.message();
-  // The versions before are on a road that may not serve them.
+  // Earlier versions are on the other road, which may not serve them.
   bridging_ = announcement.has_value();
   newest_anchor_.reset();
   chain_bytes_ = 0;
@@ -516,7 +517,8 @@ void PublisherLeader::seal_version(const PlanMessage& plan, std::vector<PayloadM
 bool PublisherLeader::anchor_wanted() {
   const Result<std::vector<ReceiverReport>> receivers = road_.receivers();
   return receivers.ok() && std::ranges::any_of(*receivers, [&](const ReceiverReport& report) {
-           // One past its version serves it; who asked may be gone without a further word.
+           // An anchor past its version serves it, even if the receiver has left without another
+           // report.
            const bool served = newest_anchor_ && *newest_anchor_ > report.version;
            if (report.proof != kAnchorWanted || served) return false;
            const Result<ReceiverNeeds> needs = parse_needs(report.needs, report.id);
@@ -541,7 +543,7 @@ void PublisherLeader::choose_anchor(const PlanMessage& plan, OutcomeMessage& out
   const Status begun = begin({version, PublicationKind::kAnchor}, deadline);
   outcome.anchor = begun.ok();
   if (begun.ok()) return;
-  anchor_requested_ = true;  // at the next version, then
+  anchor_requested_ = true;  // at the next version
   outcome.notes.push_back(
       concat("the anchor of version ", version, " was put off: ", begun.message()));
 }
@@ -558,7 +560,7 @@ void PublisherLeader::prune(std::vector<std::string>& notes) {
     return;
   }
   std::uint64_t limit = std::min(*newest_anchor_, run_.id.version - options_.keep_versions);
-  // What stands for the anchor is a version, and stays.
+  // The anchor is itself a version here, and stays.
   if (format_.anchors_among_versions && limit == *newest_anchor_ && limit > 0) --limit;
   if (limit == 0) return;
   const Result<std::vector<PublicationId>> removed = road_.prune(limit);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PublisherLeader: what the leading publisher rank does for all. The layout that the ranks make up,
-// the start of the run, the plan of a version, its seal, anchors, fences, pruning and numbers. It
-// exists on the leader alone; messages travel in Publisher. Private to plugin/publish.
+// PublisherLeader: the work that the leading publisher rank does for all ranks: the layout of all
+// ranks, the start of the run, the plan of a version, its seal, anchors, fences, pruning and
+// numbers. It exists on the leader alone; Publisher sends the messages. Private to plugin/publish.
 #pragma once
 
 #include "formats/run_info.h"
@@ -10,42 +10,45 @@
 
 namespace driftless {
 
-// Ok: all that this rank wrote is where receivers will look, and PublisherOptions::before_visible
-// agrees.
+// Flushes the road. Ok: everything that this rank wrote is where receivers look for it, and
+// PublisherOptions::before_visible returned ok.
 [[nodiscard]] Result<std::vector<PartReceipt>> flush_road(SendRoad& road,
                                                           const PublisherOptions& options,
                                                           const Deadline& deadline);
 
-// One thread at a time. Everything that it is given outlives it.
+// One thread at a time. All arguments outlive it.
 class PublisherLeader {
  public:
   PublisherLeader(const PublisherOptions& options, unsigned ranks, SendRoad& road,
                   ReceiveRoad* history, const RunState& run, unsigned threads);
 
-  // open(), in order.
+  // The steps of open(), in order.
   [[nodiscard]] AssemblyMessage assemble(const std::vector<OfferMessage>& ranks);
-  // The base of all ranks. Copies that differ are refused by name.
+  // Adds up the digests of the base over all ranks. Copies that differ are refused by name.
   [[nodiscard]] DigestMessage add_up(const std::vector<BaseMessage>& ranks);
-  // Which tensors of the base checkpoint no rank offers.
+  // Finds the tensors of the base checkpoint that no rank offers.
   [[nodiscard]] Status find_unpublished(std::vector<std::string>& notes);
   [[nodiscard]] StartMessage find_start(const Deadline& deadline);
-  // `held`: what all ranks hold at the start; `live`: without a snapshot. Announces the run.
+  // Announces the run. `held`: the digest of all ranks' weights at the start; `live`: the publisher
+  // keeps no snapshot.
   void start(const Digest& held, bool live, StartMessage& start, const Deadline& deadline);
 
-  // publish(), in order.
-  // Whether the publication is there as this publisher sealed it. kWrongRun: another's is.
+  // The steps of publish(), in order.
+  // Whether the publication is on the road as this publisher sealed it. kWrongRun: it is there, but
+  // from another publisher.
   [[nodiscard]] Result<bool> published(const PublicationId& id, const Hash128& manifest,
                                        const Deadline& deadline);
   // `behind`: the version is made while the trainer goes on.
   [[nodiscard]] PlanMessage plan(const std::vector<ReadyMessage>& ranks, bool needs_full,
                                  bool behind, const Deadline& deadline);
-  // What ranks have of FP8 blocks that they share.
+  // Merges the ranks' maxima of the FP8 blocks that they share.
   [[nodiscard]] MaximaMessage agree(const Result<std::vector<MaximaMessage>>& ranks);
-  // After a failure: goes over to the road's fallback if the road has failed on a rank. `troubles`:
-  // a StatusMessage of each.
+  // After a failure: switches to the road's fallback if the road failed on a rank. `troubles`: one
+  // StatusMessage of each rank.
   [[nodiscard]] FallbackMessage use_fallback(const std::vector<std::string>& troubles,
                                              const Deadline& deadline);
-  // What becomes of the version. `behind`: it was made while the trainer went on.
+  // Decides on the version: commit, abort or redo, and seals it. `behind`: it was made while the
+  // trainer went on.
   [[nodiscard]] OutcomeMessage conclude(const PlanMessage& plan,
                                         Result<std::vector<PayloadMessage>> ranks, bool behind,
                                         const Deadline& deadline);
@@ -53,8 +56,8 @@ class PublisherLeader {
 
   // Begins a publication on the road.
   [[nodiscard]] Status begin(const PublicationId& id, const Deadline& deadline);
-  // Adds the index if the layout has one, and seals. `doubt` is set if nobody can say whether that
-  // worked; sealing() is the manifest's hash.
+  // Adds the index if the layout has one, and seals. Sets `doubt` if the seal's outcome is unknown;
+  // sealing() is then the hash of the manifest.
   struct Publication {
     PublicationId id;
     std::uint64_t base_version = 0;
@@ -63,21 +66,22 @@ class PublisherLeader {
   [[nodiscard]] Status seal(const Publication& made, std::vector<PayloadMessage>& ranks,
                             const Deadline& deadline, OutcomeMessage& outcome, bool& doubt);
   [[nodiscard]] const Hash128& sealing() const { return sealing_; }
-  // Of the version that conclude() was about.
+  // For the version that conclude() decided on.
   [[nodiscard]] std::vector<TensorDensity> most_changed() const;
 
   void request_anchor() { anchor_requested_ = true; }
-  void anchored(std::uint64_t version);  // there is an anchor of it
-  // That may have been visible in this run. Past the committed version only after a restart that
-  // did not find it.
+  void anchored(std::uint64_t version);  // an anchor of it is published
+  // The highest version number that may have been visible in this run. It exceeds the committed
+  // version only after a restart that did not find that version.
   [[nodiscard]] std::uint64_t highest_number() const { return highest_number_; }
   [[nodiscard]] ReceiverPlanner& planner() { return planner_; }
 
  private:
   [[nodiscard]] Result<std::string> announced(const Deadline& deadline);
-  // What the road said, with both runs named if it fenced this publisher. Remembers that.
+  // Returns the road's status; if the road fenced this publisher, names both runs and keeps the
+  // status.
   [[nodiscard]] Status note_fence(Status said);
-  // Whether the run on the road is one that these weights go on with.
+  // Ok if these weights can continue the run on the road.
   [[nodiscard]] Status check_run(const RunInfo& found) const;
   [[nodiscard]] Status resume(const std::string& announcement, StartMessage& start,
                               const Deadline& deadline);
@@ -88,7 +92,7 @@ class PublisherLeader {
                                  const Deadline& deadline, std::vector<std::string>& notes);
   [[nodiscard]] Result<Manifest> manifest_of(const Publication& made,
                                              const std::vector<PayloadMessage>& ranks) const;
-  [[nodiscard]] bool anchor_wanted();  // by a receiver
+  [[nodiscard]] bool anchor_wanted();  // whether a receiver wants one
   [[nodiscard]] bool anchor_due(std::uint64_t version);
   void choose_anchor(const PlanMessage& plan, OutcomeMessage& outcome, const Deadline& deadline);
 
@@ -101,19 +105,20 @@ class PublisherLeader {
   unsigned threads_;
   ReceiverPlanner planner_;
 
-  std::map<RankOffer, RankOffer> kept_for_;        // of each offer that is dropped: the same one
-  std::map<RankOffer, std::string> copied_names_;  // of those
-  std::vector<UnpublishedTensor> unpublished_;     // of the base checkpoint, if it is given
-  // Of each tensor of version 0, as the layout. Empty if the announcement on the road has none.
+  std::map<RankOffer, RankOffer> kept_for_;        // dropped offer -> the kept one
+  std::map<RankOffer, std::string> copied_names_;  // kept offer -> tensor name
+  std::vector<UnpublishedTensor> unpublished_;     // of base_checkpoint, if it is set
+  // The digest of each tensor of version 0, ordered as the layout. Empty if the announcement on the
+  // road has none.
   std::vector<Digest> base_tensor_digests_;
 
-  BlockMaxima maxima_;     // of FP8 blocks that ranks cut between them
-  RunInfo announced_;      // once the run is announced
-  std::string fallback_;   // why the road's fallback is used; empty: it is not
-  bool bridging_ = false;  // no version is there that receivers of any other one can take
-  Status fenced_;  // not ok: another publisher has taken the road over; nothing more is published
-  std::map<std::uint32_t, std::uint64_t> changed_;  // units of tensors that changed most
-  Hash128 sealing_;  // the hash of the manifest that was sealed last, or was to be
+  BlockMaxima maxima_;     // of FP8 blocks that ranks share
+  RunInfo announced_;      // set once the run is announced
+  std::string fallback_;   // why the fallback road is used; empty: it is not used
+  bool bridging_ = false;  // no version was committed since the switch to the fallback road
+  Status fenced_;  // not ok: another publisher fenced this one, and nothing more is published
+  std::map<std::uint32_t, std::uint64_t> changed_;  // units of the most changed tensors
+  Hash128 sealing_;  // the hash of the last manifest that was sealed, or was to be
   std::uint64_t highest_number_ = 0;
   bool anchor_requested_ = false;
   std::optional<std::uint64_t> newest_anchor_;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publisher::open(): the ranks agree on a layout, seed their stores, and start a run or go on with
-// one.
+// Publisher::open(): the ranks agree on a layout, seed their stores, and start or resume a run.
 #include <algorithm>
 #include <set>
 
@@ -16,7 +15,7 @@
 namespace driftless {
 namespace {
 
-// The store as a target, of which other ranks have the rest.
+// A target over the store; other ranks have the rest of the weights.
 Result<std::unique_ptr<MappedTarget>> target_of(const WeightStore& store, const RunState& run,
                                                 unsigned threads) {
   const std::span<const OwnedTensor> owned = store.owned();
@@ -39,12 +38,12 @@ Result<std::unique_ptr<MappedTarget>> target_of(const WeightStore& store, const 
   }
   MappedOptions options;
   options.initial = VersionId{};
-  options.initial_digest = run.base_digest;  // of which this is a part
+  options.initial_digest = run.base_digest;  // the store is a part of it
   options.threads = threads;
   return make_mapped_target(std::move(parts), options);
 }
 
-// Brings the store from the base to `version` by following the road as a receiver would.
+// Follows the road from the base to `version`, as a receiver would, with the store as target.
 Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* history, unsigned rank,
                 unsigned threads, std::uint64_t version, const Deadline& deadline) {
   if (version == 0) return {};
@@ -57,14 +56,14 @@ Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* hist
   ReceiverOptions options;
   options.id = concat("publisher-", rank);
   options.threads = threads;
-  options.fetch_deadline = deadline.remaining() / 2;  // a damaged version, then an anchor
-  options.proof.every = 0;  // nobody else knows of this memory, and all of it is summed at the end
+  options.fetch_deadline = deadline.remaining() / 2;  // the rest is for an anchor
+  options.proof.every = 0;  // only this process can write here, and all of it is summed at the end
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<Receiver> receiver,
                              Receiver::open(options, *history, *target, deadline));
   bool again = false;
   while (target->state().id.version < version) {
     const Result<bool> next = receiver->stage(deadline);
-    // Blocks that this rank has no part of, or some: an anchor may lead past them.
+    // This rank may lack (parts of) a block: an anchor may lead past the version.
     if (next.status().code() == StatusCode::kMismatch && !std::exchange(again, true)) continue;
     DRIFTLESS_ASSIGN_OR_RETURN(const bool staged, next);
     again = false;
@@ -74,7 +73,7 @@ Status catch_up(const WeightStore& store, const RunState& run, ReceiveRoad* hist
   return receiver->leave();
 }
 
-// What a full version takes at most: the bytes that this rank owns, and what frames add to them.
+// The most bytes that a full version of this rank takes: its weights, and what frames add.
 std::uint64_t full_version_bytes(const WeightStore& store) {
   std::uint64_t bytes = 0;
   for (std::uint32_t i = 0; i < store.owned().size(); ++i) {
@@ -83,7 +82,7 @@ std::uint64_t full_version_bytes(const WeightStore& store) {
   return bytes;
 }
 
-// What only a snapshot can do.
+// kUnsupported for what needs a snapshot.
 Status check_quantized_live(const PublisherOptions& options, SendRoad& road,
                             const QuantizedWeights* quantized, const AssemblyMessage& told) {
   const char* const instead = ": set snapshot: host";
@@ -118,7 +117,7 @@ Result<std::unique_ptr<Publisher>> Publisher::open(const PublisherOptions& optio
     const Deadline deadline = Deadline::after(options.deadline);
     std::unique_ptr<Publisher> rank(new Publisher(options, group, road, history));
     group.next_epoch();
-    DRIFTLESS_RETURN_IF_ERROR(rank->use_fallback().status());  // a rank may lack the first road
+    DRIFTLESS_RETURN_IF_ERROR(rank->use_fallback().status());  // if the first road failed
     Status ready = rank->open_quantized(base);
     WeightSource& weights = live != nullptr ? *live : base;
     if (rank->quantized_) {
@@ -140,7 +139,7 @@ Status Publisher::open_ranks(WeightSource& base, WeightSource& live, Status read
   if (options_.mode == UpdateMode::kFull) {
     fits = road_.check_version_size(full_version_bytes(*store_));
   }
-  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // a rank's versions may not fit
+  DRIFTLESS_ASSIGN_OR_RETURN(const bool over, use_fallback());  // versions may not fit
   if (over) fits = {};
   DRIFTLESS_RETURN_IF_ERROR(seed(base, live, std::move(fits), deadline));
   if (live_ != nullptr) DRIFTLESS_RETURN_IF_ERROR(compare_with_base(base, deadline));
@@ -158,7 +157,7 @@ Status Publisher::open_quantized(const WeightSource& own) {
   }
   FileSystem& fs = posix_file_system();
   Result<Checkpoint> base = Checkpoint::open(fs, options_.base_checkpoint);
-  // Perhaps it lies on the leader's host alone, which then says so.
+  // It may lie on the leader's host only; the leader then reports the error.
   if (!base.ok() && settings.scheme == QuantizeScheme::kAuto) return {};
   DRIFTLESS_RETURN_IF_ERROR(base.status());
   quantized_base_ = std::make_unique<Checkpoint>(std::move(*base));
@@ -171,7 +170,7 @@ Status Publisher::open_quantized(const WeightSource& own) {
                "for a GPU: set snapshot: host");
 }
 
-// Without a snapshot of codes and scales: how the weights differ from the base. Collective.
+// Collective, without a snapshot of codes and scales: finds how the weights differ from the base.
 Status Publisher::compare_with_base(WeightSource& base, const Deadline& deadline) {
   DRIFTLESS_RETURN_IF_ERROR(agree_on_blocks(deadline));
   StatusMessage mine;
@@ -241,7 +240,7 @@ Status Publisher::assemble(WeightSource& base, const WeightSource& live, Status 
   notes_ = road_.notes();
   notes_.insert(notes_.end(), told.notes.begin(), told.notes.end());
   const PublicationFormat& format = publication_format(options_.layout);
-  // All ranks come to the same.
+  // All ranks reach the same result.
   if (const auto wide =
           find_wide_positions(format, options_.encoding, run_.layout, options_.position_limit)) {
     notes_.push_back(concat("tensor '", wide->tensor->name, "' is too large for the positions of '",
@@ -293,7 +292,7 @@ Status Publisher::open_live(WeightSource& live) {
         "set snapshot: pinned, or publish frames");
   }
   if (run_.shape.encoding == Encoding::kCompact && !codes_compact(options_)) {
-    run_.shape.encoding = Encoding::kDeltas;  // also if no receiver announces anything
+    run_.shape.encoding = Encoding::kDeltas;  // even if no receiver announces its needs
     use_buffers();
   }
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<LivePlace> places,
@@ -308,7 +307,7 @@ Status Publisher::seed(WeightSource& base, WeightSource& live, Status ready,
   mine.status = std::move(ready);
   if (mine.status.ok() && live_ != nullptr) mine.status = open_live(live);
   std::vector<Digest> digests(run_.layout.size());
-  // Without a snapshot the base is read for its digests alone.
+  // Without a snapshot the base is only read for its digests.
   const auto add = [&](std::span<const PairedTensor> batch) -> Status {
     for (const PairedTensor& offered : batch) {
       DRIFTLESS_ASSIGN_OR_RETURN(const Digest digest, store_->digest(offered));
@@ -353,7 +352,7 @@ Status Publisher::seed(WeightSource& base, WeightSource& live, Status ready,
   return {};
 }
 
-// Collective: the blocks of all ranks, once; with the first full version they would come, too.
+// Collective, once: gathers the blocks of all ranks. A full version would also bring them.
 Status Publisher::seed_mirror(Status ready, const Deadline& deadline) {
   if (!mirror_) return ready;
   BlockMirror::Frames frames;
@@ -375,7 +374,7 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
     mine.status =
         catch_up(*store_, run_, history_, group_.rank(), threads_, start.version, deadline);
   }
-  // Without a snapshot nobody has the weights of the version on the road, unless they are these.
+  // Without a snapshot, the weights of the version on the road are only here if they are these.
   if (mine.status.ok() && (live_ != nullptr || start.version > 0)) {
     Result<std::vector<Digest>> held = store_->digests();
     mine.status = held.status();
@@ -397,7 +396,7 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
   run_.digest = told.digest;
   resumed_ = told.resume;
   if (told.otherwise) {
-    needs_full_ = told.version > 0 || mirror_ != nullptr;  // the mirror was made of these weights
+    needs_full_ = told.version > 0 || mirror_ != nullptr;  // the mirror has these weights
     if (quantized_live_ == nullptr || needs_full_) live_->doubt(true);
     notes_.push_back(concat("the weights are not those of version ", told.version,
                             needs_full_
@@ -414,7 +413,7 @@ Status Publisher::start_or_resume(const Deadline& deadline) {
                             "and are not there any more: the next is version ",
                             leader_->highest_number() + 1, ", in full"));
   }
-  // Receivers without a base wait for this one, so here its failure is a failure.
+  // Receivers without a base wait for this anchor, so its failure is an error here.
   if (!told.anchor) return {};
   const Status anchored = add_anchor(notes_);
   if (anchored.ok() || !all_heard_) return anchored;

@@ -20,7 +20,7 @@ Result<QuantizedSource> QuantizedSource::make(const Checkpoint& weights, const W
   for (std::size_t i = 0; i < source.own_.count; ++i) {
     source.tensors_.push_back(base[source.own_.first + i]);
   }
-  std::size_t made = 0;  // tensors of the base
+  std::size_t made = 0;  // number of tensors of the base
   for (std::size_t from = 0; from < weights.layout().size(); ++from) {
     const TensorSpec& tensor = weights.layout()[from];
     DRIFTLESS_RETURN_IF_ERROR(source.add(base, tensor, from));

@@ -38,13 +38,14 @@ void copy_changes(const ChangeStore& from, ChangeStore& to) {
   }
 }
 
-// What proves all weights proves codes and scales: no sweep of the weights alone.
+// The sweep of codes and scales covers the weights, so LiveStore needs none.
 LiveStore::Options without_sweep(LiveStore::Options options) {
   options.sweep_every = 0;
   return options;
 }
 
-// The blocks of a part that elements of it are in; they ascend, mostly in a row that was seen.
+// Finds the block that contains an element of a part. Fast if elements ascend, because most lie in
+// the last one's row.
 class BlockFinder {
  public:
   explicit BlockFinder(const MatrixPart& part) : part_(part) {}
@@ -60,7 +61,7 @@ class BlockFinder {
 
  private:
   const MatrixPart& part_;
-  std::uint64_t row_begin_ = 0, row_block_ = 0;  // of the last one's row
+  std::uint64_t row_begin_ = 0, row_block_ = 0;  // of the last element's row
 };
 
 struct CodeChange {
@@ -81,7 +82,7 @@ void add_codes(std::uint32_t number, std::span<const CodeChange> changes, Change
   }
 }
 
-// Units of a block that differ.
+// Adds the units of a block that differ.
 void add_diff(const WeightStore& of, std::uint32_t number, const std::byte* before,
               const std::byte* now, ChangeStore& store) {
   const std::uint64_t units = of.owned(number).place().units;
@@ -100,7 +101,7 @@ void add_diff(const WeightStore& of, std::uint32_t number, const std::byte* befo
   }
 }
 
-// What changes add to the digest of each tensor.
+// The change of each tensor's digest.
 Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const ChangeStore& store,
                                                     unsigned threads) {
   std::vector<std::pair<std::uint32_t, std::uint64_t>> tasks;
@@ -122,8 +123,7 @@ Result<std::map<std::uint32_t, Digest>> sum_changes(const WeightStore& of, const
   return sums;
 }
 
-// All codes of a block, of which the scale changed. `rows`: of the matrix, from the block's first
-// on.
+// Codes a block anew whose scale changed. `rows`: of the matrix, from the block's first row on.
 void code_anew(QuantizeRule rule, const QuantizedWeights::Matrix& matrix,
                const MatrixBlocks& blocks, const std::byte* rows, std::uint32_t block,
                std::vector<CodeChange>& changes) {
@@ -156,11 +156,11 @@ void take_changes(MatrixBlocks& blocks) {
   }
 }
 
-// Applies the changes of a matrix to the largest magnitudes of its blocks. Returns the blocks whose
-// largest weight fell while no other one rose above it: they must be measured again.
+// Applies the changes of a matrix to the largest magnitudes of its blocks. Returns the blocks that
+// must be measured: their largest weight fell, and no other one rose above it.
 std::vector<std::uint32_t> apply_changes(const MatrixPart& part, MatrixBlocks& blocks) {
   std::vector<std::uint16_t> now = blocks.own;
-  for (const auto& [block, size] : blocks.own_now) now[block] = size;  // measured already
+  for (const auto& [block, size] : blocks.own_now) now[block] = size;  // measured before
   std::vector<bool> changed(now.size()), fell(now.size());
   BlockFinder finder(part);
   for (const WeightChange& change : blocks.changes) {
@@ -282,7 +282,7 @@ Result<std::vector<Digest>> QuantizedStore::digests() const {
 
 Status QuantizedStore::compare(WeightSource& base) {
   Quantized made;
-  std::size_t held = blocks_.size();  // the matrix in `made`
+  std::size_t held = blocks_.size();  // of the matrix in `made`
   const auto compare_one = [&](const OfferedTensor& offered) -> Status {
     const std::uint32_t number = numbers_[offered.tensor];
     const std::optional<std::size_t> of = made_[number];
@@ -342,7 +342,7 @@ Status QuantizedStore::measure(bool doubtful) {
   return {};
 }
 
-// A block is looked at again only if its largest is smaller now.
+// Measures a block only if its largest weight is smaller now.
 Status QuantizedStore::measure_changes(std::size_t number, std::span<const std::uint32_t> fell) {
   const Matrix& matrix = weights_.matrices()[number];
   MatrixBlocks& blocks = blocks_[number];
@@ -413,7 +413,8 @@ bool QuantizedStore::is_whole(std::size_t matrix) const {
   return whole_.contains(owned(codes_of(weights_.matrices()[matrix])).tensor());
 }
 
-// Tensors of which LiveStore does not know what changed, and those whose scales jumped.
+// Chooses tensors to be sent whole: those whose changes LiveStore does not know, and those in which
+// many scales changed.
 void QuantizedStore::choose_whole(std::vector<std::string>& notes) {
   ScaleJumps jumps(options_.whole_above);
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
@@ -454,7 +455,7 @@ Status QuantizedStore::settle(std::span<const Digest> tracked, std::vector<std::
   }
   choose_whole(notes);
   DRIFTLESS_RETURN_IF_ERROR(translate());
-  // Tensors that are in part kept_ whole.
+  // If a block of a tensor is sent whole, so is all of the tensor.
   for (std::uint32_t i = 0; i < owned().size(); ++i) {
     if (sent_.whole(i)) mark_whole(owned(i).tensor());
   }
@@ -479,7 +480,8 @@ std::set<std::uint32_t> QuantizedStore::blocks_anew(std::size_t number) const {
   return anew;
 }
 
-// All rows that the blocks touch, so that each is one copy from a GPU. In host memory nothing.
+// Copies all rows that the blocks touch, so that each row is one copy from a GPU. Empty for host
+// memory.
 Result<QuantizedStore::Rows> QuantizedStore::rows_of(std::size_t number,
                                                      const std::set<std::uint32_t>& blocks) const {
   Rows rows;
@@ -497,7 +499,7 @@ Result<QuantizedStore::Rows> QuantizedStore::rows_of(std::size_t number,
   return rows;
 }
 
-// Changes of codes and scales, of all matrices that do not go out whole.
+// Computes the changes of codes and scales for all matrices that are not sent whole.
 Status QuantizedStore::translate() {
   std::vector<std::set<std::uint32_t>> anew(blocks_.size());
   std::vector<Rows> rows(blocks_.size());
@@ -521,7 +523,7 @@ void QuantizedStore::translate(std::size_t number, const std::set<std::uint32_t>
   std::vector<CodeChange> changes;
   std::vector<bool> is_anew(blocks.largest.size());
   for (const std::uint32_t block : anew) is_anew[block] = true;
-  std::vector<Fp8Coder> coders;  // of a block that is not coded anew: the same for both versions
+  std::vector<Fp8Coder> coders;  // by block; the same before and after, unless coded anew
   for (const std::uint16_t largest : blocks.largest_now) coders.emplace_back(rule, largest);
   BlockFinder finder(matrix.part);
   for (const auto& [at, before, now] : blocks.changes) {
@@ -568,7 +570,7 @@ void QuantizedStore::add_scales(std::size_t number) {
   }
 }
 
-// Quantizes all weights: codes and scales must be what the changes make of the last version's.
+// Quantizes all weights: codes and scales must equal the last version's plus the changes.
 Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::string>& notes) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Digest> now, digests());
   std::set<std::uint32_t> differing;
@@ -601,7 +603,7 @@ Status QuantizedStore::sweep(std::span<const Digest> tracked, std::vector<std::s
   return {};
 }
 
-// What every block holds, if nobody knows what changed.
+// Measures every block, if the changes are not known.
 Status QuantizedStore::scan(std::size_t number) {
   const Matrix& matrix = weights_.matrices()[number];
   MatrixBlocks& blocks = blocks_[number];
@@ -614,7 +616,7 @@ Status QuantizedStore::scan(std::size_t number) {
   return {};
 }
 
-// What tensors that go out whole are. Those that receivers have so are dropped.
+// Computes the digests of tensors that are sent whole; drops those that receivers already have.
 Status QuantizedStore::sum_whole(std::span<const Digest> tracked) {
   if (whole_.empty()) return {};
   for (std::size_t m = 0; m < blocks_.size(); ++m) {
@@ -669,7 +671,7 @@ Status QuantizedStore::each_batch(const std::function<Status(std::span<const Pai
     if (number == kNotHere) continue;
     Quantized& held = batches_[0].emplace_back();
     DRIFTLESS_ASSIGN_OR_RETURN(const std::byte* const units, kept_units(number, held.codes));
-    place(number, const_cast<std::byte*>(units));  // never written
+    place(number, const_cast<std::byte*>(units));  // only read
     batch.push_back({number, units});
     bytes += held.codes.size();
   }
@@ -746,7 +748,7 @@ Status QuantizedStore::each_change(std::span<const PairedTensor> batch,
 
 void QuantizedStore::commit() {
   live_.commit();
-  if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // what a sweep found is published now
+  if (!full_) since_sweep_ = sweeps_ ? 0 : since_sweep_ + 1;  // its findings are published
   own_digests_ = own_digests_now_;
   from_base_.clear();
   sent_.clear();

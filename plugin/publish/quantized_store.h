@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // QuantizedStore: the codes and scales of a publisher rank that keeps no snapshot, neither of them
-// nor of its bfloat16 weights. A LiveStore captures what changes in the weights; a version carries
-// what that changes in codes and scales:
+// nor of its bfloat16 weights. A LiveStore captures the changes of the weights; a version carries
+// the changes of codes and scales that follow from them:
 //
-//   of each block the largest magnitude at the last version is kept, and with it its scale
-//   a changed weight's old code follows from its old value; its block is looked at again only if
+//   the largest magnitude of each block at the last version is kept, and gives its scale
+//   a changed weight's old code follows from its old value; its block is measured again only if
 //   the weight was the largest and is smaller now
-//   a block whose scale changed is coded anew, all of it
+//   a block whose scale changed is coded anew as a whole
 //
-// Weights on a GPU are measured and quantized there; codes and scales that a version carries lie in
-// host memory.
+// Weights on a GPU are measured and quantized there; the codes and scales that a version carries
+// lie in host memory.
 //
-// Memory: 4 bytes for each block that this rank has a part of, and what LiveStore and the changes
-// of codes take.
+// Memory: 4 bytes for each block that this rank has a part of, beside LiveStore and the changes of
+// codes.
 #pragma once
 
 #include <array>
@@ -28,15 +28,15 @@ struct WeightChange {
   std::uint16_t before = 0, now = 0;
 };
 
-// Of a matrix: what its blocks hold, and what changed.
+// The blocks of a matrix, and its changes.
 struct MatrixBlocks {
-  std::vector<std::uint16_t> own;      // the largest of each block here, at the last version
-  std::vector<std::uint16_t> largest;  // the same, of all boxes: it decides the scale
-  std::vector<DiffPiece> pieces;       // what changed since then, where LiveStore has it
-  std::vector<WeightChange> changes;   // the same, ascending; after measure()
+  std::vector<std::uint16_t> own;      // the maximum of each block here, at the last version
+  std::vector<std::uint16_t> largest;  // the largest of all boxes: it decides the scale
+  std::vector<DiffPiece> pieces;       // the changes since then, in LiveStore's memory
+  std::vector<WeightChange> changes;   // the same changes, ascending; set by measure()
   std::map<std::uint32_t, std::uint16_t> own_now;  // of blocks with changes, and of joint ones
-  std::vector<std::uint16_t> largest_now;          // after settle()
-  std::vector<std::uint16_t> own_after;            // likewise; empty: own, with own_now
+  std::vector<std::uint16_t> largest_now;          // set by settle()
+  std::vector<std::uint16_t> own_after;            // set by settle(); empty: own, with own_now
 };
 
 // One thread at a time.
@@ -44,12 +44,12 @@ class QuantizedStore final : public WeightStore {
  public:
   struct Options {
     LiveStore::Options live;
-    // A tensor of which more than this share is coded anew, since scales changed, is sent whole.
+    // A tensor is sent whole if scales changed and more than this share of it is coded anew.
     double whole_above = 0.25;
   };
-  // `numbers`: of each of QuantizedWeights::tensors(), its number here. `own_layout`: the trainer's
-  // tensors; `own`: what this rank owns of them, by `own_numbers` of each that it offers. All
-  // outlive it.
+  // `numbers`: the number here of each of QuantizedWeights::tensors(). `own_layout`: the trainer's
+  // tensors; `own`: this rank's parts of them; `own_numbers`: the index in `own` of each tensor
+  // that the rank offers. All outlive it.
   struct Parts {
     std::vector<OwnedTensor> owned;
     std::vector<std::uint32_t> numbers;
@@ -62,22 +62,22 @@ class QuantizedStore final : public WeightStore {
                  const Options& options);
 
   [[nodiscard]] LiveStore& live() { return live_; }
-  // One place for each number of the trainer's. Measures what blocks hold; ranks must agree on
-  // those that they share before digests().
+  // One place for each of the trainer's numbers. Measures the blocks; ranks must agree on shared
+  // blocks before digests().
   [[nodiscard]] Status open(std::vector<LivePlace> places);
-  // At version 0: what the weights differ by from the base is the first version's.
+  // At version 0: compares the weights with the base. The first version carries the differences.
   [[nodiscard]] Status compare(WeightSource& base);
   void forget_base() { from_base_.clear(); }
 
-  // The steps of a version. prepare() takes what was captured and measures what changed; then ranks
-  // agree on blocks that they share; settle() makes changes of codes and scales of it. `tracked`:
-  // the digests of codes and scales at the last version, by tensor. The sweep, if one is due,
-  // quantizes all weights and compares their digest. The notes name tensors that are sent whole.
+  // The steps of a version. prepare() takes the captured changes and measures blocks; then ranks
+  // agree on shared blocks; settle() computes the changes of codes and scales. `tracked`: the
+  // digests of codes and scales at the last version, by tensor. If a sweep is due, it quantizes all
+  // weights and compares their digests. The notes name tensors that are sent whole.
   [[nodiscard]] Status prepare(const LiveStore::Version& version, std::vector<std::string>& notes);
   [[nodiscard]] Status settle(std::span<const Digest> tracked, std::vector<std::string>& notes);
   [[nodiscard]] Status prove_read(const LiveStore::Version& version);
-  // For a full version: all of it, some at a time. What `use` is given stays until the second call
-  // after it, or the next version.
+  // For a full version: passes everything in batches. The data of a batch stays valid until the
+  // second call of `use` after it, or the next version.
   [[nodiscard]] Status each_batch(const std::function<Status(std::span<const PairedTensor>)>& use);
 
   [[nodiscard]] Result<std::vector<Digest>> digests() const override;
@@ -109,7 +109,7 @@ class QuantizedStore final : public WeightStore {
   [[nodiscard]] Result<const std::byte*> kept_units(std::uint32_t number,
                                                     std::vector<std::byte>& held) const;
   [[nodiscard]] Status measure_joint(std::size_t matrix);
-  // All matrices; measure_changes() is done for those whose changes are known.
+  // Measures all matrices; measure_changes() must have run for those whose changes are known.
   [[nodiscard]] Status measure(bool doubtful);
   [[nodiscard]] Status measure_changes(std::size_t matrix, std::span<const std::uint32_t> fell);
   void choose_whole(std::vector<std::string>& notes);
@@ -128,15 +128,15 @@ class QuantizedStore final : public WeightStore {
 
   QuantizedWeights& weights_;
   Options options_;
-  std::vector<std::uint32_t> numbers_;      // here, of each of weights_.tensors()
-  std::vector<std::uint32_t> own_numbers_;  // in live_, of each of the trainer's
+  std::vector<std::uint32_t> numbers_;      // the number here of each of weights_.tensors()
+  std::vector<std::uint32_t> own_numbers_;  // the number in live_ of each of the trainer's tensors
   LiveStore live_;
-  std::vector<std::uint32_t> kept_;               // of each number in live_: here; or kNotHere
-  std::vector<std::uint32_t> live_of_;            // the other way round
-  std::vector<std::optional<std::size_t>> made_;  // of each number here: its matrix
-  std::vector<MatrixBlocks> blocks_;              // of each matrix
+  std::vector<std::uint32_t> kept_;               // number in live_ -> number here, or kNotHere
+  std::vector<std::uint32_t> live_of_;            // number here -> number in live_
+  std::vector<std::optional<std::size_t>> made_;  // number here -> its matrix
+  std::vector<MatrixBlocks> blocks_;              // by matrix
   ChangeStore from_base_, sent_;
-  std::map<std::uint32_t, Digest> changes_;            // by tensor, as sent_
+  std::map<std::uint32_t, Digest> changes_;            // by tensor, summed from sent_
   std::vector<Digest> own_digests_, own_digests_now_;  // of the weights, by tensor of own_layout
   std::set<std::uint32_t> whole_;                      // tensors of the layout
   bool full_ = false, sweeps_ = false, coded_anew_ = false;

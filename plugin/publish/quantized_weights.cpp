@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kCopiedBytes = std::uint64_t{64} << 20;
 
-// Of what a rank offers, each tensor once.
+// The layout of a rank's offers, each tensor once.
 Result<WeightLayout> layout_of(const WeightSource& own) {
   std::set<std::string_view> names;
   std::vector<TensorSpec> tensors;
@@ -21,7 +21,7 @@ Result<WeightLayout> layout_of(const WeightSource& own) {
   return WeightLayout::make(std::move(tensors));
 }
 
-// Which part of each of its tensors a source offers; a box of all of a tensor is the tensor.
+// The box of each tensor that a source offers; empty for a whole tensor.
 Result<std::vector<TensorBox>> offered_boxes(const WeightSource& own) {
   std::vector<TensorBox> boxes(own.boxes().begin(), own.boxes().end());
   boxes.resize(own.tensors().size());
@@ -122,7 +122,7 @@ Status QuantizedWeights::add_matrix(std::uint32_t tensor, std::uint32_t scales,
   matrix.codes = tensors_.size();
   tensors_.push_back(base[tensor]);
   boxes_.push_back(box);
-  // Blocks whose first weight is here.
+  // The blocks whose first weight is here.
   matrix.scale_row = matrix.part.row == 0 ? 0 : 1;
   matrix.scale_column = matrix.part.column == 0 ? 0 : 1;
   matrix.scale_rows =
@@ -196,8 +196,8 @@ Status QuantizedWeights::add_groups(const TensorSpec& own, std::uint32_t packed,
 }
 
 void QuantizedWeights::find_joint_blocks() {
-  std::set<std::pair<std::uint32_t, TensorBox>> seen;  // the same box again is no other part
-  std::map<BlockKey, std::uint64_t> weights;           // here, of blocks that a box has a part of
+  std::set<std::pair<std::uint32_t, TensorBox>> seen;  // a repeated box is no other part
+  std::map<BlockKey, std::uint64_t> weights;           // held here, by block
   for (std::uint32_t m = 0; m < matrices_.size(); ++m) {
     Matrix& matrix = matrices_[m];
     const bool again = !seen.emplace(matrix.tensor, boxes_[matrix.codes]).second;
@@ -241,7 +241,7 @@ Status QuantizedWeights::measure(WeightSource& weights) {
   if (joint_.empty()) return {};
   return weights.visit([&](std::span<const OfferedTensor> batch) -> Status {
     for (const OfferedTensor& offered : batch) {
-      if (offered.tensor >= places_.size()) continue;  // what follows refuses it
+      if (offered.tensor >= places_.size()) continue;  // refused below
       const std::optional<std::size_t> number = places_[offered.tensor].matrix;
       if (!number || matrices_[*number].joint.empty()) continue;
       const Matrix& matrix = matrices_[*number];
@@ -371,7 +371,7 @@ void QuantizedWeights::make_scales(const Matrix& matrix, std::span<const std::ui
 
 Status QuantizedBase::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {
   const Checkpoint& base = weights_->base();
-  std::vector<std::vector<std::byte>> copies;  // of boxes that do not lie in one piece
+  std::vector<std::vector<std::byte>> copies;  // of boxes that are not contiguous
   std::vector<OfferedTensor> batch;
   std::uint64_t copied = 0;
   for (std::size_t i = 0; i < tensors().size(); ++i) {
@@ -398,7 +398,8 @@ Status QuantizedBase::visit(const std::function<Status(std::span<const OfferedTe
   return batch.empty() ? Status() : use(batch);
 }
 
-// What is passed on at a time. Codes on the host are made at once, those on a GPU together.
+// Collects what is passed on in one call. Codes on the host are made at once, codes on a GPU all
+// together.
 class QuantizingSource::Batch {
  public:
   using Use = std::function<Status(std::span<const OfferedTensor>)>;
@@ -463,8 +464,8 @@ class QuantizingSource::Batch {
   std::vector<std::vector<std::byte>> made_;  // in host memory
   std::uint64_t bytes_ = 0, bytes_there_ = 0;
   std::vector<DeviceMatrix> boxes_;
-  std::vector<std::size_t> numbers_;                // of each, its matrix
-  std::deque<std::vector<std::uint16_t>> largest_;  // likewise
+  std::vector<std::size_t> numbers_;                // the matrix of each
+  std::deque<std::vector<std::uint16_t>> largest_;  // likewise: its maxima
 };
 
 Status QuantizingSource::visit(const std::function<Status(std::span<const OfferedTensor>)>& use) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// QuantizedWeights: what one publisher rank makes of its bfloat16 weights for a base with FP8
-// blocks. Of each matrix whose scales the base has, or of the box of it that the rank offers, the
-// tensors of the base are a box of codes and a box of scales: a block's scale is offered with the
-// block's first weight. Other tensors are offered as they are.
+// QuantizedWeights: quantizes the bfloat16 weights of one publisher rank as the tensors of a base
+// with FP8 blocks. For each matrix whose scales the base has, the rank offers a box of codes and a
+// box of scales instead of its box of weights; a block's scale is offered by the rank that has the
+// block's first weight. Other tensors are offered unchanged.
 //
-// With a base in INT4 these are a box of packed codes and one of scales, and with the matrix' first
-// weight its shape. Boxes have whole groups of a row, so nothing is shared.
+// For a base in INT4, the rank offers a box of packed codes and one of scales, and the rank with
+// the matrix' first weight also offers its shape. Boxes hold whole groups of a row, so no group is
+// shared.
 //
-// A block that several boxes share has one scale: measure() finds what this rank has of each, and
-// ranks agree on the largest (block_maxima.h) before anything is quantized.
+// A block that several boxes share has one scale: measure() finds the maximum of this rank's part,
+// and the ranks agree on the largest (block_maxima.h) before anything is quantized.
 #pragma once
 
 #include <map>
@@ -21,7 +22,7 @@
 
 namespace driftless {
 
-// Of a block of a part: what is in the part.
+// The place and size of the part of a block that lies in this box.
 struct BoxOfBlock {
   std::uint64_t row, column, rows, columns;
 };
@@ -32,21 +33,22 @@ class QuantizedWeights {
  public:
   // A box of a matrix.
   struct Matrix {
-    std::size_t from = 0;      // in the trainer's tensors
-    std::uint32_t tensor = 0;  // in the base's layout
+    std::size_t from = 0;      // index in the trainer's tensors
+    std::uint32_t tensor = 0;  // index in the base's layout
     MatrixPart part;
-    std::uint64_t first_row = 0, first_column = 0;  // of the blocks that it touches, in the matrix
+    std::uint64_t first_row = 0, first_column = 0;  // of the blocks it touches, in the matrix
     std::uint64_t matrix_rows = 0, matrix_columns = 0;
-    std::size_t codes = 0;              // in tensors()
-    std::optional<std::size_t> scales;  // likewise; none: no block begins here
-    // Of the blocks that it touches those that begin here.
+    std::size_t codes = 0;              // index in tensors()
+    std::optional<std::size_t> scales;  // likewise; none: no block begins in this box
+    // The blocks, of those the box touches, that begin in it.
     std::uint64_t scale_row = 0, scale_column = 0, scale_rows = 0, scale_columns = 0;
-    // Of the blocks that it touches, row after row: the largest magnitude that is known of those
-    // that other boxes have a part of; 0 for the others.
+    // The known largest magnitude of each block that the box touches, row after row; 0 for blocks
+    // that no other box has a part of.
     std::vector<std::uint16_t> known;
-    std::vector<std::uint32_t> joint;  // of `known`: the entries that other boxes have a part of
+    std::vector<std::uint32_t> joint;  // entries of `known`: blocks shared with other boxes
 
-    // INT4: the weights of a group, 0 with FP8; and with the first weight of the matrix its shape.
+    // INT4: weights per group; 0 with FP8. The next two are set if the box has the matrix' first
+    // weight.
     unsigned group = 0;
     std::optional<std::size_t> shape;  // in tensors()
     std::vector<std::byte> shape_bytes;
@@ -60,9 +62,9 @@ class QuantizedWeights {
     }
   };
 
-  // `own`: the trainer's; it, the base and the device outlive this. Weights on a GPU need the
-  // device, which is null without one. Null if nothing is to be quantized (needs_quantization()).
-  // kWrongLayout, by name, if a tensor does not fit the base.
+  // `own`: the trainer's source; it, the base and the device outlive this. Weights on a GPU need
+  // the device; it may be null otherwise. Returns null if nothing is to be quantized
+  // (needs_quantization()). kWrongLayout, by name, if a tensor does not fit the base.
   [[nodiscard]] static Result<std::unique_ptr<QuantizedWeights>> make(
       FileSystem& fs, const Checkpoint& base, const WeightSource& own,
       const QuantizeSettings& settings, unsigned threads, PublisherDevice* device = nullptr);
@@ -71,28 +73,29 @@ class QuantizedWeights {
   [[nodiscard]] QuantizeRule rule() const { return as_.rule; }  // of FP8 blocks
   [[nodiscard]] const QuantizedAs& as() const { return as_; }
   [[nodiscard]] unsigned threads() const { return threads_; }
-  // Ok if a source offers what the one offered that this was made for.
+  // Ok if the source offers the same tensors and boxes as the source that this was made for.
   [[nodiscard]] Status check(const WeightSource& own) const;
-  // What this rank offers of the base.
+  // The tensors of the base that this rank offers.
   [[nodiscard]] std::span<const TensorSpec> tensors() const { return tensors_; }
   [[nodiscard]] std::span<const TensorBox> boxes() const { return boxes_; }
   [[nodiscard]] std::span<const Matrix> matrices() const { return matrices_; }
-  // Of each of the trainer's tensors: its matrix, or the number in tensors() of what stays.
+  // For each of the trainer's tensors: its matrix, or, if it is not quantized, its number in
+  // tensors().
   struct Place {
     std::optional<std::size_t> matrix;
     std::size_t kept = 0;
   };
   [[nodiscard]] const Place& place(std::size_t from) const { return places_[from]; }
-  [[nodiscard]] std::size_t offered() const { return places_.size(); }  // the trainer's
+  [[nodiscard]] std::size_t offered() const { return places_.size(); }  // trainer's tensors
 
-  // Whether another rank has a part of a block that this one has a part of.
+  // Whether this rank and another one have parts of the same block.
   [[nodiscard]] bool shares() const { return shares_; }
   [[nodiscard]] bool has_joint_blocks() const { return !joint_.empty(); }
-  // Finds the largest magnitudes of the blocks that boxes share, as far as this rank has them.
+  // Measures this rank's parts of the blocks that boxes share.
   [[nodiscard]] Status measure(WeightSource& weights);
-  // The same of one block, whose size() is known. Only of Matrix::joint.
+  // Sets the largest magnitude of one block of Matrix::joint, instead of measuring it.
   void measured(std::size_t matrix, std::size_t block, std::uint16_t size);
-  // The largest magnitudes in these blocks, or in all, as far as they are in the matrix.
+  // The largest magnitudes of these blocks, or of all, in the part that the matrix has.
   [[nodiscard]] Result<std::vector<std::uint16_t>> sizes_of(const Matrix& matrix,
                                                             std::span<const std::uint32_t> blocks,
                                                             const std::byte* weights,
@@ -100,35 +103,36 @@ class QuantizedWeights {
   [[nodiscard]] Result<std::vector<std::uint16_t>> sizes_of_all(const Matrix& matrix,
                                                                 const std::byte* weights,
                                                                 MemoryKind memory) const;
-  // What other ranks must hear since the last time that heard() was called; all after forget().
+  // The maxima to send to the other ranks: those that changed since heard() was last called; all of
+  // them after forget().
   [[nodiscard]] MaximaMessage to_tell() const;
   void heard(const MaximaMessage& merged);
   void forget() { told_ = false; }
-  // Without other ranks.
+  // Agrees on all blocks that no other rank shares.
   void agree_alone();
 
-  // Of a matrix, by what is known; `largest` are those of its blocks then. Codes and scales lie in
-  // host memory; `scales` may be null.
+  // Quantizes a matrix by the known magnitudes, and returns those of its blocks in `largest`. Codes
+  // and scales lie in host memory; `scales` may be null.
   [[nodiscard]] Status quantize(const Matrix& matrix, const std::byte* weights, MemoryKind memory,
                                 std::vector<std::uint16_t>& largest, std::byte* codes,
                                 std::byte* scales) const;
-  // The same, all on a GPU (PublisherDevice::quantize()), of some matrices.
+  // The same for several matrices on a GPU; the codes stay there (PublisherDevice::quantize()).
   [[nodiscard]] Status quantize_there(std::span<DeviceMatrix> boxes) const {
     return device_->quantize(as_.rule, boxes, true);
   }
   // Writes the scales of blocks with these largest magnitudes.
   void make_scales(const Matrix& matrix, std::span<const std::uint16_t> largest,
                    std::byte* scales) const;
-  // Ok if weights are quantized where these lie.
+  // Ok if weights in this memory can be quantized.
   [[nodiscard]] Status check_memory(const Matrix& matrix, MemoryKind memory) const;
 
  private:
   struct Joint {
-    std::vector<std::pair<std::uint32_t, std::uint32_t>> places;  // matrix, and block of it
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> places;  // matrix, and its block
     bool shared = false;                                          // with other ranks
-    std::uint16_t own = 0;                                        // of all places
+    std::uint16_t own = 0;                                        // the largest over `places`
     std::uint16_t told = 0;
-    std::vector<std::uint16_t> sizes;  // of each place
+    std::vector<std::uint16_t> sizes;  // by place
   };
   QuantizedWeights(const Checkpoint& base, const QuantizedAs& as, unsigned threads,
                    PublisherDevice* device)
@@ -136,7 +140,7 @@ class QuantizedWeights {
   [[nodiscard]] Status add(const TensorSpec& own, const TensorBox& box, std::size_t from);
   [[nodiscard]] Status add_matrix(std::uint32_t tensor, std::uint32_t scales, const TensorBox& box,
                                   std::size_t from);
-  // The same in INT4.
+  // The same for INT4.
   [[nodiscard]] Status add_groups(const TensorSpec& own, std::uint32_t packed, const TensorBox& box,
                                   std::size_t from);
   void find_joint_blocks();
@@ -157,7 +161,7 @@ class QuantizedWeights {
   bool told_ = false;
 };
 
-// What the base checkpoint has of QuantizedWeights::tensors(): its own bytes.
+// Offers the tensors of QuantizedWeights with the base checkpoint's bytes.
 class QuantizedBase final : public WeightSource {
  public:
   QuantizedBase(const QuantizedWeights& weights, const WeightSource& own)
@@ -174,9 +178,9 @@ class QuantizedBase final : public WeightSource {
   std::vector<std::string> left_;
 };
 
-// The trainer's weights, quantized on the way, where they lie; scales are offered in host memory.
-// Holds kBatchBytes of codes and scales, of codes on a GPU kDeviceBytes, or those of one box if it
-// has more.
+// Offers the trainer's weights, quantized in visit() where they lie; scales are offered in host
+// memory. Holds kBatchBytes of codes and scales (kDeviceBytes of codes on a GPU), or those of one
+// box if they are larger.
 class QuantizingSource final : public WeightSource {
  public:
   QuantizingSource(const QuantizedWeights& weights, WeightSource& own)
@@ -184,7 +188,7 @@ class QuantizingSource final : public WeightSource {
   [[nodiscard]] std::span<const TensorSpec> tensors() const override { return weights_->tensors(); }
   [[nodiscard]] std::span<const TensorBox> boxes() const override { return weights_->boxes(); }
   [[nodiscard]] std::string companions_dir() const override { return weights_->base().directory(); }
-  // After measure() of the same weights, and once ranks agreed.
+  // Call it after measure() of the same weights, and once ranks agreed.
   [[nodiscard]] Status visit(
       const std::function<Status(std::span<const OfferedTensor>)>& use) override;
 

@@ -25,7 +25,7 @@ T value_or_throw(Result<T> result) {
 
 }  // namespace
 
-// How a message's fields are written and read. The library finds these by their arguments.
+// How a message's fields are written and read. The JSON library finds these by argument type.
 static void to_json(json& value, const Status& status) {
   if (!status.ok()) value = {static_cast<unsigned>(status.code()), std::string(status.message())};
 }
@@ -50,7 +50,7 @@ static void to_json(json& value, const Encoding& encoding) {
 static void from_json(const json& value, Encoding& encoding) {
   encoding = value_or_throw(encoding_from_wire(value.get<std::uint8_t>()));
 }
-// One string: there may be tens of thousands, each as 8 and 32 digits.
+// One string, because there may be tens of thousands: 8 and 32 digits each.
 static void to_json(json& value, const TensorDigests& digests) {
   std::string text;
   text.reserve(digests.size() * kDigestEntry);
@@ -152,14 +152,14 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(StatusMessage, status)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(DigestMessage, status, digest)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CountMessage, status, count)
 
-// A status may quote bytes of the file system that are not UTF-8.
+// A status may quote bytes from the file system that are not UTF-8.
 template <typename Message>
 std::string to_message(const Message& message) {
   return json(message).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// Messages come from the same program, but perhaps from another build of it: what does not parse is
-// an error, not undefined behaviour.
+// Messages come from the same program, but perhaps from another build of it: a message that does
+// not parse is an error, not undefined behaviour.
 template <typename Message>
 Result<Message> parse_message(std::string_view text) {
   try {

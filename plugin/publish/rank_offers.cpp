@@ -6,7 +6,7 @@
 namespace driftless {
 namespace {
 
-// Which part of each of its tensors a source offers; a box of all of a tensor is the tensor.
+// The box of each tensor that a source offers; empty for a whole tensor.
 Result<std::vector<TensorBox>> boxes_of(const WeightSource& weights) {
   const std::span<const TensorSpec> tensors = weights.tensors();
   std::vector<TensorBox> boxes(weights.boxes().begin(), weights.boxes().end());
@@ -44,7 +44,7 @@ Result<std::vector<OwnedTensor>> RankOffers::own(const AssemblyMessage& told,
   for (const auto& [owner, first, count] : told.dropped) {
     for (std::uint32_t i = 0; i < count && owner == rank; ++i) dropped.insert(first + i);
   }
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> ours;  // tensor, which of the offers
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> ours;  // tensor, number of the offer
   for (std::uint32_t i = 0; i < offered_.size(); ++i) {
     const auto index = layout.find(offered_[i].name);
     if (index && !dropped.contains(i)) ours.emplace_back(*index, i);
@@ -65,7 +65,7 @@ Result<std::vector<OwnedTensor>> RankOffers::own(const AssemblyMessage& told,
 
 void RankOffers::find_copies(const AssemblyMessage& told, const WeightLayout& layout, unsigned rank,
                              const std::set<std::uint32_t>& dropped) {
-  std::map<std::string_view, unsigned> blocks;  // that this rank publishes of each tensor
+  std::map<std::string_view, unsigned> blocks;  // how many this rank publishes, by tensor
   for (std::uint32_t i = 0; i < offered_.size(); ++i) {
     if (!dropped.contains(i)) ++blocks[offered_[i].name];
   }
@@ -96,7 +96,7 @@ Status RankOffers::check_source(const WeightSource& weights) const {
                "the blocks offered are not those that the publisher was opened with");
 }
 
-// A tensor that a source forgets would pass for unchanged: each must come, and come once.
+// Each tensor must come exactly once: one that a source leaves out would look unchanged.
 Status RankOffers::visit(WeightSource& weights, bool on_gpu,
                          const std::function<Status(std::span<const PairedTensor>)>& use,
                          const std::function<Status(const OfferedTensor&)>& copy) const {

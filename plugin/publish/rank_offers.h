@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// RankOffers: which tensors and blocks this rank's sources offer, which of them it owns, and which
-// other ranks have, too. The lowest rank publishes such a copy; the others' must have the same bits
-// in every version, or they are other tensors under the same name, which no receiver would get.
+// RankOffers: the tensors and blocks that this rank's sources offer, those of them that it owns,
+// and those that other ranks offer, too (copies). The lowest rank publishes a copy. The other
+// ranks' bits must be the same in every version: otherwise they are other weights under the same
+// name, which no receiver would get.
 #pragma once
 
 #include <set>
@@ -14,39 +15,39 @@ namespace driftless {
 // One thread at a time.
 class RankOffers {
  public:
-  // What the base offers is what every later source offers.
+  // All later sources must offer what the base offers.
   [[nodiscard]] OfferMessage open(const WeightSource& base);
-  // What of that this rank owns, cut as the leader told, ascending by tensor. All ranks find the
-  // same faults.
+  // The parts that this rank owns, cut as the leader decided, ascending by tensor. All ranks find
+  // the same errors.
   [[nodiscard]] Result<std::vector<OwnedTensor>> own(const AssemblyMessage& told,
                                                      const WeightLayout& layout, unsigned rank);
-  // Before the calls below. It outlives this.
+  // Call it before the calls below. The store outlives this.
   void use(const WeightStore& store) { store_ = &store; }
 
-  // In the store, of each that is offered; kNotOurs: another rank publishes it.
+  // The number in the store of each offer; kNotOurs: another rank publishes it.
   static constexpr std::uint32_t kNotOurs = ~std::uint32_t{0};
   [[nodiscard]] const std::vector<std::uint32_t>& numbers() const { return number_; }
 
   [[nodiscard]] Status check_source(const WeightSource& weights) const;
-  // Every tensor of this rank, in the source's batches; and each copy that is read.
+  // Passes every tensor of this rank to `use`, in the source's batches, and every copy to `copy`.
   [[nodiscard]] Status visit(WeightSource& weights, bool on_gpu,
                              const std::function<Status(std::span<const PairedTensor>)>& use,
                              const std::function<Status(const OfferedTensor&)>& copy) const;
-  // What capture() was given, as far as this rank owns it.
+  // The values of capture() that belong to parts that this rank owns.
   [[nodiscard]] Result<std::vector<NewValues>> new_values(
       std::span<const Publisher::NewTensor> values) const;
 
-  // Without a snapshot: where all of it lies, the copies, too.
+  // Without a snapshot: the places of all offers, copies included.
   [[nodiscard]] Result<std::vector<LivePlace>> find_places(WeightSource& live, bool on_gpu);
-  // Whether a copy lies where it lay.
+  // Ok if a copy still lies at its place.
   [[nodiscard]] Status look_at_copy(const OfferedTensor& copy) const;
-  // Reads the copies that are watched in the call that observes them.
+  // Digests the watched copies, in the call that observes them.
   [[nodiscard]] Status observe_copies(PublisherDevice* device);
   [[nodiscard]] Status digest_live_copies(TensorDigests& digests) const;
 
   [[nodiscard]] Status digest_copy(const OfferedTensor& copy, TensorDigests& digests) const;
-  // Adds the copies that this rank publishes and need not read again. `changed`: the digests of
-  // tensors that a version changes; `before`: of all, by tensor.
+  // Adds the digests of copies that this rank publishes and need not read again. `changed`: the
+  // digests of the tensors that a version changes; `before`: of all tensors, by number.
   void add_kept_copies(const TensorDigests& changed, std::span<const Digest> before,
                        TensorDigests& digests) const;
 
@@ -57,14 +58,14 @@ class RankOffers {
   const WeightStore* store_ = nullptr;
   std::vector<TensorSpec> offered_;    // in the sources' order
   std::vector<TensorBox> boxes_;       // which part of each
-  std::vector<std::uint32_t> number_;  // of each in the store; kNotOurs: dropped
-  // Offers that other ranks have, too: those to be read, those that are all that this rank has of a
-  // tensor of the layout and publishes, and, without a snapshot, where the former lie.
+  std::vector<std::uint32_t> number_;  // the number of each in the store; kNotOurs: dropped
+  // Offers that other ranks have, too: those that must be read; those that this rank publishes and
+  // that are its only part of a tensor; and, without a snapshot, the places of the former.
   std::set<std::uint32_t> copies_;
   std::map<std::uint32_t, std::uint32_t> kept_copies_;
   std::map<std::uint32_t, OfferedTensor> live_copies_;
   std::set<std::uint32_t> watched_copies_;
-  TensorDigests seen_copies_;  // of those, since observe_copies()
+  TensorDigests seen_copies_;  // of watched copies, by observe_copies()
 };
 
 }  // namespace driftless

@@ -10,19 +10,19 @@
 namespace driftless {
 namespace {
 
-// Whole tensors as full frames of about a bucket's size. The store takes them first; frames are
-// made from it by a thread of its own, while the next tensors come.
+// Writes whole tensors as full frames of about a bucket's size. The store takes the tensors first;
+// a thread makes frames from it while the next tensors come.
 class FullFramePayload final : public RankPayload {
  public:
   explicit FullFramePayload(const PayloadContext& context)
       : context_(context), writer_(context.background, context.clock) {}
 
   Status add(std::span<const PairedTensor> batch) override {
-    // Frames want their runs in the layout's order.
+    // Frames need their runs in the layout's order.
     std::vector<PairedTensor> sorted(batch.begin(), batch.end());
     std::ranges::sort(sorted, {}, &PairedTensor::number);
     for (const PairedTensor& offered : sorted) DRIFTLESS_RETURN_IF_ERROR(cut(offered));
-    return flush();  // the next batch may have tensors before these
+    return flush();  // the next batch may have earlier tensors
   }
 
   Status finish() override { return writer_.finish(); }
@@ -44,7 +44,7 @@ class FullFramePayload final : public RankPayload {
     return {};
   }
 
-  // A block that lies at `inside` in `bytes`.
+  // Adds a block that lies at `inside` in `bytes`.
   Status cut(const OwnedTensor& owned, const TensorBlock* block, const BlockPlace& inside,
              std::span<const std::byte> bytes) {
     const unsigned width = unit_bytes(dtype_);
@@ -63,7 +63,7 @@ class FullFramePayload final : public RankPayload {
     return {};
   }
 
-  // Units of a block that do not adjoin, as a copy that lives until the frame is written.
+  // Copies units of a block that do not adjoin; the copy lives until the frame is written.
   std::span<const std::byte> gather(const BlockPlace& inside, std::uint64_t first,
                                     std::uint64_t count, std::span<const std::byte> bytes) {
     const unsigned width = unit_bytes(dtype_);
@@ -93,12 +93,12 @@ class FullFramePayload final : public RankPayload {
     std::deque<std::vector<std::byte>> copies;
   };
   PayloadContext context_;
-  std::vector<DenseRun> runs_;  // into the store, or the copies
+  std::vector<DenseRun> runs_;  // point into the store, or into the copies
   std::deque<std::vector<std::byte>> copies_;
   DType dtype_ = DType::kU8;
   std::uint64_t pending_bytes_ = 0;
   std::uint32_t parts_ = 0;
-  BackgroundWriter writer_;  // last: its thread ends before what it uses
+  BackgroundWriter writer_;  // last: its thread ends before the other members
 };
 
 Status put_whole(const Result<std::unique_ptr<File>>& part, std::span<const std::byte> bytes) {
@@ -160,7 +160,7 @@ BackgroundWriter::BackgroundWriter(bool background, StageClock* clock)
 
 Status BackgroundWriter::hand_over(Work work) {
   DRIFTLESS_RETURN_IF_ERROR(finish());
-  // Nothing may leave the thread.
+  // No exception may leave the thread.
   auto guarded = [work = std::move(work), clock = clock_]() -> Status {
     Stopwatch watch;
     Status done;

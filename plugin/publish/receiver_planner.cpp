@@ -7,10 +7,10 @@
 namespace driftless {
 namespace {
 
-// Less is not worth the row of a table, and a request.
+// A smaller slice is not worth a table row and a request.
 constexpr std::uint64_t kLeastSliceBytes = std::uint64_t{16} << 10;
 
-// Ok if all blocks of the tensor can be cut so, and a reader takes what comes out.
+// Ok if all blocks of the tensor can be cut like this, and readers accept the resulting blocks.
 Status check_cut(const TensorSpec& tensor, std::span<const TensorBox> boxes, const BlockCut& cut) {
   std::size_t blocks = 0;
   for (const TensorBox& box : boxes) {
@@ -23,7 +23,7 @@ Status check_cut(const TensorSpec& tensor, std::span<const TensorBox> boxes, con
                blocks, " blocks, at most ", kMaxBlocksOfTensor, " are allowed");
 }
 
-// `parts` of equal size; the last ones may be smaller.
+// `parts` parts of equal size; the last ones may be smaller.
 std::vector<std::uint64_t> equal_parts(std::uint64_t length, std::uint32_t parts) {
   std::vector<std::uint64_t> points;
   if (parts < 2) return points;
@@ -39,7 +39,7 @@ bool is_slice(const TensorSpec& tensor, const TensorNeed& need) {
   return tensor.size_bytes / length * need.size >= kLeastSliceBytes;
 }
 
-// Of a receiver that has not said what it needs: anything but what not every receiver can read.
+// The needs of a receiver that has not announced any: every encoding that all receivers can read.
 ReceiverNeeds silent_needs() {
   ReceiverNeeds needs;
   for (const EncodingInfo& each : all_encodings()) {
@@ -113,7 +113,7 @@ std::string ReceiverPlanner::who_cannot(Encoding encoding) const {
   return names;
 }
 
-// Frames may change their encoding from version to version; directories of others may not.
+// Frames may change their encoding from version to version; layouts for other readers may not.
 Encoding ReceiverPlanner::encoding_for(Encoding wanted, std::vector<std::string>& notes) const {
   if (wanted == Encoding::kCompact && !codes_compact(options_)) {
     notes.emplace_back(
@@ -134,10 +134,10 @@ Encoding ReceiverPlanner::encoding_for(Encoding wanted, std::vector<std::string>
   notes.push_back(concat("receivers ", who, " do not read '", info(wanted).name,
                          "', and there is nothing that all read: they cannot follow; update them, ",
                          "or publish in another encoding"));
-  return wanted == Encoding::kCompact ? Encoding::kDeltas : wanted;  // which most can read
+  return wanted == Encoding::kCompact ? Encoding::kDeltas : wanted;  // which most receivers read
 }
 
-// By the slowest receiver of the last version.
+// Uses the reports of the slowest receivers.
 Encoding ReceiverPlanner::choose_encoding(const std::vector<ReceiverReport>& reports,
                                           std::vector<std::string>& notes) {
   LinkSpeed slowest;
@@ -150,8 +150,8 @@ Encoding ReceiverPlanner::choose_encoding(const std::vector<ReceiverReport>& rep
     least(slowest.bytes_per_s, needs->second.bytes_per_s);
     if (report.version == run_.id.version) least(slowest.units_per_s, needs->second.units_per_s);
   }
-  // Blocks of `compact` cannot be read back by ranks that hold other ones, should the trainer start
-  // again with another sharding; and readers that nobody has heard may not hold what it needs.
+  // If the trainer restarts with another sharding, ranks could not read back `compact` blocks of
+  // which they hold only parts; and receivers without a report may not hold the old values.
   const bool may_code =
       codes_compact(options_) && !receivers_.empty() &&
       std::ranges::none_of(boxes_, [](const auto& each) { return each.size() > 1; });
@@ -168,7 +168,7 @@ std::vector<BlockCut> ReceiverPlanner::cuts_for(std::vector<std::string>& notes)
   for (const BlockCut& cut : own_cuts_) {
     wanted[cut.tensor] = {cut.dim, {cut.points.begin(), cut.points.end()}};
   }
-  std::set<std::uint32_t> otherwise;  // tensors that receivers hold along several dimensions
+  std::set<std::uint32_t> otherwise;  // tensors held along several dimensions
   for (const auto& [id, needs] : receivers_) {
     if (!needs.ranges || needs.layout != run_.layout.signature()) continue;
     for (std::uint32_t i = 0; i < std::min(needs.tensors.size(), run_.layout.size()); ++i) {
@@ -206,7 +206,7 @@ VersionShape ReceiverPlanner::plan(const Result<std::vector<ReceiverReport>>& re
                                    std::vector<std::string>& notes) {
   VersionShape shape = run_.shape;
   hearing_ = heard_;
-  if (!reports.ok()) return shape;  // as before
+  if (!reports.ok()) return shape;  // unchanged
   std::map<std::string, std::string> heard;
   for (const ReceiverReport& report : *reports) heard[report.id] = report.needs;
   const bool news = heard != heard_;
@@ -227,7 +227,7 @@ void ReceiverPlanner::read_needs(const std::map<std::string, std::string>& heard
                                  std::vector<std::string>& notes) {
   receivers_.clear();
   for (const auto& [id, text] : heard) {
-    if (text.empty()) {  // an agent that has not heard all of its workers, say
+    if (text.empty()) {  // for example an agent that waits for workers
       receivers_[id] = silent_needs();
       continue;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ReceiverPlanner: what the receivers announced, and how versions are cut and encoded for it, so
-// that all of them can read a version and fetch their slices without the rest. The leader's.
+// ReceiverPlanner: decides from the receivers' announcements how versions are cut and encoded, so
+// that all receivers can read a version and fetch only their slices. On the leader.
 #pragma once
 
 #include "collectives/road.h"
@@ -11,8 +11,8 @@
 
 namespace driftless {
 
-// `compact` is coded with the store's units, where they are compared. Without a snapshot nobody
-// holds codes of a base with FP8 blocks.
+// Codes for `compact` are made from the store's units, on the side where they are compared. Without
+// a snapshot, the codes of a base with FP8 blocks are not kept.
 [[nodiscard]] inline bool codes_compact(const PublisherOptions& options) {
   if (!options.keep_snapshot && !options.quantize_rule.empty()) return false;
   return options.device == nullptr || options.device->on_device();
@@ -24,14 +24,14 @@ class ReceiverPlanner {
   ReceiverPlanner(const PublisherOptions& options, const RunState& run, unsigned threads)
       : options_(options), run_(run), chooser_(options.encoding, threads) {}
 
-  // What the options want of these tensors, which the ranks offer in these boxes; or why that
-  // cannot be.
+  // The cuts that the options request for these tensors, which the ranks offer in these boxes.
+  // kInvalidArgument if they do not fit.
   [[nodiscard]] Result<std::vector<BlockCut>> open(std::span<const TensorSpec> tensors,
                                                    std::vector<std::vector<TensorBox>> boxes);
-  // For the next version, after what the receivers announce now.
+  // The shape of the next version, from the receivers' current reports.
   [[nodiscard]] VersionShape plan(const Result<std::vector<ReceiverReport>>& reports,
                                   std::vector<std::string>& notes);
-  // All ranks know the plan.
+  // All ranks have received the plan.
   void adopted() { heard_ = hearing_; }
   // A delta that was published.
   void note(const EncodingChooser::Version& version) { chooser_.note(version); }
@@ -45,17 +45,17 @@ class ReceiverPlanner {
   [[nodiscard]] Encoding choose_encoding(const std::vector<ReceiverReport>& reports,
                                          std::vector<std::string>& notes);
   [[nodiscard]] Encoding encoding_for(Encoding wanted, std::vector<std::string>& notes) const;
-  // Tensors of which a receiver holds a part that the version is not cut to.
+  // Tensors that a receiver holds in parts that the version is not cut to.
   [[nodiscard]] std::vector<std::uint32_t> plain_for(std::span<const BlockCut> cuts) const;
   [[nodiscard]] std::vector<BlockCut> cuts_for(std::vector<std::string>& notes) const;
 
   const PublisherOptions& options_;
   const RunState& run_;
-  std::vector<std::vector<TensorBox>> boxes_;  // of each tensor, of all ranks
-  std::vector<BlockCut> own_cuts_;             // by the options
-  // What each receiver announced: when the version was planned, and if that plan was adopted.
+  std::vector<std::vector<TensorBox>> boxes_;  // of each tensor, over all ranks
+  std::vector<BlockCut> own_cuts_;             // from the options
+  // Each receiver's announcement: at the last plan, and at the last adopted plan.
   std::map<std::string, std::string> hearing_, heard_;
-  std::map<std::string, ReceiverNeeds> receivers_;  // what was heard last, read
+  std::map<std::string, ReceiverNeeds> receivers_;  // the last announcements, parsed
   EncodingChooser chooser_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all publisher ranks know of the run.
+// The state of the run that all publisher ranks share.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace driftless {
 
-// How a version is cut and encoded, so that all receivers can read it.
+// How a version is cut and encoded. All receivers must be able to read it.
 struct VersionShape {
   Encoding encoding = Encoding::kDeltas;  // unless the version is full
   std::vector<BlockCut> cuts;             // ascending by tensor
@@ -21,13 +21,13 @@ struct VersionShape {
 
 struct RunState {
   WeightLayout layout;              // of all ranks
-  std::vector<std::size_t> owners;  // per tensor of the layout: ranks that own some of it
-  std::vector<bool> in_blocks;      // per tensor of the layout: no rank owns all of it
-  VersionId id;                     // committed
+  std::vector<std::size_t> owners;  // by tensor of the layout: how many ranks own some of it
+  std::vector<bool> in_blocks;      // by tensor of the layout: no rank owns all of it
+  VersionId id;                     // the last committed version
   Digest digest;                    // of all ranks' weights at id
-  Digest base_digest;               // of version 0, all ranks
+  Digest base_digest;               // of all ranks' weights at version 0
   VersionShape shape;
-  // WeightSource::companions_dir() of the base, and of what was published last.
+  // WeightSource::companions_dir() of the base, and of the last published source.
   std::array<std::string, 2> companions;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ScaleJumps: the tensors with FP8 blocks of which many scales changed in a version. A jump of
-// scales changes most codes below them, so that a dense version has its cause beside it, by name.
+// ScaleJumps: finds tensors with FP8 blocks of which a version changes many scales. A changed scale
+// changes most codes of its block, so the note on a dense version names these tensors as the cause.
 #pragma once
 
 #include <map>
@@ -13,15 +13,16 @@ namespace driftless {
 
 class ScaleJumps {
  public:
-  // `above`: the share of a tensor's blocks here of which the scale changes; fewer than 8 blocks
-  // are no jump.
+  // A tensor is reported if more than the share `above` of this rank's blocks change their scale,
+  // and at least 8 of them.
   explicit ScaleJumps(double above) : above_(above) {}
 
-  // `of_blocks` that this rank has of a tensor with codes. Adds up.
+  // Adds blocks of a tensor with codes: of `of_blocks` blocks, `changed` changed their scale.
   void add(std::uint32_t tensor, std::uint64_t changed, std::uint64_t of_blocks);
-  // Whether so many are a jump.
+  // Whether these counts are a jump.
   [[nodiscard]] bool is_jump(std::uint64_t changed, std::uint64_t of_blocks) const;
-  // Names the tensors that jumped; nothing if none did. `then`: what follows from it.
+  // A note that names the tensors that jumped; nothing if none did. `then`: the consequence,
+  // appended to the note.
   [[nodiscard]] std::optional<std::string> note(const WeightLayout& layout, unsigned rank,
                                                 std::string_view then) const;
 
@@ -33,8 +34,8 @@ class ScaleJumps {
   std::map<std::uint32_t, Blocks> of_;
 };
 
-// Adds what changes in the scales of a batch, which a snapshot is about to be compared with. What
-// does not lie in host memory is left out.
+// Counts the scales of a batch that differ from a snapshot. Ignores tensors that do not lie in host
+// memory.
 void add_scale_changes(const WeightStore& snapshot, std::span<const PairedTensor> batch,
                        ScaleJumps& jumps);
 

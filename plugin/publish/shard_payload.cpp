@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One hf_delta shard per rank: compressed tensors, or whole ones. The store moves on with the
-// comparison, so that a thread of its own can compress and write what was compared before: from the
-// store's bytes and the changes that led to them. Held are the changes of about two buckets.
+// One hf_delta shard per rank: compressed tensors, or whole ones. The store is updated during the
+// comparison, so a thread can compress and write earlier tensors meanwhile, from the store's bytes
+// and the changes that led to them. Memory: the changes of about two buckets.
 
 #include "plugin/checkpoint/checkpoint_writer.h"
 #include "plugin/interchange/hf_shard_writer.h"
@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-// Changes of one tensor that own what they show: the comparison's own memory is used again.
+// A copy of a tensor's changes: the comparison reuses its own memory.
 struct KeptChange {
   std::uint32_t number = 0;  // in the store
   unsigned unit_bytes = 1;
@@ -19,11 +19,11 @@ struct KeptChange {
   std::vector<std::byte> values, old_values;
 };
 
-// Tensors that are ready to be written: their new bytes are in the store.
+// Tensors that are ready to be written; the store has their new bytes.
 struct ReadyTensors {
   std::vector<std::uint32_t> numbers;
-  std::vector<KeptChange> changes;  // of deltas, ascending by tensor's turn and position
-  std::uint64_t size_bytes = 0;     // of the changes; of a full version: of the tensors
+  std::vector<KeptChange> changes;  // for deltas; ascending by turn and position
+  std::uint64_t size_bytes = 0;     // of the changes, or of whole tensors
 };
 
 class ShardPayload final : public RankPayload {
@@ -44,7 +44,7 @@ class ShardPayload final : public RankPayload {
     const Status written = writer_.finish();
     if (findings_.dense) return close_unfinished();
     DRIFTLESS_RETURN_IF_ERROR(written);
-    // Readers count the shards by their names, so with several ranks each writes one.
+    // Readers count the shards by their names, so if there are several ranks, each writes one.
     if (!shard_ && context_.ranks == 1 && !full()) {
       findings_.shard.clear();
       return {};
@@ -61,8 +61,8 @@ class ShardPayload final : public RankPayload {
  private:
   [[nodiscard]] bool full() const { return context_.frame.encoding == Encoding::kFull; }
 
-  // Dense was found after some of it was written: the road takes no part that is still open, also
-  // where it is about to drop it.
+  // Too many changes were found after some of the shard was written: the road requires that every
+  // part is closed, even before it drops it.
   Status close_unfinished() {
     if (!shard_) return {};
     const Status closed = shard_->finish().status();
@@ -75,7 +75,7 @@ class ShardPayload final : public RankPayload {
     DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<File> part,
                                context_.road->create_part(findings_.shard));
     const ShardOptions options{context_.frame.encoding, context_.checksum, context_.threads};
-    std::vector<std::uint32_t> tensors;  // blocks of them are not written
+    std::vector<std::uint32_t> tensors;  // their blocks are not written
     for (const OwnedTensor& owned : context_.store->owned()) {
       if (owned.block() == nullptr) tensors.push_back(owned.tensor());
     }
@@ -84,7 +84,7 @@ class ShardPayload final : public RankPayload {
     return {};
   }
 
-  // From the store, which takes each tensor first.
+  // Writes from the store, which takes each tensor first.
   Status write_whole(std::span<const PairedTensor> batch) {
     for (const PairedTensor& offered : batch) {
       ready_.numbers.push_back(offered.number);
@@ -96,7 +96,8 @@ class ShardPayload final : public RankPayload {
     return {};
   }
 
-  // A tensor's pieces come one after the other: with the first of another it is complete.
+  // The pieces of a tensor arrive one after the other: the first piece of another tensor completes
+  // it.
   Status collect(const DiffPiece& piece) {
     const DeltaView& delta = piece.delta;
     const bool another = ready_.numbers.empty() || ready_.numbers.back() != delta.tensor;
@@ -121,7 +122,7 @@ class ShardPayload final : public RankPayload {
     return writer_.hand_over([this, ready = std::move(ready)] { return write(*ready); });
   }
 
-  // On the writer's thread.
+  // Runs on the writer's thread.
   Status write(const ReadyTensors& ready) {
     std::vector<HfShardWriter::Changes> changes;
     for (const auto& [number, width, origin, offsets, values, old_values] : ready.changes) {
@@ -144,8 +145,8 @@ class ShardPayload final : public RankPayload {
 
   PayloadContext context_;
   ReadyTensors ready_;                    // not handed over yet
-  std::unique_ptr<HfShardWriter> shard_;  // the writer's, until it has finished
-  BackgroundWriter writer_;               // last: its thread ends before what it uses
+  std::unique_ptr<HfShardWriter> shard_;  // belongs to the writer until it has finished
+  BackgroundWriter writer_;               // last: its thread ends before the other members
 };
 
 }  // namespace

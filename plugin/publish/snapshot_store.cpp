@@ -61,10 +61,10 @@ Status SnapshotStore::each_change(std::span<const PairedTensor> batch,
   const Status status = diff_tensors(
       host_kernels(), pairs, options,
       [&](const DiffPiece& piece) { return absorb(piece, dense_above_units, found); }, use);
-  return found.dense ? Status() : status;  // stopped on purpose
+  return found.dense ? Status() : status;  // it stopped on purpose
 }
 
-// While the piece is in the cache: the old values are kept, the snapshot takes the new ones.
+// Saves the old values and writes the new ones while the piece is in the cache.
 Status SnapshotStore::absorb(const DiffPiece& piece, std::uint64_t dense_above_units,
                              FoundChanges& found) {
   if (piece.delta.count() == 0) return {};

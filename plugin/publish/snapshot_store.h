@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SnapshotStore: a copy of the last version, as far as this publisher rank owns it, with an undo
-// log that takes back a version that was not committed.
+// SnapshotStore: a copy of this publisher rank's part of the last version, with an undo log that
+// takes back a version that was not committed.
 #pragma once
 
 #include <deque>
@@ -10,15 +10,15 @@
 
 namespace driftless {
 
-// The old values of what a version changed in a snapshot. O(changed), and no more than the snapshot
-// itself has. apply() may be called from several threads for disjoint places. Memory is kept for
-// the next version, unless it is much more than this one needed.
+// The old values of the changes that a version made to a snapshot. Memory: O(changed), and no more
+// than the snapshot. apply() may be called from several threads for disjoint places. Memory is kept
+// for the next version, unless it is much more than this one needed.
 class UndoLog {
  public:
-  // Keeps the old values of `delta` in `data`, then writes the new ones over them. Returns what
-  // this changes in the digest of the tensor that `key` stands for, of which `data` is the block at
-  // `place`. Its number in the snapshot is the delta's tensor. `old_values` are those of the
-  // delta's units. kNoSpace: no memory, and nothing was changed.
+  // Saves the old values of `delta` in `data`, then writes the new ones. Returns the change of the
+  // digest of the tensor `key`, whose block at `place` is `data`. The delta's tensor is the number
+  // in the snapshot. `old_values` are the old values of the delta's units. kNoSpace: no memory, and
+  // nothing was changed.
   [[nodiscard]] Result<Digest> apply(const HostKernels& kernels, const DigestTensorKey& key,
                                      const BlockPlace& place, std::byte* data,
                                      const DeltaView& delta, const std::byte* old_values);
@@ -35,27 +35,28 @@ class UndoLog {
     ByteBuffer memory;  // `count` offsets, then as many old values; dense: `count` adjoining units
   };
   [[nodiscard]] Piece& next_piece();
-  // Keeps what `delta` changes in `units`, which lie at its origin. False: no memory, and the piece
-  // is empty.
+  // Saves the old values of `delta`. `units` is the memory at the delta's origin. False: no memory,
+  // and the piece is empty.
   [[nodiscard]] static bool keep(Piece& piece, const DeltaView& delta, const std::byte* units,
                                  const std::byte* old_values);
 
-  std::mutex mutex_;          // for the next two
+  std::mutex mutex_;          // guards the next two
   std::deque<Piece> pieces_;  // the first `used_` count
   std::size_t used_ = 0;
 };
 
-// In one stretch of memory; blocks begin at multiples of 64 bytes.
+// All blocks lie in one allocation; each begins at a multiple of 64 bytes.
 class SnapshotStore final : public WeightStore {
  public:
-  // Zeroed. kNoSpace if there is no memory. It lies where `device` says; null: in host memory.
+  // Zeroed. kNoSpace if there is no memory. The memory is the device's, or host memory if `device`
+  // is null.
   [[nodiscard]] static Result<std::unique_ptr<SnapshotStore>> create(
       const WeightLayout& layout, std::vector<OwnedTensor> owned, unsigned threads,
       PublisherDevice* device = nullptr);
 
   [[nodiscard]] Result<std::vector<Digest>> digests() const override;
   [[nodiscard]] bool captured() const override { return false; }
-  // Compares with what is offered, in host memory, and takes what changed.
+  // Compares with the offered weights, in host memory, and takes over the changes.
   [[nodiscard]] Status each_change(std::span<const PairedTensor> batch,
                                    std::uint64_t dense_above_units, FoundChanges& found,
                                    const UseChange& use) override;
@@ -68,9 +69,9 @@ class SnapshotStore final : public WeightStore {
   [[nodiscard]] Status absorb(const DiffPiece& piece, std::uint64_t dense_above_units,
                               FoundChanges& found);
 
-  std::shared_ptr<std::byte> slab_;  // of all blocks
+  std::shared_ptr<std::byte> slab_;  // holds all blocks
   UndoLog undo_;
-  std::mutex mutex_;  // for the findings while pieces are compared
+  std::mutex mutex_;  // guards the findings while pieces are compared
 };
 
 }  // namespace driftless

@@ -5,8 +5,8 @@
 
 namespace driftless {
 
-// Stage s ends where its share of the bytes does; every tensor belongs to the stage in which its
-// middle lies, so that stages differ by less than a tensor.
+// Stage s ends at its share of the bytes. Every tensor belongs to the stage that contains its
+// middle, so stages differ by less than a tensor.
 LayoutStage stage_of(const WeightLayout& layout, unsigned stage, unsigned stages) {
   const double share = static_cast<double>(layout.total_bytes()) / stages;
   double before = 0;
@@ -50,7 +50,7 @@ std::uint64_t anchor_room_bytes(const WeightSource& weights) {
     std::uint64_t own = tensors[i].size_bytes;
     const Result<BlockPlace> place =
         place_of(tensors[i], i < boxes.size() ? boxes[i] : TensorBox());
-    if (place.ok()) own = place->units * unit_bytes(tensors[i].dtype);  // else it is refused
+    if (place.ok()) own = place->units * unit_bytes(tensors[i].dtype);  // otherwise it is refused
     bytes += framed_bytes(own, tensors[i].name);
   }
   return bytes;

@@ -69,7 +69,7 @@ Result<Digest> WeightStore::digest(const TensorSpec& tensor, const BlockPlace& p
     return Status();
   }));
   if (kind == MemoryKind::kHost) return digest_on_host(stretches, threads_);
-  // Also if the store lies in pinned memory: the host cannot read what was offered.
+  // On the device, even if the store lies in pinned memory: the host cannot read the offered bytes.
   return device_->memory()->digest(stretches, threads_);
 }
 
@@ -77,7 +77,7 @@ Result<std::span<const std::byte>> WeightStore::take_whole(const PairedTensor& o
                                                            FoundChanges& found) {
   std::byte* const kept = data_[offered.number];
   const std::span<const std::byte> taken = bytes(offered.number);
-  // An anchor is made from the store itself.
+  // For an anchor the store itself is offered.
   if (kept != offered.new_data) std::copy_n(offered.new_data, taken.size(), kept);
   DRIFTLESS_ASSIGN_OR_RETURN(const Digest sum, digest({offered.number, kept, memory_kind()}));
   found.digests[owned_[offered.number].tensor()] += sum;

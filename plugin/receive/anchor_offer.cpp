@@ -9,7 +9,7 @@
 namespace driftless {
 namespace {
 
-// Copies what a place of the target holds of `count` units of a block, from its unit `first` on.
+// Copies `count` units of a block, from its unit `first` on, out of one place of the target.
 void copy_units(const HeldCopy& held, const BlockPlace& place, std::uint64_t first,
                 std::uint64_t count, std::uint64_t unit_bytes, std::span<std::byte> out) {
   const std::byte* values = held.values.data();
@@ -26,14 +26,15 @@ void copy_units(const HeldCopy& held, const BlockPlace& place, std::uint64_t fir
         std::memcpy(out.data() + (done + from - begin) * unit_bytes,
                     values + (from - run.first) * unit_bytes, (until - from) * unit_bytes);
       }
-      if (end > run_end) break;  // the rest may be in the next run
+      if (end > run_end) break;  // the next run may have the rest
       done += end - begin;
     }
     values += run.count * unit_bytes;
   }
 }
 
-// The stored values of one row of a full frame. Those that the target does not hold stay zero.
+// Fills in the stored values of one row of a full frame. Values that the target does not hold stay
+// zero.
 Status fill_row(const WeightTarget& target, const BucketEntry& entry, const FrameBlock& row,
                 std::span<std::byte> part) {
   const TensorSpec& spec = (*target.layout())[entry.tensor];
@@ -55,7 +56,7 @@ Status fill_row(const WeightTarget& target, const BucketEntry& entry, const Fram
   return {};
 }
 
-// A full frame of which the head is given.
+// Assembles a full frame whose head is given.
 Result<std::vector<std::byte>> put_together(const WeightTarget& target, const PartReceipt& part,
                                             std::span<const std::byte> head) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FrameHead frame, decode_frame_head(head, *target.layout()));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// AnchorOffer: a receiver that followed by deltas holds the values of an anchor of its version. It
-// puts the anchor's parts together, with the heads of their frames as the trainer sealed them, and
-// gives them to a road whose receivers serve each other: one that joins reads the whole from
-// others' weights, not from the trainer. The road keeps only what it can prove to be the
-// trainer's bytes, so that weights which are not do no harm. One thread at a time.
+// AnchorOffer: a receiver that followed deltas holds the values of the anchor of its version. It
+// assembles the anchor's parts, with the frame heads that the trainer sealed, and offers them to a
+// road whose receivers serve each other, so that a joining receiver reads the weights from other
+// receivers, not from the trainer. The road keeps only bytes whose hash is the trainer's, so
+// weights that differ do no harm. One thread at a time.
 #pragma once
 
 #include "collectives/road.h"
@@ -13,8 +13,8 @@ namespace driftless {
 
 class AnchorOffer {
  public:
-  // One part more of the anchor of `held`, the version that the target holds; false: there is none,
-  // or nothing is left to offer of it. After a failure nothing more of that anchor is offered.
+  // Offers the next part of the anchor of `held`, the version that the target holds. False: there
+  // is no such anchor, or all of it was offered. After a failure no more of that anchor is offered.
   [[nodiscard]] Result<bool> offer_next(ReceiveRoad& road, const WeightTarget& target,
                                         const VersionId& held, const Deadline& deadline);
   [[nodiscard]] std::uint64_t kept_bytes() const { return kept_bytes_; }  // by the road, in all
@@ -25,8 +25,8 @@ class AnchorOffer {
   [[nodiscard]] Status offer_part(ReceiveRoad& road, const WeightTarget& target,
                                   const PartReceipt& part, const Deadline& deadline);
 
-  PublicationId anchor_;           // the last that was looked at
-  std::vector<PartReceipt> left_;  // of it
+  PublicationId anchor_;           // the last one that was considered
+  std::vector<PartReceipt> left_;  // its parts that are not offered yet
   std::uint64_t kept_bytes_ = 0;
 };
 

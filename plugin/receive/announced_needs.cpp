@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-// The least k in [1, size) for which `holds` does, or `size`. Once it holds it goes on holding.
+// The smallest k in [1, size) for which `holds` is true, or `size`. `holds` must be monotonic.
 template <typename Holds>
 std::uint64_t least(std::uint64_t size, const Holds& holds) {
   std::uint64_t low = 1, high = size;
@@ -25,7 +25,7 @@ std::uint64_t least(std::uint64_t size, const Holds& holds) {
   return low;
 }
 
-// What is needed along one dimension: found by asking for ever shorter ends of the tensor.
+// The slice that is needed along one dimension, by binary search over the tensor's ends.
 TensorNeed need_along(const TensorSpec& spec, std::uint32_t tensor, std::uint32_t dim,
                       const TargetNeeds& needs) {
   const std::uint64_t size = spec.shape[dim];
@@ -34,7 +34,7 @@ TensorNeed need_along(const TensorSpec& spec, std::uint32_t tensor, std::uint32_
     box.offsets[dim] = begin;
     box.sizes[dim] = count;
     const Result<TensorBlock> block = TensorBlock::make(tensor, spec, std::move(box));
-    return !block.ok() || needs.has(tensor, &*block);  // one that cannot be cut is whole
+    return !block.ok() || needs.has(tensor, &*block);  // if it cannot be cut, all is needed
   };
   const std::uint64_t begin = least(size, [&](std::uint64_t k) { return needed(0, k); }) - 1;
   const std::uint64_t after = least(size, [&](std::uint64_t k) { return needed(size - k, k); }) - 1;
@@ -69,7 +69,7 @@ bool holds_old_values(const WeightLayout& layout, const WeightTarget& target,
                       std::span<const TensorNeed> needs) {
   for (std::uint32_t tensor = 0; tensor < layout.size(); ++tensor) {
     const TensorSpec& spec = layout[tensor];
-    if (!compact_fields(spec.dtype)) continue;  // goes in positions
+    if (!compact_fields(spec.dtype)) continue;  // it is not coded
     const TensorNeed need = needs.empty() ? TensorNeed() : needs[tensor];
     if (need.kind == TensorNeed::Kind::kNothing) continue;
     std::uint64_t units = spec.units();

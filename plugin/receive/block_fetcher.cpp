@@ -9,8 +9,8 @@
 namespace driftless {
 namespace {
 
-// The head of each frame, by part: its two ends, and once its header says how long its table is,
-// what is missing of that. Empty if the road has the part in device memory.
+// Fetches the head of each frame, by part: first both ends; then, once the header has the length of
+// the table, the missing rest. Empty if the road has the part in device memory.
 class HeadFetcher {
  public:
   HeadFetcher(ReceiveRoad& road, const PublicationId& id, const RangeFetchOptions& options,
@@ -22,7 +22,8 @@ class HeadFetcher {
   [[nodiscard]] std::uint64_t fetched_bytes() const { return fetched_bytes_; }
 
  private:
-  // What is fetched of a part's end before its table's size is known: 60 to 500 rows.
+  // The part of a frame's end that is fetched before the size of its table is known: 60 to 500
+  // rows.
   static constexpr std::uint64_t kTailShare = 64;
   static constexpr std::uint64_t kLeastTailBytes = std::uint64_t{4} << 10;
   static constexpr std::uint64_t kMostTailBytes = std::uint64_t{32} << 10;
@@ -102,7 +103,7 @@ Result<HeadFetcher::Ends> HeadFetcher::take(std::span<const WantedPart> wanted) 
   return ends;
 }
 
-// What the head says is bound to the manifest, and of that all it holds.
+// Ok if the head's table is the manifest's. The table binds everything in the frame.
 Status check_table(const ManifestFile& file, std::span<const std::byte> head) {
   const Hash128 found = frame_table_hash(head);
   if (found == file.table) return {};
@@ -123,7 +124,7 @@ Result<std::vector<std::vector<std::byte>>> fetch_frame_heads(ReceiveRoad& road,
 bool may_fetch_blocks(const Manifest& manifest) {
   const bool frames = manifest.directory_layout == DirectoryLayout::kFrames ||
                       manifest.directory_layout == DirectoryLayout::kHdf5;
-  // Some tensors of a full version are proven by their own digests.
+  // A part of a full version's tensors is proven by their own digests.
   return frames && (manifest.encoding != Encoding::kFull || manifest.has_tensor_digests());
 }
 
@@ -132,7 +133,7 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
                                    const FrameCollector::Needed& needed, bool keep,
                                    const RangeFetchOptions& options, const Deadline& deadline,
                                    KeptMemory* memory) {
-  // Without the hash of its table nothing binds what is fetched of a frame to the manifest.
+  // If the manifest has no hash of a frame's table, single blocks of it cannot be proven.
   std::vector<PartReceipt> parts;
   std::vector<std::size_t> file_of;
   for (std::size_t i = 0; i < manifest.files.size(); ++i) {
@@ -171,7 +172,7 @@ Result<FetchedBlocks> fetch_blocks(ReceiveRoad& road, const PublicationId& id,
                                    FetchedFrame& frame = blocks.frames[part];
                                    if (keep) frame.ranges[range] = bytes;
                                    const Status taken = frame.collector.take(range, bytes.bytes());
-                                   // Holes do not inflate; finish() says which block it is.
+                                   // Holes do not inflate; finish() names the block.
                                    return manifest.files[frame.file].partial ? Status() : taken;
                                  },
                                  deadline));

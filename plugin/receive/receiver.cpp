@@ -12,7 +12,7 @@ namespace driftless {
 namespace {
 
 constexpr unsigned kMisfitsBeforeFull = 2;
-// A caller that waits for less wants an answer now.
+// A caller with a shorter deadline wants an answer now.
 constexpr std::chrono::milliseconds kPatient{50};
 constexpr std::chrono::milliseconds kBetweenOffers{1}, kOfferTime{2'000};
 
@@ -20,7 +20,8 @@ bool is_foreign(const TargetState& state, const Hash128& run) {
   return !state.id.run.is_zero() && state.id.run != run;
 }
 
-// What the target holds must be of this run, as far as it says, or may be taken over.
+// Gives the target the run's layout. Not ok if it holds another base, or another run that may not
+// be taken over.
 Status check_target(const RunInfo& run, const Hash128& take_over, WeightTarget& target) {
   const TargetState held = target.state();
   if (!is_foreign(held, run.run)) {
@@ -47,8 +48,8 @@ Status check_target(const RunInfo& run, const Hash128& take_over, WeightTarget& 
   return {};
 }
 
-// A delta that does not fit the weights, or itself. Once it may be the fetched bytes; then it is
-// the weights, or the version itself, and only a full one helps.
+// 1 if a delta does not fit the weights, or is damaged. The first time, the fetched bytes may be
+// the cause; after that, the weights or the version itself, and only a full version helps.
 unsigned is_misfit(const Status& status) {
   return status.code() == StatusCode::kMismatch || status.code() == StatusCode::kWrongBase ||
                  status.code() == StatusCode::kCorrupt
@@ -130,7 +131,7 @@ Result<std::unique_ptr<Receiver>> Receiver::open(const ReceiverOptions& options,
   return receiver;
 }
 
-// Once: where an engine's weights lie may change, which part of them it holds does not.
+// Called once: an engine's weights may move, but which part of them it holds does not change.
 Status Receiver::announce_needs() {
   ReceiverNeeds& needs = announced_;
   needs.encodings = options_.encodings;
@@ -143,11 +144,11 @@ Status Receiver::announce_needs() {
   needs.tensors = tensor_needs(digests_.layout(), target_->needs().get());
   announce_checkpoint(*target_, needs);
   needs.old_values = holds_old_values(digests_.layout(), *target_, needs.tensors);
-  needs.bytes_per_s = needs.units_per_s = ~std::uint64_t{0};  // room for any
+  needs.bytes_per_s = needs.units_per_s = ~std::uint64_t{0};  // reserves room for any speed
   DRIFTLESS_ASSIGN_OR_RETURN(needs_, needs_to_text(needs, kMaxNeedsBytes));
   DRIFTLESS_ASSIGN_OR_RETURN(const ReceiverNeeds told, parse_needs(needs_, options_.id));
   needs.bytes_per_s = needs.units_per_s = 0;
-  // Without its slices, nobody cuts blocks to them.
+  // If its slices do not fit into the announcement, blocks are not cut to them.
   if (needs.old_values && told.tensors != needs.tensors) {
     needs.old_values = false;
   }
@@ -187,7 +188,7 @@ Result<bool> Receiver::stage(const Deadline& deadline) {
 
 void Receiver::offer_nothing() { offer_.reset(); }
 
-// A failure here does no harm: others read from the trainer.
+// A failure here does no harm: other receivers then read from the trainer.
 bool Receiver::offer_anchor() {
   const TargetState state = target_->state();
   if (offer_ == nullptr || !state.valid || state.id.run != run()) return false;
@@ -200,11 +201,11 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   staged_.reset();
   mapped_.clear();
   if (!target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(target_->recover());
-  // Once what was left half done has been ended.
+  // If recovery has completed a commit that left the engine paused.
   if (left_paused_ && target_->state().valid) DRIFTLESS_RETURN_IF_ERROR(resume());
   const TargetState state = own_state();
   const Status claim = digests_.prove_again(state, *fetcher_);
-  if (!claim.ok()) {  // only a full version helps, and the trainer is asked for it
+  if (!claim.ok()) {  // only a full version helps: ask for one
     misfits_ = kMisfitsBeforeFull;
     stranded_ = true;
     const Status told = say();
@@ -216,10 +217,10 @@ Result<bool> Receiver::stage_once(const Deadline& deadline) {
   Result<std::optional<FetchedChain>> fetched = fetcher_->fetch(
       state, misfits_ >= kMisfitsBeforeFull ? FetchMode::kFullOnly : FetchMode::kAny,
       {&digests_.layout(), target_->needs(), target_});
-  // Said at once, and again by every report() until something helped.
+  // Report it at once, and again in every report() until something helps.
   const bool not_there = fetched.status().code() == StatusCode::kMismatch;  // an agent left it out
   stranded_ = fetched.status().code() == StatusCode::kWrongBase ||
-              fetched.status().code() == StatusCode::kCorrupt ||  // and no anchor leads past it
+              fetched.status().code() == StatusCode::kCorrupt ||  // and no newer anchor is there
               fetched.status().code() == StatusCode::kIncomplete ||
               (not_there && misfits_ >= kMisfitsBeforeFull);
   if (stranded_) const Status told = say();
@@ -242,20 +243,20 @@ Result<bool> Receiver::stage_chain(const TargetState& state, FetchedChain chain)
   const Status based = digests_.check_base(state, chain.versions.front());
   misfits_ += is_misfit(based);
   if (!based.ok()) return based;
-  committed_.reset();  // it could not be undone any more
+  committed_.reset();  // undo() is impossible from now on
   mapped_ = std::move(chain.mapped);
   const Status consistent = digests_.stage(chain.versions);
   const bool coded = std::ranges::any_of(chain.versions, [](const FetchedVersion& version) {
     return version.manifest.encoding == Encoding::kCompact;
   });
   Result<std::unique_ptr<StagedChange>> staged = target_->stage(std::move(chain.versions));
-  // Published when nobody knew that the old values, or all of a block, are not held here.
+  // The publisher did not know that the old values, or the rest of a block, are not held here.
   if (coded && staged.status().code() == StatusCode::kUnsupported) {
     misfits_ = kMisfitsBeforeFull;
     return error(StatusCode::kMismatch, staged.status().message(),
                  "; a full version is taken instead");
   }
-  // A target of some tensors can name one that is not what the manifest says.
+  // For a target of some tensors the digests name a tensor that differs from the manifest.
   if (staged.ok() && !consistent.ok()) staged = consistent;
   misfits_ += is_misfit(staged.status());
   if (!staged.ok()) return staged.status();
@@ -277,7 +278,7 @@ Result<bool> Receiver::stage_patiently(const Deadline& deadline) {
     patience_ = Deadline::after(options_.fetch_deadline);
     warned_ = false;
   }
-  // Most gaps close by themselves at once.
+  // Most gaps close at once.
   const bool lasts = patience_->remaining() < options_.fetch_deadline - TrainerContact::kSignOfLife;
   if (lasts && !std::exchange(warned_, true) && options_.warn) {
     options_.warn(trouble_.with_context("waiting for an anchor, or for what is missing"));
@@ -293,7 +294,7 @@ Result<UpdateReport> Receiver::commit() {
   const Status applied = apply();
   if (!applied.ok()) {
     ++counts_.commit_failures;
-    // A failed resume comes after a commit that holds.
+    // A failed resume follows a commit that holds.
     const TargetState after = target_->state();
     if (after.valid && !(after == before)) ++counts_.commits;
     return applied;
@@ -309,7 +310,7 @@ Result<UpdateReport> Receiver::commit() {
 
 Status Receiver::apply() {
   if (!staged_) return error(StatusCode::kInvalidArgument, "nothing is staged");
-  // Parts that are mapped may have been changed since they were verified, by a writer gone wrong.
+  // A faulty writer may have changed mapped parts since they were verified.
   if (Status changed = check_unchanged(mapped_, options_.threads); !changed.ok()) {
     staged_.reset();
     return changed;
@@ -332,7 +333,7 @@ Status Receiver::apply() {
   Status resumed = resume();
   report_.resume_ms = watch.lap_ms();
   if (!commit.ok()) {
-    if (!target_->state().valid) const Status told = report();  // that it holds nothing
+    if (!target_->state().valid) const Status told = report();  // reports that no version is held
     if (left_paused_) {
       return error(commit.status().code(), commit.status().message(),
                    "; the engine is left paused: the weights are no version now");
@@ -367,7 +368,7 @@ Status Receiver::rollback() {
   if (undone.ok()) digests_.undo();
   if (undone.ok() || !target_->state().valid) {
     committed_.reset();
-    const Status ignored = report();  // said again by the next report()
+    const Status ignored = report();  // the next report() repeats it
   }
   if (undone.ok() && resumed.ok()) ++counts_.rollbacks;
   return undone.ok() ? resumed : undone;
@@ -383,7 +384,7 @@ Status Receiver::say() {
   const TargetState state = own_state();
   ReceiverReport report;
   report.id = options_.id;
-  if (state.valid) {  // else it has nothing: the road then keeps an anchor for it
+  if (state.valid) {  // else the road keeps an anchor for it
     report.version = state.id.version;
     const std::size_t unproven =
         digests_.unproven().empty() ? target_->unproven_tensors() : digests_.layout().size();
@@ -395,7 +396,7 @@ Status Receiver::say() {
   return road_->report(report, Deadline::after(options_.report_deadline));
 }
 
-// A report that the road refuses stops nothing: a directory may be readable only.
+// A report that the road refuses is not fatal: a directory may be read-only.
 void Receiver::sign_of_life() {
   if (!contact_.due()) return;
   const Status told = report();
@@ -424,9 +425,10 @@ TargetState Receiver::own_state() const {
   return is_foreign(state, run()) ? TargetState() : state;
 }
 
-// How fast it was, for a publisher that chooses its encoding by that; told with the next report.
+// Announces the measured speed, with the next report, for a publisher that chooses its encoding by
+// it.
 void Receiver::note_speed() {
-  constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;  // less shows the latency
+  constexpr std::uint64_t kLeastBytes = std::uint64_t{256} << 10;  // fewer show only the latency
   if (report_.anchor || report_.wire_bytes < kLeastBytes || report_.fetch_ms <= 0) return;
   const auto per_s = [](std::uint64_t count, double ms) {
     return rounded_speed(static_cast<double>(count) / std::max(ms, 0.1) * 1e3);
@@ -436,7 +438,7 @@ void Receiver::note_speed() {
   Result<std::string> text = needs_to_text(announced_, kMaxNeedsBytes);
   if (!text.ok()) return;
   const Result<ReceiverNeeds> told = parse_needs(*text, options_.id);
-  // Without the slices, nobody would cut blocks to them.
+  // If the slices no longer fit, blocks would not be cut to them.
   if (told.ok() && told->tensors == announced_.tensors) needs_ = std::move(*text);
 }
 

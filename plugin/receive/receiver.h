@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Receiver: the rollout's side. Follows a road and keeps a target at its newest version, from the
 // run's announcement to its end. The command, the C library, the Python module and the agent are
-// thin callers of it; plugin/job has the options of a process in a job (join_road()).
+// thin callers of it; plugin/job makes its options for a process of a job (join_road()).
 //
 //   discover -> fetch -> verify -> decode = stage()      while the engine works
 //   pause -> commit -> resume                            O(changed), all or nothing
@@ -21,73 +21,74 @@
 
 namespace driftless {
 
-// What one commit took: several versions may be folded into it. Bytes are sums over them.
+// The costs of one commit. If it folds several versions, bytes are sums over them.
 struct UpdateReport {
   Hash128 run;
   std::uint64_t from_version = 0;
   std::uint64_t version = 0;
   std::uint64_t versions = 0;  // folded
-  bool anchor = false;         // taken from an anchor
-  std::string created;         // when the publisher sealed it, as its manifest says
+  bool anchor = false;         // from an anchor
+  std::string created;         // when the publisher sealed it (from the manifest)
   Digest digest;
   std::uint64_t changed_units = 0;
-  std::set<std::uint32_t> tensors;  // that changed, by their numbers in the layout
-  // Of all weights; of the encoded payload; of everything fetched, manifests included.
+  std::set<std::uint32_t> tensors;  // the changed ones, by their numbers in the layout
+  // All weights; the encoded payload; everything fetched, manifests included.
   std::uint64_t full_bytes = 0, delta_bytes = 0, wire_bytes = 0;
-  // Of what was fetched of the parts, what the target has a use for: its blocks, and tables.
+  // Fetched bytes of parts that the target can use: its blocks, and tables.
   std::uint64_t needed_bytes = 0;
-  std::string carrier;  // ReceiveRoad::carrier(), of the last of it
+  std::string carrier;  // ReceiveRoad::carrier() of the last part
   double fetch_ms = 0;  // on the road, and hashing
   double stage_ms = 0;  // decoding and proving
   double pause_ms = 0, apply_ms = 0, resume_ms = 0;
-  std::vector<std::string> notes;  // what failed without harm: a report to the road, ...
+  std::vector<std::string> notes;  // harmless failures: a refused report, ...
 };
 
 struct ReceiverOptions {
-  std::string id = "receiver";  // plain, unique on the road
-  // Of parts staged for one commit, at most; of `compact` with what it takes once decoded.
+  std::string id = "receiver";  // of plain characters, unique on the road
+  // The most bytes of parts that are staged for one commit; for `compact` including their decoded
+  // form.
   std::uint64_t fold_bytes = std::uint64_t{1} << 30;
-  unsigned read_workers = 4;  // ranges of parts that are fetched and taken at a time
-  // Of tensors in full shape that an engine's loader is given at a time (an engine's target).
+  unsigned read_workers = 4;  // parts or ranges of parts that are fetched at a time
+  // Bytes of full-shape tensors that an engine's loader is given at a time (an engine's target).
   std::uint64_t chunk_bytes = std::uint64_t{512} << 20;
-  std::chrono::milliseconds fetch_deadline{60'000};    // of one stage() once something is there
-  std::chrono::milliseconds report_deadline{10'000};   // of one word to the road
-  std::chrono::milliseconds connect_deadline{60'000};  // without a report that comes through
+  std::chrono::milliseconds fetch_deadline{60'000};    // of one stage(), once something is there
+  std::chrono::milliseconds report_deadline{10'000};   // of one report to the road
+  std::chrono::milliseconds connect_deadline{60'000};  // without a successful report
   unsigned threads = 0;                                // for hashing; 0: default_threads()
   ProofRule proof;                                     // for the target
-  // The run that may take over weights that are another run's, by a full version (admit()); zero:
-  // none may.
+  // The run that may replace the weights of another run by a full version (admit()); zero: none
+  // may.
   Hash128 take_over = {};
-  // What this receiver reads, as it announces it; empty: all that this build knows.
+  // The encodings that this receiver announces; empty: all that this build reads.
   std::vector<Encoding> encodings = {};
-  // Called before a version is read, also before it is tried again; a failure is stage()'s. For
-  // file systems that have to be told to look. May be empty.
+  // Called before each attempt to read a version; stage() returns its failure. For file systems
+  // that must be told to refresh. May be empty.
   std::function<Status(std::uint64_t version)> before_read;
-  // Called around the writing, also by rollback(). A failure of pause leaves everything as it was,
-  // and commit() may be called again; one of resume is returned after the commit, which holds. An
-  // engine whose weights a failed commit left without a version stays paused; stage() resumes it
-  // once they are one again. May be empty.
+  // Called around writing, also by rollback(). If pause fails, nothing has changed and commit() may
+  // be called again. If resume fails, the commit holds, and the failure is returned after it. If a
+  // failed commit left the weights without a version, the engine stays paused until stage() has
+  // made them one again. May be empty.
   std::function<Status()> pause;
   std::function<Status()> resume;
-  // Called with what went wrong without harm: a report that the road refused, or weights that
-  // nothing proves to be the version that they are said to be. May be empty.
+  // Called with harmless failures: the road refused a report, or nothing proves that the weights
+  // are the version that they were declared to be. May be empty.
   std::function<void(const Status&)> warn;
-  // Called with every commit, for its metrics. A failure is a note in the report. May be empty.
+  // Called with every commit, for metrics. A failure becomes a note in the report. May be empty.
   std::function<Status(const UpdateReport&)> record;
-  // The text of the trainer's last word, once it was said (listen_for_end()). May be empty.
+  // Returns the text of the end-of-run note, once there is one (listen_for_end()). May be empty.
   std::function<EndListener::Heard()> hear_end;
-  std::shared_ptr<const void> keeps;  // lives as long as the receiver: its road, say
+  std::shared_ptr<const void> keeps;  // kept alive with the receiver, for example its road
 };
 
 // Sums over a receiver's life.
 struct ReceiverCounts {
-  std::uint64_t newest = 0;  // version seen on the road
+  std::uint64_t newest = 0;  // seen on the road
   std::uint64_t commits = 0, versions = 0, anchors = 0, rollbacks = 0;
   std::uint64_t stage_failures = 0, commit_failures = 0;
-  std::uint64_t unheard = 0;  // signs of life that the road did not take
+  std::uint64_t unheard = 0;  // reports that the road did not accept
   std::uint64_t changed_units = 0, delta_bytes = 0, wire_bytes = 0, needed_bytes = 0;
   double fetch_ms = 0, stage_ms = 0, pause_ms = 0, apply_ms = 0, resume_ms = 0;
-  double longest_pause_ms = 0;  // from the pause to the end of the resume
+  double longest_pause_ms = 0;  // from pause to the end of resume
 
   void add(const UpdateReport& report);
 };
@@ -99,11 +100,11 @@ struct MappedPart;
 
 class Receiver {
  public:
-  // Waits for the run's announcement, refuses another layout (kWrongLayout), another run
-  // (kWrongRun) unless options.take_over admits it, another base, or weights that are not the
-  // version that they are said to be (kWrongBase), registers with the road. A target without a
-  // layout gets the run's. If neither announcement nor manifests tell the digest of that version,
-  // unproven() says so.
+  // Waits for the run's announcement and registers with the road. Refuses another layout
+  // (kWrongLayout), another run (kWrongRun) unless options.take_over admits it, another base, or
+  // weights that are not the version that they were declared to be (kWrongBase). A target without a
+  // layout gets the run's. If neither the announcement nor the manifests have the digest of that
+  // version, unproven() returns why.
   [[nodiscard]] static Result<std::unique_ptr<Receiver>> open(const ReceiverOptions& options,
                                                               ReceiveRoad& road,
                                                               WeightTarget& target,
@@ -113,54 +114,54 @@ class Receiver {
   ~Receiver();
 
   struct Newest {
-    bool newer = false;  // than what the target holds
+    bool newer = false;  // than the target's version
     std::uint64_t version = 0;
   };
   // Waits until something newer is on the road; fetches nothing.
   [[nodiscard]] Result<Newest> poll(const Deadline& deadline);
-  // Waits until something newer than the target is there, and makes it ready: versions that follow
-  // the target's version, as many as there are, or an anchor where they cannot be had any more.
-  // What is damaged or incomplete is fetched again until options.fetch_deadline. False: the
-  // deadline passed and nothing was new. kWrongBase: versions are gone and there is no anchor.
-  // After any failure the target is as it was, and stage() may be called again. Gives signs of life
-  // while it waits.
+  // Waits for something newer than the target's version, and prepares it: the versions that follow,
+  // as many as there are, or an anchor if they are no longer available. Fetches damaged or
+  // incomplete parts again until options.fetch_deadline. False: the deadline passed and nothing was
+  // new. kWrongBase: versions are gone and there is no anchor. After any failure the target is
+  // unchanged, and stage() may be called again. Sends reports while it waits.
   [[nodiscard]] Result<bool> stage(const Deadline& deadline);
-  // While it waits, it gives its bytes of the newest anchor to a road whose receivers serve each
-  // other (anchor_offer.h); not after this. For weights that somebody else may take away.
+  // While it waits, a receiver offers its bytes of the newest anchor to a road whose receivers
+  // serve each other (anchor_offer.h). This call ends that: for weights whose memory may be taken
+  // away.
   void offer_nothing();
-  // As stage(), and false for kWrongBase and kMismatch until they have lasted for fetch_deadline:
-  // versions may appear out of order, the next one may bring the anchor that the receiver now asks
-  // for, and bytes that did not fit are fetched again.
+  // As stage(), but returns false on kWrongBase and kMismatch until they have lasted for
+  // fetch_deadline: versions may appear out of order, the next one may bring the anchor that the
+  // receiver now asks for, and mismatched bytes are fetched again.
   [[nodiscard]] Result<bool> stage_patiently(const Deadline& deadline);
-  // Why stage_patiently() had to wait last; ok if it never had.
+  // Why stage_patiently() last had to wait; ok if it never had to.
   [[nodiscard]] const Status& trouble() const { return trouble_; }
-  // Commits what stage() made ready, and reports it to the road. kCorrupt, with nothing committed:
-  // a part that is mapped, not copied, was changed since; stage() fetches it again.
+  // Commits what stage() prepared, and reports it to the road. kCorrupt, with nothing committed: a
+  // part that is mapped, not copied, has changed since; stage() fetches it again.
   [[nodiscard]] Result<UpdateReport> commit();
-  // Drops what is staged; where nothing is, takes the last commit back (StagedChange::undo). If
-  // that fails, the state may not be valid any more: stage() takes a full version then.
+  // Drops what is staged; if nothing is, takes the last commit back (StagedChange::undo()). If that
+  // fails, the state may not be valid any more: stage() then takes a full version.
   [[nodiscard]] Status rollback();
-  // A sign of life now, with the times of the last commit.
+  // Sends a report now, with the times of the last commit.
   [[nodiscard]] Status report();
-  // kDeadlineExceeded once no report has come through for connect_deadline.
+  // kDeadlineExceeded if no report has been accepted for connect_deadline.
   [[nodiscard]] Status check_contact() const { return contact_.check(state().id.version); }
-  // The trainer's last word, once it was said.
+  // The trainer's end-of-run note, once there is one.
   [[nodiscard]] Result<std::optional<EndOfRun>> listen_for_end();
-  // Nothing more will be asked for.
+  // Tells the road that this receiver makes no further calls.
   [[nodiscard]] Status leave();
 
   [[nodiscard]] const std::string& id() const { return options_.id; }
   [[nodiscard]] TargetState state() const { return target_->state(); }
-  // Why nothing proves yet that the weights are the version that they are said to be; empty: they
-  // are proven, or they are no version. The reports to the road say it, too.
+  // Why nothing proves yet that the weights are the version that they were declared to be; empty:
+  // they are proven, or no version is held. Reports to the road include it.
   [[nodiscard]] const std::string& unproven() const { return digests_.unproven(); }
-  // What commit() would bring; none if nothing is staged. Receivers that commit together compare
-  // it first.
+  // The version that commit() would reach; none if nothing is staged. Receivers that commit
+  // together compare it first.
   [[nodiscard]] std::optional<std::uint64_t> staged_version() const;
   [[nodiscard]] const Hash128& run() const { return digests_.run(); }
-  // Of the run: the digest of each tensor at the version that the target holds, as announcement and
-  // manifests say. As the layout. Empty if they do not say, or if the manifests that led to the
-  // version were gone when the receiver was opened; then from the next full version on.
+  // The run's digest of each tensor at the target's version, from the announcement and the
+  // manifests, ordered as the layout. Empty if these have none, or if the manifests that lead to
+  // the version were gone when the receiver was opened; then from the next full version on.
   [[nodiscard]] const std::vector<Digest>& tensor_digests() const;
   [[nodiscard]] const WeightLayout& layout() const { return digests_.layout(); }
   [[nodiscard]] const ReceiverCounts& counts() const { return counts_; }
@@ -171,19 +172,19 @@ class Receiver {
   [[nodiscard]] Status announce_needs();
   [[nodiscard]] Result<bool> stage_once(const Deadline& deadline);
   [[nodiscard]] Result<bool> stage_chain(const TargetState& state, FetchedChain chain);
-  // Commits what is staged, between pause and resume: report_.
+  // Commits what is staged, between pause and resume, and fills report_.
   [[nodiscard]] Status apply();
-  // What the target holds of this run: nothing while it holds another's, which a full version is to
-  // replace.
+  // The target's state within this run: no version while it holds another run's, which a full
+  // version will replace.
   [[nodiscard]] TargetState own_state() const;
-  // Sends a report that is no sign of life: sign_of_life() is due as before, and warns if the road
-  // refuses reports.
+  // Sends a report outside of the regular ones: sign_of_life() stays due as before, and warns if
+  // the road refuses reports.
   [[nodiscard]] Status say();
-  // Between two looks for news. Whether there is more to be offered.
+  // Called while waiting. Whether more is left to offer.
   [[nodiscard]] bool offer_anchor();
   void note_speed();
   void sign_of_life();
-  // Not while the weights are parts of two versions.
+  // Does nothing while the weights are parts of two versions.
   [[nodiscard]] Status resume();
 
   ReceiverOptions options_;
@@ -191,23 +192,23 @@ class Receiver {
   WeightTarget* target_;
   std::unique_ptr<VersionFetcher> fetcher_;
   RunDigests digests_;
-  std::vector<MappedPart> mapped_;  // of what is staged
-  ReceiverNeeds announced_;         // told first, and since then
-  std::string needs_;               // the same, as reported
+  std::vector<MappedPart> mapped_;  // of staged_
+  ReceiverNeeds announced_;         // the first announcement, with later changes
+  std::string needs_;               // announced_ as text
   unsigned misfits_ = 0;            // in a row
   bool left_paused_ = false;
-  bool stranded_ = false;  // neither the next version nor an anchor is there, undamaged
+  bool stranded_ = false;  // neither the next version nor an anchor is there undamaged
   std::unique_ptr<StagedChange> staged_;
   std::unique_ptr<StagedChange> committed_;  // the last one, for rollback()
-  UpdateReport report_;                      // of what is staged
+  UpdateReport report_;                      // of staged_
   std::unique_ptr<AnchorOffer> offer_;       // null: nothing is offered
   ReceiverCounts counts_;
   TrainerContact contact_;
   EndListener end_;
   std::optional<Deadline> patience_;  // of stage_patiently(), while it waits
-  bool warned_ = false;               // that it does
+  bool warned_ = false;               // that stage_patiently() waits
   Status trouble_;
-  std::optional<Digest> timed_;  // of the commit that the times are of
+  std::optional<Digest> timed_;  // digest of the commit that the times belong to
   double timed_stage_ms_ = 0, timed_commit_ms_ = 0;
 };
 

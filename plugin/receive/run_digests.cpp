@@ -7,8 +7,8 @@
 namespace driftless {
 namespace {
 
-// Whether the tensors that a partial state holds are those of its version; ok if one side is not
-// known. `digests`: of each tensor of the layout there.
+// Ok if the tensors that a partial state holds have their version's digests, or if either is
+// unknown. `digests`: of each tensor of the layout at that version.
 Status check_held_tensors(const TargetState& state, const WeightLayout& layout,
                           std::span<const Digest> digests) {
   if (!state.tensors || digests.size() != layout.size()) return {};
@@ -109,7 +109,7 @@ Status RunDigests::prove_again(const TargetState& state, VersionFetcher& fetcher
   return claim;
 }
 
-// Each tensor that is held.
+// Proves each tensor that is held.
 Status RunDigests::prove_some(const TargetState& state) {
   const std::vector<Digest>& known = committed_.tensors;
   const std::string said =
@@ -125,7 +125,7 @@ Status RunDigests::prove_some(const TargetState& state) {
   return check_held_tensors(state, layout_, known);
 }
 
-// Version 0 was compared with the announcement before.
+// Version 0 was already compared with the announcement.
 Status RunDigests::prove_all(const TargetState& state, VersionFetcher& fetcher) {
   const std::uint64_t version = state.id.version;
   if (version == 0) return {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RunDigests: the digest of every tensor of a run, from version to version, and whether they prove
-// what a target is said to hold. The announcement has those of version 0, and each manifest those
-// of the tensors that it changes.
+// the version that a target is declared to hold. The announcement has the digests of version 0, and
+// each manifest those of the tensors that it changes.
 #pragma once
 
 #include <span>
@@ -12,39 +12,40 @@ namespace driftless {
 
 class VersionFetcher;
 
-// What a version makes of the digests before it, as the layout. Empty: not known; only a full
-// version makes them known again. kMismatch, naming `source`, if the manifest has a digest of a
-// tensor that the layout has not, or if all together do not add up to its digest.
+// Updates the digests, ordered as the layout, by a version's manifest. Empty: not known; only a
+// full version makes them known again. kMismatch, naming `source`, if the manifest has a digest of
+// a tensor that is not in the layout, or if all digests do not add up to its own.
 [[nodiscard]] Status follow_digests(const WeightLayout& layout, const Manifest& manifest,
                                     std::string_view source, std::vector<Digest>& digests);
 
-// Moves with a target: staged, committed, taken back.
+// Follows a target: staged, committed, taken back.
 class RunDigests {
  public:
   explicit RunDigests(const RunInfo& run);
 
   [[nodiscard]] const WeightLayout& layout() const { return layout_; }
   [[nodiscard]] const Hash128& run() const { return run_; }
-  // Of each tensor as the layout, at the version that the target holds; empty: not known.
+  // The digest of each tensor, ordered as the layout, at the target's version; empty: not known.
   [[nodiscard]] const std::vector<Digest>& tensors(std::uint64_t version) const;
-  // Why nothing proves what the target is said to hold; empty: it is proven, or holds no version.
+  // Why nothing proves the target's version; empty: it is proven, or no version is held.
   [[nodiscard]] const std::string& unproven() const { return unproven_; }
 
-  // A target that was opened with this state must hold what the run has for that version:
-  // kWrongBase. If the run does not say, it is unproven.
+  // Proves a target that was opened with this state: kWrongBase if its digest is not the run's
+  // digest of that version. If the run has no digest for it, the target is unproven.
   [[nodiscard]] Status prove(const TargetState& state, VersionFetcher& fetcher);
-  // The same by a manifest that was not there before. kWrongBase stays unproven.
+  // Tries again with a manifest that was not there before. On kWrongBase it stays unproven.
   [[nodiscard]] Status prove_again(const TargetState& state, VersionFetcher& fetcher);
-  // The target may hold another version than the one that was committed here.
+  // Finds the digests if the target holds another version than the one committed here.
   void find(const TargetState& state, VersionFetcher& fetcher);
-  // A target of some tensors cannot know the digest of all: of version 0 the run says it.
+  // A target of some tensors cannot compute the digest of all. If `first` is a delta on version 0,
+  // compares its base digest with the run's: kWrongBase.
   [[nodiscard]] Status check_base(const TargetState& state, const FetchedVersion& first) const;
-  // After what is committed.
+  // Computes the digests after `chain`, on top of what is committed.
   [[nodiscard]] Status stage(std::span<const FetchedVersion> chain);
-  // What was staged last, which was committed meanwhile. It was proven on top of what was held
-  // before: of all tensors by their digest, of some (`partial`) if the run has theirs.
+  // The last staged chain was committed. It was proven on top of the previous version: all tensors
+  // by their digest, some (`partial`) only if the run has their digests.
   void commit(bool partial);
-  // The last commit, which was taken back meanwhile.
+  // The last commit was taken back.
   void undo();
 
  private:
@@ -58,11 +59,11 @@ class RunDigests {
   WeightLayout layout_;
   Hash128 run_;
   Digest base_;                       // of version 0
-  std::vector<Digest> base_tensors_;  // the same of each tensor; empty: not known
+  std::vector<Digest> base_tensors_;  // of each tensor of version 0; empty: not known
   At committed_, staged_, before_;
-  bool looked_ = false;  // committed_ is what was found, at least
+  bool looked_ = false;  // find() ran at least once for committed_
   std::string unproven_;
-  std::string unproven_before_;  // of what undo() leads back to
+  std::string unproven_before_;  // unproven_ after undo()
 };
 
 }  // namespace driftless

@@ -16,13 +16,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Manifests that are read to know the digests of a version that is held already.
+// The most manifests that are read to find the digests of a version that is already held.
 constexpr std::size_t kMostFollowed = 256;
 
-// What a change of `compact` takes beside its bits once it is decoded, as it must be for a fold.
+// The bytes that a change of `compact` takes decoded, beside its bits, as folding needs it.
 constexpr std::uint64_t kDecodedBytes = 10, kMostUnits = std::uint64_t{1} << 56;
 
-// What may be otherwise at the next look: not whole yet, read while it was written, just pruned.
+// Failures that a retry may mend: incomplete, read while it was written, just pruned.
 bool may_pass(StatusCode code) {
   return code == StatusCode::kIncomplete || code == StatusCode::kCorrupt ||
          code == StatusCode::kNotFound || code == StatusCode::kBusy;
@@ -32,8 +32,8 @@ bool is_newer(const TargetState& state, const PublicationId& id) {
   return !state.valid || id.version > state.id.version;
 }
 
-// Copies, in the place of parts that are mapped files: whoever writes there later changes nothing.
-// All threads share the copying of each part.
+// Copies parts that are mapped files, so that later writes to the files have no effect. All threads
+// share the copying of each part.
 Status copy_mapped(std::span<MappedFile> parts, unsigned threads, KeptMemory& memory) {
   constexpr std::uint64_t kPieceBytes = std::uint64_t{4} << 20;
   struct Piece {
@@ -41,7 +41,7 @@ Status copy_mapped(std::span<MappedFile> parts, unsigned threads, KeptMemory& me
     std::span<const std::byte> from;
   };
   std::vector<Piece> pieces;
-  std::vector<MappedFile> files;  // until they are copied
+  std::vector<MappedFile> files;  // kept until copied
   for (MappedFile& part : parts) {
     if (!part.mapped()) continue;
     const std::uint64_t size = part.bytes().size();
@@ -64,13 +64,13 @@ Status copy_mapped(std::span<MappedFile> parts, unsigned threads, KeptMemory& me
   });
 }
 
-// Of a part that an agent fetched in part.
+// For a part that an agent fetched only in part.
 Status not_brought(const std::string& source, const ManifestFile& file) {
   return error(StatusCode::kMismatch, source, ": part ", file.name, ": the agent of this host did ",
                "not fetch what this worker needs of it, since no worker had asked for it then; a ",
                "full version is taken, or asked for");
 }
-// What is needed whole is there whole.
+// Ok if every part that is needed whole is here whole.
 Status check_brought(const FetchedVersion& version) {
   const std::vector<ManifestFile>& files = version.manifest.files;
   for (std::size_t i = 0; i < files.size(); ++i) {
@@ -155,7 +155,8 @@ Result<bool> VersionFetcher::wait(const TargetState& state, const Deadline& dead
       DRIFTLESS_RETURN_IF_ERROR(check_run(state));
       return false;
     }
-    // Without a version even an anchor of version 0 is news, and wait_beyond() waits for versions.
+    // Without a version even an anchor of version 0 is new, and wait_beyond() only waits for
+    // versions.
     const Result<std::vector<PublicationId>> listed = road_->list(deadline);
     if (!listed.ok() && listed.status().code() != StatusCode::kDeadlineExceeded) {
       return listed.status();
@@ -171,7 +172,8 @@ bool VersionFetcher::has_come() {
   return true;
 }
 
-// Numbers alone do not tell of a run in the place of this one before it has counted further.
+// Version numbers do not reveal another run on the road before it has counted further than this
+// one.
 Status VersionFetcher::check_run(const TargetState& state) {
   if (!next_look_.expired()) return {};
   next_look_ = Deadline::after(options_.fetch_deadline);
@@ -188,7 +190,8 @@ Status VersionFetcher::check_run(const TargetState& state) {
   return wrong_run(to_string(newest), manifest->id.run);
 }
 
-// Of a run without a version nothing else tells, and it may have ended so.
+// If no version is listed, only the announcement shows another run; and that run may end without
+// one.
 Status VersionFetcher::check_announced() {
   const Result<std::string> text = road_->run_info(Deadline::after(1s));
   if (!text.ok()) return {};
@@ -211,7 +214,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
     const bool gone_before = tries.failure().code() == StatusCode::kNotFound;
     Result<std::optional<FetchedChain>> chain = attempt(state, mode, needs, tries.deadline());
     if (chain.ok() || !tries.note(chain.status())) return chain;
-    // A version that is listed again and again, and is gone: an anchor leads past it.
+    // A version that is listed again and again but is gone: a newer anchor may replace it.
     const bool gone = chain.status().code() == StatusCode::kNotFound;
     if (gone && gone_before && mode == FetchMode::kAny) {
       Result<std::optional<FetchedChain>> full =
@@ -220,16 +223,16 @@ Result<std::optional<FetchedChain>> VersionFetcher::fetch(const TargetState& sta
     }
     const StatusCode code = tries.failure().code();
     const bool damaged =
-        code == StatusCode::kCorrupt || code == StatusCode::kIncomplete;  // a part cut short, say
+        code == StatusCode::kCorrupt || code == StatusCode::kIncomplete;  // maybe truncated
     if (!(again && damaged) && tries.wait()) continue;
     const Status failure = again ? tries.failure() : tries.given_up();
-    if (damaged && mode == FetchMode::kAny) {  // an anchor leads past this, too
+    if (damaged && mode == FetchMode::kAny) {  // a newer anchor may replace it, too
       Result<std::optional<FetchedChain>> full =
           attempt(state, FetchMode::kFullOnly, needs, Deadline::after(options_.fetch_deadline));
       if (full.ok()) return full;
     }
     damaged_ = damaged;
-    // It is listed and stays gone, as if it were not listed: only an anchor helps.
+    // It stays listed but gone, as if it were not listed: only an anchor helps.
     if (failure.code() != StatusCode::kNotFound) return failure;
     return error(StatusCode::kWrongBase, failure.message(), "; publish an anchor");
   }
@@ -250,7 +253,7 @@ Result<std::optional<FetchedChain>> VersionFetcher::attempt(const TargetState& s
     const std::size_t manifest_bytes = candidate.size_bytes;
     const Status fetched =
         fetch_parts(std::move(candidate), std::exchange(ahead, nullptr), chain, needs, deadline);
-    // What is whole goes ahead; the next round looks at the failure.
+    // Continue with the versions that are complete; the next round handles the failure.
     if (!fetched.ok() && !chain.versions.empty() && may_pass(fetched.code())) break;
     DRIFTLESS_RETURN_IF_ERROR(fetched);
     chain.manifest_bytes += manifest_bytes;
@@ -273,7 +276,7 @@ Result<std::vector<FoundManifest>> VersionFetcher::choose(const TargetState& sta
   return full;
 }
 
-// The versions from the target's on, as far as they adjoin and fit one fold.
+// The versions that follow the target's, as long as they adjoin and fit one fold.
 Result<std::vector<FoundManifest>> VersionFetcher::follow(const TargetState& state,
                                                           const std::vector<PublicationId>& listed,
                                                           const Deadline& deadline) {
@@ -282,10 +285,11 @@ Result<std::vector<FoundManifest>> VersionFetcher::follow(const TargetState& sta
   std::uint64_t bytes = 0;
   for (const PublicationId& id : listed) {
     if (id.kind != PublicationKind::kVersion || id.version <= version) continue;
-    // A version further than the next one can only adjoin by its base, and seldom does.
+    // Only the next version is likely to adjoin: a later one would need its base to be the
+    // target's.
     Result<FoundManifest> next = fetch_manifest(id, deadline);
     if (!next.ok()) {
-      // What is there already goes ahead; the next round looks at the failure.
+      // Continue with what is there; the next round handles the failure.
       if (!chain.empty() && may_pass(next.status().code())) break;
       return next.status();
     }
@@ -306,10 +310,10 @@ Result<std::vector<FoundManifest>> VersionFetcher::follow(const TargetState& sta
   return chain;
 }
 
-// The newest anchor, or a full version that is newer still.
+// The newest anchor, or a full version that is newer.
 Result<std::vector<FoundManifest>> VersionFetcher::newest_full(
     const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline) {
-  Status damaged;  // what was passed over
+  Status damaged;  // the last damaged one
   for (auto id = listed.rbegin(); id != listed.rend(); ++id) {
     if (!is_newer(state, *id)) break;
     Result<FoundManifest> candidate = fetch_manifest(*id, deadline);
@@ -402,7 +406,7 @@ std::optional<Digest> VersionFetcher::digest_at(std::uint64_t version) {
         found->manifest.base_version == version) {
       return found->manifest.base_digest;
     }
-    if (next) break;  // what comes later builds on later versions
+    if (next) break;  // later ones build on later versions
   }
   return std::nullopt;
 }
@@ -421,13 +425,12 @@ Status VersionFetcher::fetch_parts(FoundManifest candidate, std::shared_ptr<Stag
   }
   DRIFTLESS_RETURN_IF_ERROR(fetch_blocks(candidate.id, version, chain, needs, deadline));
   const bool decoded_ahead = ahead && version.manifest.encoding == Encoding::kCompact;
-  std::vector<MappedFile> fetched;  // all parts; empty if each is handed over as it comes
+  std::vector<MappedFile> fetched;  // all parts; empty if each is passed on as it arrives
   if (!decoded_ahead && road_->fetches_at_once()) {
     DRIFTLESS_ASSIGN_OR_RETURN(fetched, fetch_at_once(candidate.id, version, deadline));
   }
   std::vector<MappedPart> mapped;
-  std::uint64_t copied =
-      0;  // of all versions of the chain: follow() keeps deltas within fold_bytes
+  std::uint64_t copied = 0;  // over the chain: follow() bounds deltas by fold_bytes
   for (const FetchedVersion& before : chain.versions) {
     for (const MappedFile& part : before.parts) copied += part.bytes().size();
   }
@@ -494,7 +497,7 @@ Status VersionFetcher::take_part(FetchedVersion& version, std::size_t i,
   const ManifestFile& file = version.manifest.files[i];
   MappedFile& part = version.parts[i];
   if (version.frames[i] != nullptr) return {};
-  DRIFTLESS_RETURN_IF_ERROR(copy_mapped(std::span(&part, 1), 1, *memory_));  // if it was not before
+  DRIFTLESS_RETURN_IF_ERROR(copy_mapped(std::span(&part, 1), 1, *memory_));  // if not done yet
   return check_part(part, file, deadline).with_context(version.source);
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// VersionFetcher: chooses what a receiver takes next from a road, and fetches it: whole, or of its
-// frames the blocks that the target needs, several ranges at a time. A receiver takes chains of
-// versions from it; an agent, which hands on every publication by itself, takes their manifests.
+// VersionFetcher: chooses the next publication that a receiver takes from a road, and fetches it:
+// whole, or only the blocks of its frames that the target needs, several ranges at a time. A
+// receiver takes chains of versions; an agent, which hands on every publication separately, takes
+// their manifests.
 //
 // One thread at a time. The road outlives it.
 #pragma once
@@ -15,24 +16,24 @@ struct Announcement {
   RunInfo run;
   std::string text;
 };
-// Waits for it. On some file systems its bytes come late: an announcement that cannot be read is
-// read again for `patience`.
+// Waits for the announcement. On some file systems its bytes arrive late: an unreadable
+// announcement is read again for `patience`.
 [[nodiscard]] Result<Announcement> read_announcement(ReceiveRoad& road,
                                                      std::chrono::milliseconds patience,
                                                      const Deadline& deadline);
 
-// The tries of one fetch: what is incomplete, damaged, gone or busy may be otherwise at the next.
+// The retries of one fetch: what is incomplete, damaged, gone or busy may be there at the next try.
 class FetchTries {
  public:
   explicit FetchTries(std::chrono::milliseconds patience)
       : patience_(patience), deadline_(Deadline::after(patience)) {}
 
   [[nodiscard]] const Deadline& deadline() const { return deadline_; }
-  // Notes how a try failed. False: the next one would fail alike.
+  // Records why a try failed. False: a retry would fail in the same way.
   [[nodiscard]] bool note(const Status& failure);
-  // Waits for the next try. False: there is no time for one.
+  // Waits before the next try. False: there is no time left.
   [[nodiscard]] bool wait();
-  // The last failure that time might have mended: a timeout would hide the cause.
+  // The last failure that a retry might have mended: a timeout would hide the cause.
   [[nodiscard]] const Status& failure() const { return failure_; }
   [[nodiscard]] Status given_up() const;
 
@@ -45,25 +46,25 @@ class FetchTries {
 };
 
 [[nodiscard]] PartReceipt receipt_of(const ManifestFile& file);
-// kCorrupt, naming the part, if its size or hash is not the manifest's. What is on the device was
-// compared there, by the road.
+// kCorrupt, naming the part, if its size or hash differs from the manifest's. The road has compared
+// parts in device memory itself.
 [[nodiscard]] Status check_part(const MappedFile& part, const ManifestFile& file,
                                 const Deadline& deadline);
 
-// A part that is too large to be copied stays a mapping of a file, which whoever writes into the
-// file changes after its hash was compared.
+// A part that is too large to copy stays a mapping of a file: writes to the file change it after
+// its hash was compared.
 struct MappedPart {
   std::shared_ptr<const MappedFile> file;
   std::string what;  // for messages
   Hash128 hash;
 };
-// kCorrupt, naming the part, if one of them is not what it was.
+// kCorrupt, naming the part, if one of them has changed.
 [[nodiscard]] Status check_unchanged(std::span<const MappedPart> parts, unsigned threads);
 
 // Versions that adjoin the target's, or one full publication.
 struct FetchedChain {
   std::vector<FetchedVersion> versions;
-  std::vector<MappedPart> mapped;  // those of their parts that are mappings
+  std::vector<MappedPart> mapped;  // the parts that are mappings
   bool anchor = false;
   std::uint64_t manifest_bytes = 0;
   std::uint64_t fetched_bytes = 0, needed_bytes = 0;  // of the parts
@@ -76,11 +77,11 @@ struct FoundManifest {
   std::uint64_t size_bytes = 0;
 };
 
-// What is fetched of a version's frames.
+// What to fetch of a version's frames.
 struct FetchNeeds {
   const WeightLayout* layout = nullptr;                    // of the run
   std::shared_ptr<const TargetNeeds> of_target = nullptr;  // null: everything
-  WeightTarget* target = nullptr;  // that may begin before all is there; null: none may
+  WeightTarget* target = nullptr;  // may begin to stage while parts arrive; may be null
 };
 
 // Whether the versions may be followed, or the target needs a full version.
@@ -88,8 +89,9 @@ enum class FetchMode : unsigned char { kAny, kFullOnly };
 
 class VersionFetcher {
  public:
-  // Of the options: fold_bytes (of the parts of a chain; one version always. Mapped parts are
-  // copied as far as this goes), fetch_deadline (of one fetch()), threads, before_read.
+  // Uses of the options: fold_bytes (bounds the parts of a chain, but one version is always
+  // allowed, and the bytes of mapped parts that are copied), fetch_deadline (of one fetch()),
+  // threads, before_read.
   VersionFetcher(ReceiveRoad& road, const Hash128& run, ReceiverOptions options)
       : road_(&road),
         run_(run),
@@ -98,28 +100,28 @@ class VersionFetcher {
         next_look_(Deadline::after(options_.fetch_deadline)) {}
 
   // Returns once there may be something for a target in this state; false: the deadline passed.
-  // kWrongRun: the road was cleared for another run, which has not counted past this state; looked
-  // for once in a fetch_deadline.
+  // kWrongRun: the road was cleared for another run that has not reached this state's version
+  // number; checked once per fetch_deadline.
   [[nodiscard]] Result<bool> wait(const TargetState& state, const Deadline& deadline);
-  // What takes a target in this state further. What is incomplete, damaged or gone meanwhile is
-  // tried again until the deadline of the options; then the last failure is returned. A version
-  // that is listed and stays gone, damaged or incomplete is passed over by a newer anchor, if there
-  // is one; else kWrongBase, kCorrupt or kIncomplete. What stayed so is looked at once in further
-  // calls. Every
-  // part or block that was fetched has its hash, and is memory of its own or
-  // listed as mapped; every manifest is of the run. Nothing: there is nothing newer.
+  // Fetches what follows a target's state. Retries what is incomplete, damaged or gone until the
+  // options' fetch_deadline; then returns the last failure. If a listed version stays gone, damaged
+  // or incomplete, a newer anchor is taken instead; without one, kWrongBase, kCorrupt or
+  // kIncomplete. Later calls try such a version only once. Every fetched part or block was compared
+  // with its hash, and is memory of its own or listed as mapped; every manifest belongs to the run.
+  // Nothing: there is nothing newer.
   [[nodiscard]] Result<std::optional<FetchedChain>> fetch(const TargetState& state,
                                                           FetchMode mode = FetchMode::kAny,
                                                           const FetchNeeds& needs = {});
-  // Of the run and of this publication: kWrongRun, kCorrupt.
+  // Checks that it belongs to the run and to this publication: kWrongRun, kCorrupt.
   [[nodiscard]] Result<FoundManifest> fetch_manifest(const PublicationId& id,
                                                      const Deadline& deadline);
-  // The digest of each tensor at a version that a target holds already, by the manifests on the
-  // road. `base`: at version 0; empty if nobody says. Empty if too many of them, or one, are gone.
+  // The digest of each tensor at a version that a target already holds, from the manifests on the
+  // road. `base`: at version 0; empty: not known. Empty if too many of the manifests, or an
+  // essential one, are gone.
   [[nodiscard]] std::vector<Digest> digests_at(std::uint64_t version, const WeightLayout& layout,
                                                std::vector<Digest> base);
-  // The digest of all weights at a version: its manifest's, its anchor's, or the base digest of a
-  // version that builds on it. Nothing if none of them is on the road.
+  // The digest of all weights at a version: from its manifest, its anchor, or the base digest in
+  // the manifest of a version that builds on it. Nothing if none of them is on the road.
   [[nodiscard]] std::optional<Digest> digest_at(std::uint64_t version);
 
  private:
@@ -134,29 +136,29 @@ class VersionFetcher {
                                                           const Deadline& deadline);
   [[nodiscard]] Result<std::vector<FoundManifest>> newest_full(
       const TargetState& state, const std::vector<PublicationId>& listed, const Deadline& deadline);
-  // The manifests that lead to a version, newest first, down to a full one or to version 0.
+  // The manifests that lead to a version, newest first, back to a full one or to version 0.
   [[nodiscard]] Result<std::vector<Manifest>> manifests_to(std::uint64_t version,
                                                            const Deadline& deadline);
-  // `ahead` sees the parts as they come, one after the other; null: nobody does.
+  // `ahead` gets the parts as they arrive, one after the other; may be null.
   [[nodiscard]] Status fetch_parts(FoundManifest candidate, std::shared_ptr<StageAhead> ahead,
                                    FetchedChain& chain, const FetchNeeds& needs,
                                    const Deadline& deadline);
-  // Of the frames of which not every block is needed, those that are: version.frames. The others
-  // are left to be fetched whole.
+  // Fetches the needed blocks of frames that are only needed in part, into version.frames. The
+  // other frames are left to be fetched whole.
   [[nodiscard]] Status fetch_blocks(const PublicationId& id, FetchedVersion& version,
                                     FetchedChain& chain, const FetchNeeds& needs,
                                     const Deadline& deadline);
-  // Every part into memory of its own, if it is a mapping, and then against its hash: nobody who
-  // writes into the file later changes what was compared.
+  // Copies every part that is a mapping into memory of its own, then compares its hash, so that
+  // later writes to the file cannot change what was compared.
   [[nodiscard]] Status take_parts(FetchedVersion& version, const Deadline& deadline) const;
   [[nodiscard]] Status take_part(FetchedVersion& version, std::size_t file,
                                  const Deadline& deadline) const;
-  // Part `file`, as it lies on the road. From several threads, if the road lets them.
+  // Fetches part `file` as it lies on the road. From several threads, if the road permits it.
   [[nodiscard]] Result<MappedFile> fetch_whole(const PublicationId& id,
                                                const FetchedVersion& version, std::size_t file,
                                                const Deadline& deadline) const;
-  // The parts of which there are no frames yet: options.read_workers at a time, if the road lets
-  // several threads fetch. Each thread writes the parts that it fetches, and nothing else.
+  // Fetches the parts that have no frames yet: options.read_workers at a time, if the road permits
+  // several threads. Each thread writes only the parts that it fetches.
   [[nodiscard]] Result<std::vector<MappedFile>> fetch_at_once(const PublicationId& id,
                                                               const FetchedVersion& version,
                                                               const Deadline& deadline) const;
@@ -164,16 +166,16 @@ class VersionFetcher {
                                                             FetchMode mode, const FetchNeeds& needs,
                                                             const Deadline& deadline);
 
-  // Of memory that versions came in, kept for the next one.
+  // Memory of earlier versions that is kept for the next one.
   static constexpr std::uint64_t kKeptBytes = std::uint64_t{256} << 20;
 
   ReceiveRoad* road_;
   Hash128 run_;
   ReceiverOptions options_;
-  std::shared_ptr<KeptMemory> memory_;  // for copies of parts, and what is inflated
-  Waiting waiting_;                     // for news
-  Deadline next_look_;                  // when check_run() looks at the road again
-  bool damaged_ = false;                // the last fetch() gave up on what is damaged
+  std::shared_ptr<KeptMemory> memory_;  // for copies of parts, and inflated bytes
+  Waiting waiting_;                     // for a newer version
+  Deadline next_look_;                  // when check_run() reads the road again
+  bool damaged_ = false;                // the last fetch() gave up on something damaged
 };
 
 }  // namespace driftless

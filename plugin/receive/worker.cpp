@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kShownConfig = 200;  // bytes of a configuration in a message
 
-// Nothing leaves a call but a reply.
+// Turns exceptions into a status: a call returns only a reply.
 template <typename Work>
 auto without_exceptions(const Work& work) -> decltype(work()) {
   try {
@@ -96,9 +96,9 @@ std::string Worker::rollback(std::int64_t version, const std::string& nonce) {
 std::string Worker::shares(bool sweep, const std::string& nonce) {
   return answer(nonce, Remember::kYes, [&](Json& beside) -> Status {
     DRIFTLESS_RETURN_IF_ERROR(check_ready());
-    if (sweep) DRIFTLESS_RETURN_IF_ERROR(follow_moves());  // what the engine computes with is read
+    if (sweep) DRIFTLESS_RETURN_IF_ERROR(follow_moves());  // sweep the tensors that the engine uses
     Status told = shares_now(sweep, beside);
-    look();  // weights that are not what they must be are no version
+    look();  // weights that differ from their digests are no version
     return told;
   });
 }
@@ -124,7 +124,7 @@ bool Worker::wait(Wait timeout) const {
   return wait_until(ended_, lock, Deadline::after(timeout).at(), [&] { return threads_ == 0; });
 }
 
-// --- what they do
+// --- their work
 
 Status Worker::check_ready() const {
   const std::scoped_lock lock(mutex_);
@@ -150,7 +150,7 @@ Status Worker::open_now(const std::string& config, std::span<const std::string> 
   if (receiver_ != nullptr && opened_ == asked) return {};
   DRIFTLESS_RETURN_IF_ERROR(close_now());
   DRIFTLESS_ASSIGN_OR_RETURN(receiver_, host_->open(config, sets, take_over));
-  receiver_->offer_nothing();  // the engine may put its weights elsewhere at any time
+  receiver_->offer_nothing();  // the engine may move its weights at any time
   opened_ = std::move(asked);
   auto ways = host_->ways();
   set([&](WorkerReply& now) {
@@ -207,11 +207,11 @@ void Worker::stage_on_thread(Wait timeout, const std::string& nonce) {
   const std::optional<std::uint64_t> version = receiver_->staged_version();
   use_.reset();
   std::string before, reply;
-  set([&](WorkerReply& now) {  // whoever sees another state than kStaging may use the receiver
+  set([&](WorkerReply& now) {  // in any state but kStaging, other calls may use the receiver
     before = std::exchange(now.waits, waits);
     now.timings = {{"staging_ms", staging_ms}};
     now.staged_version = staged.ok() && *staged ? version : std::nullopt;
-    now.error.reset();  // also of a call that came meanwhile, and was told to wait
+    now.error.reset();  // also of a call that was refused meanwhile
     if (!staged.ok()) now.error = staged.status().to_string();
     now.state = !staged.ok() ? WorkerState::kFailed
                 : *staged    ? WorkerState::kStaged
@@ -256,7 +256,7 @@ Status Worker::commit_now(std::optional<std::int64_t> version, const std::string
   DRIFTLESS_RETURN_IF_ERROR(check_ready());
   const bool again = ticket == ticket_ && now_.state == WorkerState::kCommitted &&
                      !now_.staged_version && version == now_.version;
-  if (again) return {};  // the first answer was lost
+  if (again) return {};  // the first reply was lost
   DRIFTLESS_RETURN_IF_ERROR(check_staged(version, ticket));
   const Held was = held();
   const Result<UpdateReport> report = [&]() -> Result<UpdateReport> {
@@ -265,7 +265,7 @@ Status Worker::commit_now(std::optional<std::int64_t> version, const std::string
   }();
   Status done = report.ok() ? written(true) : report.status();
   look();
-  // A commit that holds may fail afterwards: the version tells.
+  // A commit that holds may still return an error: the version shows it.
   const bool holds = held() != was && now_.version != kTornVersion;
   before_ = holds ? std::optional(was.version) : std::nullopt;
   set([&](WorkerReply& now) {
@@ -288,7 +288,7 @@ Status Worker::take_back() {
 }
 
 Status Worker::written(bool undo) {
-  holds_none_ = true;  // until the engine has taken one version whole
+  holds_none_ = true;  // until the engine has accepted a whole version
   const auto tell = [this] { return without_exceptions([this] { return host_->written(); }); };
   Status taken = tell();
   if (taken.ok() || !undo) {
@@ -314,7 +314,7 @@ Status Worker::rollback_now(std::int64_t version) {
     DRIFTLESS_RETURN_IF_ERROR(take_back());
     return settle(WorkerState::kIdle);
   }
-  const bool last = committed && version == before_;  // also if it took over from another run
+  const bool last = committed && version == before_;  // also if it took over another run
   if (version == now_.version && !last) {
     return settle(committed ? WorkerState::kCommitted : WorkerState::kIdle);
   }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// WorkerReply: what a worker, one rank of an engine, answers to every call. plugin/engines reads it
+// WorkerReply: the reply of a worker, one rank of an engine, to every call. plugin/engines reads it
 // as JSON (rank_reply.h):
 //
 //   {"nonce", "rank", "process", "ok", "error", "state", "version", "staged_version", "run",
 //    "digest", "follows", "waits", "ways": {way: tensors}, "timings": {name: ms}, "moved": [text]}
 //
-// `run`, `version` and `digest` together name the weights. "" stands for what is not known: a base
-// belongs to no run; a rank that holds some of the tensors has no digest to compare.
+// `run`, `version` and `digest` together identify the weights. "" means unknown: a base belongs to
+// no run, and a rank that holds only some of the tensors has no digest to compare.
 #pragma once
 
 #include <map>
@@ -31,24 +31,24 @@ enum class WorkerState : unsigned char {
 [[nodiscard]] std::string_view to_string(WorkerState state);
 
 struct WorkerReply {
-  std::string nonce;  // of the call that it answers
+  std::string nonce;  // of the call
   std::int64_t rank = 0;
   std::optional<std::string> error;  // of this call, or of the last one that failed since a success
   WorkerState state = WorkerState::kClosed;
   std::int64_t version = 0;  // of the weights; kTornVersion: they are parts of two versions
   std::optional<std::uint64_t> staged_version;
-  std::string run, digest;  // of the weights, in hex
+  std::string run, digest;  // of the weights, in hexadecimal
   std::string follows;      // the run that the receiver follows
-  std::string waits;        // for what the last staging waited in vain
+  std::string waits;        // why the last staging found nothing
   std::map<std::string, std::uint64_t> ways;
   std::map<std::string, double> timings;
-  std::vector<std::string> moved;  // what the engine did to its tensors before the last stage()
+  std::vector<std::string> moved;  // how the engine moved tensors before the last stage()
 };
 
-// `beside`: an object whose members go beside the reply's own.
+// `beside`: an object whose members are added to the reply's own.
 [[nodiscard]] std::string reply_json(const WorkerReply& reply, const Json& beside);
 [[nodiscard]] std::string reply_json(const WorkerReply& reply);
-// Names this process: random, and another one in a process that was forked.
+// Identifies this process: random, and different in a forked process.
 [[nodiscard]] std::string worker_process();
 
 }  // namespace driftless

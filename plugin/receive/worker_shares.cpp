@@ -8,7 +8,7 @@
 namespace driftless {
 namespace {
 
-// Elements of a tensor that are told apart by their digest, and then read.
+// Elements per block: blocks are compared by digest, then differing ones are read.
 constexpr std::uint64_t kBlockUnits = 1 << 16;
 
 std::string hex_of(std::span<const std::byte> bytes) {

@@ -6,7 +6,7 @@
 namespace driftless {
 namespace {
 
-// Every piece goes through the chunks by itself: blocks lie between each other.
+// Passes every piece through the chunks separately, because the blocks of a tensor interleave.
 class DensePatcher final : public TensorPatcher {
  public:
   DensePatcher(const TensorSpec& tensor, std::span<const DensePiece> pieces)
@@ -21,7 +21,7 @@ class DensePatcher final : public TensorPatcher {
       while (done < piece->bytes.size()) {
         const DensePiece next = piece->stretch(done, unit_);
         if (next.byte_offset >= end) break;
-        // Nothing before the chunk is left: chunks adjoin.
+        // Chunks adjoin, so nothing before this one is left.
         const std::uint64_t count =
             std::min<std::uint64_t>(next.bytes.size(), end - next.byte_offset);
         std::copy_n(next.bytes.data(), count, chunk.data() + (next.byte_offset - byte_offset));

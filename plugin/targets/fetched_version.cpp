@@ -6,7 +6,7 @@ namespace {
 
 bool is_full(const FetchedVersion& version) { return version.manifest.encoding == Encoding::kFull; }
 
-// Whether the weights are another run's than the version.
+// Whether the weights belong to another run than the version.
 bool is_foreign(const TargetState& state, const FetchedVersion& version) {
   return !state.id.run.is_zero() && state.id.run != version.manifest.id.run;
 }
@@ -55,7 +55,7 @@ Status check_first(const TargetState& state, const FetchedVersion& version) {
   return {};
 }
 
-// hf_delta: what the index says must agree with the manifest, which binds.
+// hf_delta: the index must agree with the manifest, whose values are used.
 Status read_index(const MappedFile& part, VersionDirectory& version) {
   const std::string what = join_path(version.path, kIndexName);
   const std::string_view text(reinterpret_cast<const char*>(part.bytes().data()),
@@ -98,7 +98,7 @@ Result<VersionSource> open_one(FileSystem& spool_fs, FetchedVersion fetched,
       index_seen = true;
       continue;
     }
-    if (indexed && !name.ends_with(".safetensors")) continue;  // of the checkpoint, no weights
+    if (indexed && !name.ends_with(".safetensors")) continue;  // a checkpoint's other files
     version.payload_files.push_back(name);
     payload.push_back(std::move(fetched.parts[i]));
     frames.push_back(std::move(fetched.frames[i]));

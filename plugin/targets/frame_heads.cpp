@@ -6,7 +6,7 @@
 namespace driftless {
 namespace {
 
-// Appends bytes of the part, as far as it has them.
+// Appends bytes of the part, as far as the part reaches.
 Status fetch_part(WeightMemory& memory, const MappedFile& part, std::uint64_t offset,
                   std::uint64_t bytes, std::vector<std::byte>& to) {
   const std::uint64_t size = part.bytes().size();
@@ -17,7 +17,7 @@ Status fetch_part(WeightMemory& memory, const MappedFile& part, std::uint64_t of
       .with_context(part.path());
 }
 
-// As much of a frame as says what it holds.
+// Fetches the beginning of a frame that describes its contents.
 Result<std::vector<std::byte>> fetch_head(WeightMemory& memory, const MappedFile& part) {
   std::vector<std::byte> head;
   DRIFTLESS_RETURN_IF_ERROR(fetch_part(memory, part, 0, kFrameHeaderBytes, head));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of versions that came into the GPU's memory, for what reads them on the host.
+// Heads of frames that a road delivered into the GPU's memory, for code that reads them on the
+// host.
 #pragma once
 
 #include <map>
@@ -9,11 +10,11 @@
 
 namespace driftless {
 
-// The heads of the frames that stay in the weights' memory, by their address.
+// The heads of the frames that stay in the weights' memory, by the frame's address.
 using FrameHeads = std::map<const std::byte*, std::vector<std::byte>>;
 
-// Parts that came into the GPU's memory: of frames that can be used there, their heads; others
-// come to the host.
+// For parts in the GPU's memory: reads the heads of frames that can be used there (`in_place`), and
+// copies all other parts to the host.
 [[nodiscard]] Result<FrameHeads> fetch_heads(WeightMemory& memory, bool in_place,
                                              std::vector<FetchedVersion>& chain);
 

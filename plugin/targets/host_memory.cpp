@@ -16,15 +16,16 @@
 namespace driftless {
 namespace {
 
-// Below this many changed units starting threads takes longer than the work.
+// With fewer changed units, starting threads takes longer than the work.
 constexpr std::uint64_t kUnitsPerThread = 32768;
-// Units are compared and then written in batches that the translation cache spans even if each
-// lies on a small page of its own: else the writing waits for the same pages again.
+// Units are compared and then written in batches that fit the TLB even if each unit lies on a small
+// page of its own: otherwise the writes would miss the same pages again.
 constexpr std::uint32_t kBatchUnits = 256;
-constexpr std::uint64_t kDigestBytes = std::uint64_t{4} << 20;  // of one task
+constexpr std::uint64_t kDigestBytes = std::uint64_t{4} << 20;  // per task
 constexpr std::size_t kNoPart = ~std::size_t{0};
 
-// Whether the part's changes all lie at their offsets from where its origin is: no map is needed.
+// Whether all of the part's changes lie at their offsets from the address of its origin, so that no
+// map is needed.
 bool at_offsets(const ChangePart& part) {
   return part.map->plain() && part.piece->origin >= part.map->map.source_offset;
 }
@@ -94,7 +95,7 @@ class HostChanges final : public PlacedChanges {
     return std::optional(PartFault{differs, lost});
   }
 
-  // On this thread alone: it must not be able to fail.
+  // On this thread only, because it must not fail.
   Status take_back() override {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       scatter_part(parts_[i], 0, written_[i], parts_[i].old_values, ValueCast::kNone);
@@ -109,7 +110,7 @@ class HostChanges final : public PlacedChanges {
   };
 
   // Whether changes [at, at + count) are `expected` in the weights. Units that the map does not
-  // have count as the same.
+  // have count as equal.
   static bool holds(const ChangePart& part, std::uint32_t at, std::uint32_t count,
                     const std::byte* expected, Scratch& scratch) {
     const std::size_t size = std::size_t{count} * part.map->unit_bytes;
@@ -122,7 +123,7 @@ class HostChanges final : public PlacedChanges {
     return holds(part, at, count, part.old_values + std::size_t{at} * part.map->unit_bytes,
                  scratch);
   }
-  // False if what was written is not there.
+  // False if the written values are not there afterwards.
   static bool write_batch(const ChangePart& part, std::uint32_t at, std::uint32_t count,
                           Scratch& scratch) {
     const ValueCast cast = part.map->cast;
@@ -135,7 +136,7 @@ class HostChanges final : public PlacedChanges {
   }
 
   std::vector<ChangePart> parts_;
-  std::vector<std::uint32_t> written_;  // per part: its first changes that are
+  std::vector<std::uint32_t> written_;  // per part: how many are written
   unsigned threads_ = 1;
   std::vector<Scratch> scratch_;  // per thread
 };
@@ -208,7 +209,7 @@ class HostMemory final : public WeightMemory {
     for (std::size_t m = 0; m < maps.size(); ++m) {
       const StridedMap& map = maps[m].map->map;
       const std::uint64_t held = map.units() * maps[m].map->unit_bytes;
-      // A transpose is read by lines of the target, which belong to all of its rows.
+      // A transpose is read by lines of the target, which span all of its rows.
       const bool transposed = map.crossing() < map.dims;
       const std::uint64_t count = transposed ? 1 : (held + kDigestBytes - 1) / kDigestBytes;
       const std::uint64_t span = map.source_end - map.source_offset;
@@ -241,7 +242,7 @@ class HostMemory final : public WeightMemory {
       return error(StatusCode::kNoSpace, "no memory for ", bytes,
                    " bytes of weights: ", std::strerror(errno));
     }
-    ::madvise(memory, bytes, MADV_HUGEPAGE);  // changes lie far apart; ignored if there are none
+    ::madvise(memory, bytes, MADV_HUGEPAGE);  // changes lie far apart; a failure is harmless
     return std::shared_ptr<std::byte>(static_cast<std::byte*>(memory),
                                       [bytes](std::byte* held) { ::munmap(held, bytes); });
   }
@@ -318,7 +319,7 @@ Digest digest_on_host(std::span<const TensorBytes> bytes, unsigned threads,
     }
   }
   std::vector<Digest> sums(std::max(1U, threads));
-  // Cannot fail: nothing in it returns an error or throws.
+  // Cannot fail: the callback returns no error and does not throw.
   static_cast<void>(
       parallel_for(tasks.size(), threads, [&](std::size_t i, unsigned worker) -> Status {
         const DensePiece& piece = tasks[i].piece;

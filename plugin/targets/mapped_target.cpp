@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t kTensorAlignment = 256;
 constexpr std::size_t kNamesShown = 3;                         // in a message
-constexpr std::uint64_t kLoadBytes = std::uint64_t{16} << 20;  // of one task
+constexpr std::uint64_t kLoadBytes = std::uint64_t{16} << 20;  // per task
 
 Result<std::shared_ptr<MappedWeights>> map_weights(MappedParts parts,
                                                    const MappedOptions& options) {
@@ -83,11 +83,11 @@ Result<std::shared_ptr<MappedWeights>> map_contiguous(const WeightLayout& layout
   return map_weights(std::move(parts), options);
 }
 
-// Copies a checkpoint to contiguous tensors.
+// Copies a checkpoint into contiguous tensors.
 Status load_weights(const Checkpoint& from, const std::vector<std::byte*>& to, WeightMemory& memory,
                     unsigned threads) {
   struct Stretch {
-    WeightMap map;  // of its bytes onto themselves
+    WeightMap map;  // maps the bytes onto themselves
     std::size_t tensor = 0;
     std::uint64_t offset = 0, size = 0;
   };
@@ -116,7 +116,7 @@ Status load_weights(const Checkpoint& from, const std::vector<std::byte*>& to, W
   return memory.finish();
 }
 
-// What is held of the tensors of `kept`, some of the weights'.
+// The parts of `weights` that belong to the tensors of `kept`, a subset of its tensors.
 MappedParts parts_of(const MappedWeights& weights, const WeightLayout& kept) {
   MappedParts parts;
   parts.layout = kept;
@@ -138,7 +138,7 @@ MappedParts parts_of(const MappedWeights& weights, const WeightLayout& kept) {
 
 }  // namespace
 
-// What it holds, behind the public methods. `weights()` from any thread.
+// The state behind the public methods. Any thread may call weights().
 class MappedTarget::Held {
  public:
   explicit Held(std::shared_ptr<MappedWeights> weights, MappedOptions options)
@@ -146,10 +146,11 @@ class MappedTarget::Held {
         threads_(weights->threads),
         options_(std::move(options)),
         weights_(std::move(weights)) {
-    // Weights that are a version already: which tensors are another's than the base's, nobody says.
+    // If the weights are already a later version, it is not known which tensors differ from the
+    // base.
     if (options_.initial && options_.initial->version > 0) note_all_taken();
   }
-  // In memory of its own, once it has a layout.
+  // For memory of its own, allocated once the layout is known.
   Held(std::shared_ptr<WeightMemory> memory, unsigned threads)
       : memory_(std::move(memory)), threads_(threads) {}
 
@@ -166,7 +167,7 @@ class MappedTarget::Held {
   void note_all_taken() {
     for (const TensorSpec& tensor : weights_->layout.tensors()) taken_.insert(tensor.name);
   }
-  // Whether a full version of these tensors leaves nothing of what was taken.
+  // Ok if a full version of these tensors replaces everything that was taken from a run.
   [[nodiscard]] Status check_covers(const MappedWeights& weights, const WeightLayout& next) const {
     std::string names;
     std::size_t count = 0;
@@ -180,7 +181,7 @@ class MappedTarget::Held {
                  count > kNamesShown ? concat(" and ", count - kNamesShown, " more") : "",
                  "; restart the engine");
   }
-  // Of all that lies here, other tensors than before: they are no version then.
+  // Selects other tensors of those that lie here; they are no version then.
   Status change_layout(const MappedWeights& weights, const WeightLayout& next) {
     const MappedWeights& all = whole_ ? *whole_ : weights;
     DRIFTLESS_RETURN_IF_ERROR(all.layout.check_has(next, "the weights in memory", "the run"));
@@ -196,7 +197,7 @@ class MappedTarget::Held {
     options_ = std::move(options);
     return {};
   }
-  // Tensors that a run of `next` leaves alone, of those that lie here.
+  // The tensors that lie here and that a run with layout `next` does not publish.
   [[nodiscard]] std::vector<LeftTensor> left_by(const MappedWeights& weights,
                                                 const WeightLayout& next) const {
     std::vector<LeftTensor> left;
@@ -213,12 +214,12 @@ class MappedTarget::Held {
     const std::scoped_lock lock(mutex_);
     return weights_;
   }
-  // In the place of what was there.
+  // Replaces the current weights.
   Status take(Result<std::shared_ptr<MappedWeights>> weights) {
     DRIFTLESS_RETURN_IF_ERROR(weights.status());
     const std::scoped_lock lock(mutex_);
     if (weights_) weights_->replaced = true;
-    weights_.swap(*weights);  // what was there goes after the lock: its writer may want others
+    weights_.swap(*weights);  // destroyed after the lock is released: their writer may call back
     return {};
   }
 
@@ -238,7 +239,7 @@ class MappedTarget::Held {
     return weights->sums->shares;
   }
 
-  // A base may hold more than the run publishes: the rest is left alone.
+  // A base may hold more tensors than the run publishes: the others are left alone.
   Status keep_only(const WeightLayout& kept) {
     const auto weights = this->weights();
     const WeightLayout& own = weights->layout;
@@ -269,7 +270,7 @@ class MappedTarget::Held {
     return {};
   }
 
-  // Of one tensor, as the weights were opened: the caller's word, or its own bits.
+  // The digest of one tensor when the weights were opened: from the caller, or from its own bits.
   [[nodiscard]] std::optional<Digest> digest_of(const MappedWeights& weights,
                                                 std::uint32_t tensor) const {
     if (!options_.initial_tensors.empty()) return options_.initial_tensors[tensor];
@@ -281,7 +282,7 @@ class MappedTarget::Held {
 
   Result<std::vector<std::byte*>> allocate(const WeightLayout& layout) {
     std::vector<std::uint64_t> offsets;
-    std::uint64_t size = kTensorAlignment;  // never nothing
+    std::uint64_t size = kTensorAlignment;  // never empty
     for (const TensorSpec& tensor : layout.tensors()) {
       offsets.push_back(size);
       const std::uint64_t most = std::numeric_limits<std::uint64_t>::max() - kTensorAlignment;
@@ -297,7 +298,7 @@ class MappedTarget::Held {
     return tensors;
   }
 
-  // A full version is compared with all weights, or replaces them.
+  // Not for a full version: it is compared with all weights, or replaces them.
   [[nodiscard]] bool sweep_is_due(const MappedWeights& weights, const Manifest& first,
                                   const Manifest& last) const {
     if (!weights.state.valid || first.encoding == Encoding::kFull) return false;
@@ -306,7 +307,7 @@ class MappedTarget::Held {
     return proof_.every == 1 || next < swept_ || next - swept_ >= proof_.every;
   }
 
-  // An engine may have moved its tensors while they were read: then nothing is wrong with them.
+  // If an engine moved its tensors while they were read, a mismatch is no error of the weights.
   [[nodiscard]] Status sweep_unmoved(MappedWeights& weights) {
     Status swept = sweep(&weights).status();
     if (swept.code() != StatusCode::kMismatch || !weights.writer) return swept;
@@ -320,7 +321,7 @@ class MappedTarget::Held {
     return error(StatusCode::kInvalidArgument, "the weights have no tensor ", tensor);
   }
 
-  // Its bytes, if it is.
+  // The bytes of a contiguous tensor; empty for others.
   static std::span<const std::byte> contiguous(const MappedWeights* weights, std::size_t tensor) {
     const auto number = static_cast<std::uint32_t>(tensor);
     if (weights == nullptr || tensor >= weights->tensors.size() ||
@@ -329,7 +330,7 @@ class MappedTarget::Held {
     }
     return {weights->map_of(number).at(0), weights->layout[tensor].size_bytes};
   }
-  // The same through maps. What a writer needs is decoded on the host.
+  // Whether the memory decodes the version through maps. The writer's part is decoded on the host.
   static bool decodes_mapped(const MappedWeights& weights,
                              const std::vector<FetchedVersion>& chain) {
     if (chain.size() != 1 || !info(chain.front().manifest.encoding).positional) return false;
@@ -338,8 +339,8 @@ class MappedTarget::Held {
       return part.memory_kind() == MemoryKind::kHost;
     });
   }
-  // Whether the memory uses the versions where they lie. It proves them by the digest: of several
-  // versions only a digest that is known beforehand tells what somebody else wrote.
+  // Whether the memory uses the versions where they lie. It proves them by the digest: with several
+  // versions, a foreign write is only noticed if the expected digest is known beforehand.
   static bool applies_in_place(const MappedWeights& weights,
                                const std::vector<FetchedVersion>& chain) {
     if (weights.memory->buckets() == nullptr) return false;
@@ -354,16 +355,16 @@ class MappedTarget::Held {
 
   std::shared_ptr<WeightMemory> memory_;
   unsigned threads_;
-  MappedOptions options_;  // that the weights were mapped with
+  MappedOptions options_;  // of the current weights
   ProofRule proof_;
   std::vector<LeftTensor> left_alone_;
-  std::shared_ptr<MappedWeights> whole_;    // before some tensors were left alone; null: none were
-  std::set<std::string> taken_;             // tensors that a version brought, or may have
-  Hash128 admitted_;                        // the run that may take the weights over; zero: none
-  std::set<Hash128> left_;                  // runs that were left for another
+  std::shared_ptr<MappedWeights> whole_;    // before some tensors were left alone; else null
+  std::set<std::string> taken_;             // tensors that a version brought, or may have brought
+  Hash128 admitted_;                        // the run that may take over the weights; zero: none
+  std::set<Hash128> left_;                  // runs whose weights another run took over
   std::uint64_t swept_ = 0;                 // the version at the last sweep
-  std::shared_ptr<std::byte> slab_;         // of all tensors, if they are its own
-  mutable std::mutex mutex_;                // for the next one
+  std::shared_ptr<std::byte> slab_;         // of all tensors, if allocated here
+  mutable std::mutex mutex_;                // guards the next one
   std::shared_ptr<MappedWeights> weights_;  // null until there is a layout
 };
 
@@ -426,7 +427,7 @@ bool MappedTarget::proven() const {
   return weights && weights->proven;
 }
 bool MappedTarget::proven_in_share() const { return Held::in_share(held_->weights().get()); }
-Status MappedTarget::recover() { return {}; }  // what could not be undone stays so
+Status MappedTarget::recover() { return {}; }  // a failed undo cannot be repaired here
 void MappedTarget::set_proof(const ProofRule& rule) { held_->proof_ = rule; }
 
 Result<Shares> MappedTarget::sweep() { return held_->sweep(held_->weights().get()); }
@@ -457,7 +458,8 @@ Result<std::vector<HeldCopy>> MappedTarget::copies(std::uint32_t tensor, std::ui
   return read_copies(*weights, tensor, first, count);
 }
 
-// An engine may move its tensors at any time, and the fetch may be long: theirs are not read.
+// Weights with a writer are not read ahead: the engine may move its tensors at any time during the
+// fetch.
 std::shared_ptr<StageAhead> MappedTarget::begin_stage(const Manifest& first, const Manifest& last) {
   const std::shared_ptr<MappedWeights> weights = held_->weights();
   if (!environment().has_threads() || !Held::in_share(weights.get()) || weights->writer ||
@@ -493,7 +495,7 @@ Result<std::unique_ptr<StagedChange>> MappedTarget::stage(std::vector<FetchedVer
       return std::span<const std::byte>(heads.at(part.bytes().data()));
     };
   }
-  // Nothing is spooled: without a directory, what is compressed is inflated in memory.
+  // Nothing is spooled: without a directory, compressed files are inflated in memory.
   DRIFTLESS_ASSIGN_OR_RETURN(std::vector<VersionSource> versions,
                              open_chain(posix_file_system(), std::move(chain), weights->layout, {},
                                         weights->threads, head));
@@ -523,7 +525,7 @@ Status MappedTarget::replace(MappedParts parts, const MappedOptions& options) {
   held_->options_ = options;
   if (options.initial && options.initial->version > 0) held_->note_all_taken();
   held_->left_alone_.clear();
-  held_->whole_.reset();  // it leads to where they were
+  held_->whole_.reset();  // it points to the old places
   return {};
 }
 

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights in memory, as a receiver's target: the tensors of a checkpoint as they lie there,
-// contiguous, or sliced, fused, transposed, stacked or converted as an engine keeps them, described
-// by maps; and tensors that only an engine's own loader can write.
+// A receiver's target for weights in memory. Maps describe where the tensors of a checkpoint lie:
+// contiguous, or sliced, fused, transposed, stacked or converted as an engine keeps them. Tensors
+// that only an engine's own loader can write have a writer instead of maps.
 //
 // stage() decodes and folds the versions, and reads the old values through the maps: O(changed),
-// nothing dense. A GPU decodes the buckets of one version by itself, and measures there what every
-// change adds to the digest. Of `xor` and `overwrite` the tensors that change are read once.
-// commit() lets the loader go first, since it can fail; then it compares every unit that it is
-// about to change with what it was, and writes. If somebody else wrote into the weights meanwhile,
-// all is taken back. Of a full version only what differs is written, if that is at most one unit in
-// eight; else, and if no version is held, all of it. Only from a full version onto no version there
-// is no way back.
+// nothing dense. A GPU decodes the buckets of a single version itself, and measures there what
+// every change adds to the digest. For `xor` and `overwrite` the tensors that change are read once.
+// commit() calls the loader first, since it can fail; then it compares every unit that it is about
+// to change with the old value, and writes. If the weights were written by anybody else meanwhile,
+// it takes everything back. A full version is written only where it differs if that is at most one
+// unit in eight; otherwise, and if no version is held, all of it is written. A commit can be taken
+// back, except for a full version onto no version.
 //
-// A GPU that holds contiguous tensors decodes buckets by itself, where they lie, and proves them by
-// their digest; of several versions the first is proven when staged, the others when committed, one
-// after the other. A full version is copied there, and what it replaces is kept on the host.
+// A GPU that holds contiguous tensors decodes buckets in place and proves them by their digest. Of
+// several versions the first is proven when staged, the others when committed, one after the other.
+// A full version is copied there, and the weights that it replaces are kept on the host.
 //
-// The digest. If the maps hold every unit of every tensor, as it is, it is proven from the weights'
-// own bits. If they do not (a slice, a conversion, an external writer), it is the version's name:
-// the one that the manifest says, on top of the base's that the caller vouches for; without that
-// the state is partial. Or, if the caller asks for it, that of the tensors that are held
+// The digest. If the maps hold every unit of every tensor unconverted, the digest is proven from
+// the weights' own bits. If not (a slice, a conversion, an external writer), the digest only names
+// the version: it is the manifest's, on top of a base digest that the caller vouches for; without
+// that the state is partial. Or, on request, it is the digest of the tensors that are held
 // (digest_of_held).
 //
-// The shares. Of every map that can be read back (the same bits, or widened ones) the digest of
-// what it holds is known: read once when the target is opened, then kept up to date by every commit
-// and undo. Replicas have digests of their own; each unit counts once in its tensor's share. A
-// sweep reads everything and compares (ProofRule); a map that differs is named, and the state is
-// not valid any more: only a full version is taken.
+// The shares. For every map that can be read back (the same bits, or widened ones) the digest of
+// its target is known: it is read once when the target is opened, then updated by every commit and
+// undo. Replicas have digests of their own; each unit counts once in its tensor's share. A sweep
+// reads everything and compares (ProofRule). If a map differs, the sweep names it, and the state
+// becomes invalid: the target then takes only a full version.
 #pragma once
 
 #include "plugin/targets/weight_memory.h"
@@ -35,55 +35,56 @@ namespace driftless {
 
 class TensorChanges;  // tensor_changes.h
 
-// An engine's loader: it writes the tensors that no map can. Called by the thread that stages or
-// commits; nothing may throw.
+// An engine's loader: writes the tensors that no map describes. The thread that stages or commits
+// calls it. No method may throw.
 class ExternalWriter {
  public:
   virtual ~ExternalWriter() = default;
-  // Whether the parameters are still where the maps say. Asked before each staging, each commit
-  // and each undo. `paused`: the engine waits for the answer.
+  // Whether the parameters still lie where the maps point. Called before each staging, each commit
+  // and each undo. `paused`: the engine waits during the call.
   [[nodiscard]] virtual Status check(bool paused) = 0;
-  // Gets ready; the parameters are not touched.
+  // Prepares the changes without touching the parameters.
   [[nodiscard]] virtual Status stage(std::shared_ptr<const TensorChanges> changes) = 0;
   // If it fails, undo() is called next.
   [[nodiscard]] virtual Status commit() = 0;
-  // Takes the commit back, or what a commit that failed has written. If it fails, the target holds
-  // no version any more.
+  // Takes back the commit, or what a failed commit has written. If it fails, the target holds no
+  // version any more.
   [[nodiscard]] virtual Status undo() = 0;
-  // After each commit of the target, also one without changes for the writer, and after each that
-  // was taken back, before the engine goes on: computes what the engine derives from its weights.
-  // If it fails, the commit is taken back.
+  // Called after each commit of the target, even without changes for the writer, and after each
+  // commit that was taken back, before the engine goes on: computes what the engine derives from
+  // its weights. If it fails, the commit is taken back.
   [[nodiscard]] virtual Status written() { return {}; }
-  // Forgets what is staged, or what undo() would need.
+  // Drops what is staged, or what undo() would need.
   virtual void drop() = 0;
 };
 
 struct MappedOptions {
-  // The weights are this version; without it no version is held, until a full one comes.
+  // The version that the weights are. Without it no version is held until a full one comes.
   std::optional<VersionId> initial;
-  // Of the whole version that the weights are (part of), if the caller knows it.
+  // The digest of the whole version that the weights are (part of), if the caller knows it.
   std::optional<Digest> initial_digest;
   unsigned threads = 0;                              // 0: default_threads()
   std::optional<std::uint32_t> rank = std::nullopt;  // of its engine, for messages
-  // The state's digest is of the tensors that are held, and the state is partial if that is not
-  // all. kInvalidArgument if one is held in part, converted or by a writer.
+  // The state's digest covers the tensors that are held; the state is partial if they are not all.
+  // kInvalidArgument if one is held in part, converted or by a writer.
   bool digest_of_held = false;
-  // Of each tensor of the version, as the layout: needed if the run may publish fewer of them.
+  // The digest of each tensor of the version, ordered as the layout: needed if the run may publish
+  // fewer tensors.
   std::vector<Digest> initial_tensors = {};
 };
 
 struct MappedParts {
   WeightLayout layout;
   std::vector<WeightMap> maps;  // any order
-  // Tensors that the writer writes. A tensor with neither a map nor a writer is not held here
-  // (another rank's expert), and its changes are skipped.
+  // Tensors that the writer writes. A tensor with neither a map nor a writer is not held here (for
+  // example another rank's expert), and its changes are skipped.
   std::vector<std::uint32_t> external;
-  // Tensors that cannot be followed, and why: a version that changes one is refused (kUnsupported).
+  // Tensors that cannot be followed, and why. A version that changes one is refused (kUnsupported).
   std::vector<std::pair<std::uint32_t, std::string>> refused;
   std::shared_ptr<ExternalWriter> writer;  // may be null if nothing is external
-  std::shared_ptr<WeightMemory> memory;    // that all maps lead to; null: the host's
-  // The engine keeps codes and scales of this rule as they are, and no others: a version by another
-  // rule, or by none, is refused (kUnsupported). Empty: every version is taken.
+  std::shared_ptr<WeightMemory> memory;    // that all maps point into; null: the host's
+  // The engine keeps codes and scales as this rule makes them: a version with another rule, or with
+  // none, is refused (kUnsupported). Empty: every version is accepted.
   std::string only_rule = {};
 };
 

@@ -24,7 +24,7 @@ Status check_map(const WeightLayout& layout, const WeightMap& each) {
   return {};
 }
 
-// Two maps into one unit would leave it to chance which value it ends with.
+// If two maps wrote the same unit, its final value would depend on their order.
 Status check_apart(const MappedWeights& weights) {
   struct Memory {
     std::vector<PlacedMap> placed;
@@ -47,8 +47,8 @@ Status check_apart(const MappedWeights& weights) {
   return {};
 }
 
-// Which maps hold the tensor's own units: one alone that has them all, or all that convert nothing.
-// What else there is (tied copies, conversions) is written, and not counted.
+// Chooses the maps that hold the tensor's own units: one map that has them all, or all maps that do
+// not convert. Other maps (tied copies, conversions) are written but not counted.
 void count_maps(MappedWeights& weights, std::uint32_t tensor) {
   MappedWeights::Tensor& own = weights.tensors[tensor];
   const std::uint64_t units = weights.layout[tensor].units();
@@ -155,7 +155,7 @@ class MappedNeeds final : public TargetNeeds {
 
   [[nodiscard]] bool has(std::uint32_t tensor, const TensorBlock* block) const override {
     const MappedWeights::Tensor& own = weights_->tensors[tensor];
-    // What cannot be followed is refused once it changes, which its rows say.
+    // A refused tensor needs no blocks: the rows of a frame's table show whether it changes.
     if (own.external || own.complete) return true;
     if (block == nullptr) return own.maps > 0;
     const Result<StridedMap> units = map_of(block->place, weights_->layout[tensor].units());

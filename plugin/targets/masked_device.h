@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Masked overwrites in the memory of a GPU: changes that lie there since staging are made into
-// full-shape tensors for a loader, and written through the map of each of its copies. The peer of
-// MaskedWrite (plugin/targets/masked_write.h); made by plugin/device/device_factories.h.
+// Masked overwrites in the memory of a GPU: changes that were staged there are expanded into
+// full-shape tensors for a loader, and written through the map of each of its copies. The
+// counterpart of MaskedWrite (plugin/targets/masked_write.h); made by
+// plugin/device/device_factories.h.
 //
-// Device memory, held for the next version once it was taken: per change 4 bytes, its width, and
-// its width in the parameter for what was there before; the full-shape tensors of a chunk; 256
-// bytes for each piece of changes and each copy.
+// Device memory, which is kept for the next version: per change 4 bytes, its width, and its width
+// in the parameter for the old value; the full-shape tensors of a chunk; 256 bytes for each piece
+// of changes and each copy.
 #pragma once
 
 #include "plugin/targets/masked_write.h"
@@ -21,28 +22,28 @@ class MaskedDevice {
     unsigned unit_bytes = 1;
     std::span<const DeltaPiece> pieces;
   };
-  // A full-shape tensor in the memory for them.
+  // A full-shape tensor in dense().
   struct Dense {
-    std::size_t tensor = 0;      // as it was staged
+    std::size_t tensor = 0;      // index in stage()'s tensors
     std::uint64_t offset = 0;    // bytes; a multiple of 256
-    std::uint64_t sentinel = 0;  // its low bits, as many as a unit has
+    std::uint64_t sentinel = 0;  // in its low bits, as many as a unit has
   };
 
   virtual ~MaskedDevice() = default;
-  // Takes the changes over, makes room for full-shape tensors of `dense_bytes` together (0: none is
-  // to be filled), and fills those of the first chunk. Waits for all of it. What was staged before
-  // is forgotten.
+  // Copies the changes, allocates `dense_bytes` for full-shape tensors (0: none will be filled),
+  // and fills those of the first chunk. Waits until all of it is done. Drops what was staged
+  // before.
   [[nodiscard]] virtual Status stage(std::span<const Tensor> tensors, std::uint64_t dense_bytes,
                                      std::span<const Dense> first) = 0;
-  // Where the full-shape tensors are, until the next stage(). Null if none ever was.
+  // The memory of the full-shape tensors, until the next stage(). Null before the first.
   [[nodiscard]] virtual std::shared_ptr<std::byte> dense() const = 0;
-  // Each becomes the sentinel, but for its changes.
+  // Sets every unit of these tensors to the sentinel, except for the changes.
   [[nodiscard]] virtual Status fill(std::span<const Dense> dense, void* stream) = 0;
-  // The changes of a tensor that the map has, into its target; what was there is kept. A number for
+  // Writes a tensor's changes through a map, and keeps the old values. Returns a number for
   // take_back().
   [[nodiscard]] virtual Result<std::size_t> overwrite(std::size_t tensor, const WeightMap& into,
                                                       void* stream) = 0;
-  // Puts back what an overwrite found; the last one first, where they meet.
+  // Puts back the old values of an overwrite. If overwrites overlap, take the last one back first.
   [[nodiscard]] virtual Status take_back(std::size_t write, void* stream) = 0;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint32_t kMaskedBlockUnits = 1U << 16;
 
-// Per thread: a block of sentinels to compare with, and scratch for what differs from it.
+// Per thread: a block of sentinels to compare with, and scratch for the differences.
 struct Scratch {
   std::vector<std::byte> sentinels, values;
   std::vector<std::uint32_t> offsets;

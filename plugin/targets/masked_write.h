@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One copy of a masked overwrite: a dense tensor whose units are new values or a sentinel goes
-// through a map, and only what is not the sentinel is written.
+// One copy of a masked overwrite: a dense tensor, whose units are new values or a sentinel, goes
+// through a map, and only units other than the sentinel are written.
 #pragma once
 
 #include "plugin/targets/weight_memory.h"
@@ -8,22 +8,22 @@
 namespace driftless {
 
 struct MaskedSource {
-  const std::byte* data = nullptr;  // unit 0 of the tensor that the map is of
-  std::uint64_t sentinel = 0;       // its low bits, as many as a unit has
+  const std::byte* data = nullptr;  // unit 0 of the map's tensor
+  std::uint64_t sentinel = 0;       // in its low bits, as many as a unit has
 };
 
-// What was written, and what was there before. Reads the source once, and of the target what it
-// changes. Memory: per written unit 4 bytes and its width.
+// The changes that one overwrite made, and the old values. Reads the source once, and only the
+// changed units of the target. Memory: per written unit 4 bytes and its width.
 class MaskedWrite {
  public:
   [[nodiscard]] static Result<MaskedWrite> make(const WeightMap& into, const MaskedSource& source,
                                                 unsigned threads);
-  // The same if it is known which units of the source are new: O(changed), and the source is not
-  // read. `pieces` are of the tensor that the map is of.
+  // The same if the changed units of the source are known: O(changed), without reading the source.
+  // `pieces` belong to the map's tensor.
   [[nodiscard]] static Result<MaskedWrite> make(const WeightMap& into,
                                                 std::span<const DeltaPiece> pieces,
                                                 unsigned threads);
-  // Puts back what was there.
+  // Puts back the old values.
   void undo();
 
  private:
@@ -32,9 +32,10 @@ class MaskedWrite {
     std::vector<std::uint32_t> offsets;
     std::vector<std::byte> old_values;
   };
-  // Of a block's offsets: keeps what is there, and writes.
+  // Saves the old values at a block's offsets, and writes the new ones.
   void exchange(Block& block, const std::byte* values) const;
-  // All or nothing: itself, or the failure, and what was written before it is put back.
+  // All or nothing: returns this write; or, after a failure, puts the old values back and returns
+  // the failure.
   [[nodiscard]] Result<MaskedWrite> done(Status written);
 
   WeightMap into_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// plan_shares(): which maps are counted in a tensor's share, which units those are, and what cannot
-// be read back.
+// plan_shares(): chooses the maps that count in a tensor's share and their units, and finds the
+// tensors that cannot be read back.
 #include <algorithm>
 
 #include "core/parallel.h"
@@ -13,7 +13,7 @@ struct UnitRange {
   std::uint64_t begin = 0, end = 0;
 };
 
-// The units that the map has, as ranges, ascending; those that adjoin are one.
+// Passes the units that the map has as ascending ranges; adjoining ones are merged.
 template <typename Use>
 void each_range(const StridedMap& map, const Use& use) {
   UnitRange open;
@@ -31,7 +31,7 @@ void each_range(const StridedMap& map, const Use& use) {
   if (open.begin != open.end) use(open);
 }
 
-// One map after the other that holds none of the units before it.
+// Takes maps in order, each only if it holds none of the units of those before it.
 std::vector<std::uint32_t> apart_in_order(const MappedWeights& weights,
                                           const std::vector<std::uint32_t>& order) {
   std::vector<std::uint32_t> found;
@@ -44,9 +44,9 @@ std::vector<std::uint32_t> apart_in_order(const MappedWeights& weights,
   return found;
 }
 
-// What is left holds units again (tied copies, replicas). Copies that are cut in other ways may
-// leave units that no counted map has: as the loader wrote them, or the largest first, whichever
-// has more.
+// The other maps hold units again (tied copies, replicas). If copies are cut differently, the
+// chosen maps may leave units uncounted: so maps are tried in the loader's order and largest first,
+// and the choice that covers more units is used.
 std::vector<std::uint32_t> counted_maps(const MappedWeights& weights, std::uint32_t tensor) {
   const MappedWeights::Tensor& own = weights.tensors[tensor];
   std::vector<std::uint32_t> readable;

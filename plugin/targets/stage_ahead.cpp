@@ -13,7 +13,7 @@ StageAhead::StageAhead(std::shared_ptr<const MappedWeights> weights, bool sweep)
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::exception&) {
-    return;  // no thread, nothing ahead
+    return;  // without a thread nothing is done ahead
   }
 }
 
@@ -61,11 +61,11 @@ void StageAhead::work() {
   }
 }
 
-// A block that does not decode is left out.
+// Leaves out a block that does not decode.
 void StageAhead::decode(const MappedFile& part) {
   try {
     const Status decoded = decode_ahead(weights_, part, decoded_);
-    static_cast<void>(decoded);  // stage() meets it again, and says it
+    static_cast<void>(decoded);  // stage() finds the error again and reports it
   } catch (const std::exception&) {
     return;
   }

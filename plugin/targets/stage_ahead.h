@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// StageAhead: what of a stage() can be done while the version is still on its way, so that a slow
-// road and the decoding overlap. Reads weights in host memory, writes nothing, on a thread of its
-// own. Whatever it cannot do, or finds wrong, is left to stage(), which says so.
+// StageAhead: does the part of stage() that can be done while a version still arrives, so that a
+// slow road and the decoding overlap. It reads weights in host memory on a thread of its own, and
+// writes nothing. stage() repeats what it cannot do or finds wrong, and reports the error.
 //
 // One thread at a time calls it. The destructor waits for the thread.
 #pragma once
@@ -18,21 +18,22 @@ namespace driftless {
 
 class StageAhead {
  public:
-  // With `sweep` the weights are compared with what they add up to first.
+  // With `sweep` it first compares the weights with their sums.
   StageAhead(std::shared_ptr<const MappedWeights> weights, bool sweep);
   StageAhead(const StageAhead&) = delete;
   StageAhead& operator=(const StageAhead&) = delete;
   ~StageAhead();
 
-  // A part of the version that follows the weights' own; it has the hash that the manifest says.
-  // What of it is coded in `compact` is decoded.
+  // Adds a part of the version that follows the weights' version; its hash was compared with the
+  // manifest's. Decodes what the part has in `compact`.
   void add(const MappedFile& part);
-  // Waits until all of it is done.
+  // Waits until everything is done.
   void finish();
 
-  // Of what is finished. Whether these weights, as they are now, were compared and found right.
+  // Call the next two after finish().
+  // Whether the weights in their present state were compared and found right.
   [[nodiscard]] bool swept(const MappedWeights& weights) const;
-  // What was decoded with these weights, as they are now; else nothing.
+  // The blocks that were decoded with the weights in their present state; otherwise none.
   [[nodiscard]] DecodedBlocks take_decoded(const MappedWeights& weights);
 
  private:
@@ -41,18 +42,18 @@ class StageAhead {
   [[nodiscard]] bool same(const MappedWeights& weights) const;
 
   const std::shared_ptr<const MappedWeights> weights_;
-  const TargetState state_;  // theirs when it began
+  const TargetState state_;  // of the weights when this began
   const bool sweep_;
-  // Kept: decoded blocks are known by where their tiles lie in them.
+  // Kept, because decoded blocks are keyed by the address of their tiles in them.
   std::deque<MappedFile> parts_;
-  std::size_t done_ = 0;    // of those
-  bool finishing_ = false;  // nothing more comes
-  bool over_ = false;       // nothing more is done
-  std::mutex mutex_;        // for these four
+  std::size_t done_ = 0;    // finished parts of parts_
+  bool finishing_ = false;  // no more parts come
+  bool over_ = false;       // the thread stops
+  std::mutex mutex_;        // guards these four
   std::condition_variable changed_;
   bool swept_ = false;
   DecodedBlocks decoded_;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last: it uses the other members
 };
 
 }  // namespace driftless

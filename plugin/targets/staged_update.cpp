@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// stage_update(): deltas and full versions differ only in how the update is filled.
+// stage_update(). Deltas and full versions differ only in how the update is filled.
 #include <algorithm>
 
 #include "core/stopwatch.h"
@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-// For messages: the first tensor whose digest is not the expected one, and both; empty if none is.
+// For messages: the first tensor with an unexpected digest, and both digests; empty if none.
 std::string first_wrong(const WeightLayout& layout, const std::vector<TensorShare>& found,
                         const std::vector<TensorShare>& expected) {
   for (std::size_t i = 0; i < std::min(found.size(), expected.size()); ++i) {
@@ -47,7 +47,7 @@ class StagedUpdate final : public StagedChange {
 
   StagedUpdate(const StagedUpdate&) = delete;
   StagedUpdate& operator=(const StagedUpdate&) = delete;
-  // What the writer holds is forgotten, if it was not taken back.
+  // Drops what the writer holds, unless it was taken back.
   ~StagedUpdate() override {
     if (external_) weights_->writer->drop();
   }
@@ -70,9 +70,9 @@ class StagedUpdate final : public StagedChange {
     }
     Stopwatch watch;
     DRIFTLESS_RETURN_IF_ERROR(check_places().with_context(source_));
-    weights_->state.valid = false;  // until all of it is there, or all is back
+    weights_->state.valid = false;  // until everything is written or restored
     if (const Status status = write_all(); !status.ok()) {
-      // A mismatch may have been there before: then no version is held.
+      // The mismatch may be older than this commit: then no version is held.
       const bool look = swept_ || (touched_ && full_) || status.code() == StatusCode::kMismatch;
       const Status back = look ? take_back_and_look() : take_back();
       if (back.ok()) return status;
@@ -108,7 +108,7 @@ class StagedUpdate final : public StagedChange {
                    ": no version was held before it; the weights stay at it");
     }
     committed_ = false;
-    // A full version is staged over whatever lies there: what it replaced is not proven yet.
+    // A full version is staged over any weights: the ones it replaced must be proven now.
     const bool look = full_ || weights_->proof.always;
     DRIFTLESS_RETURN_IF_ERROR((look ? take_back_and_look() : take_back())
                                   .with_context(concat(source_,
@@ -119,7 +119,7 @@ class StagedUpdate final : public StagedChange {
     weights_->state.valid = told.ok();
     return told;
   }
-  // The engine's parameters are where they were.
+  // Ok if the engine's parameters are still at their places.
   [[nodiscard]] Status check_places() const {
     return weights_->writer ? weights_->writer->check(true) : Status();
   }
@@ -128,15 +128,15 @@ class StagedUpdate final : public StagedChange {
     return error(StatusCode::kBusy,
                  "the engine's tensors were traced again since this was staged; stage again");
   }
-  // What the engine derives from the weights is of their version if it succeeds.
+  // Ok if the engine's derived data now belongs to the version of the weights.
   Status tell_written() { return weights_->writer ? weights_->writer->written() : Status(); }
   static Status not_restored(const Status& why, const Status& back) {
     return why.with_context(concat("the weights could not be restored (", back.message(),
                                    "), and hold no version; send a full one, or reload them"));
   }
 
-  // What a version makes of the tensors that a partial target holds, if the manifests say: their
-  // digest, and in expected_ that of each.
+  // Applies a version's digests, if the manifest has them, to the tensors that a partial target
+  // holds: each in expected_. Returns their sum.
   std::optional<Digest> expect_held(const Manifest& manifest) {
     if (manifest.encoding == Encoding::kFull) expected_ = weights_->no_shares.tensors;
     if (!weights_->summed || !manifest.has_tensor_digests()) expected_.reset();
@@ -151,14 +151,14 @@ class StagedUpdate final : public StagedChange {
     return sum;
   }
 
-  // What the digest must be once so many versions are in; of a partial state that of the tensors
-  // that are held, if the manifests say.
+  // The expected digest after so many versions; for a partial state that of the held tensors, if
+  // the manifests have it.
   struct Goal {
     std::optional<Digest> digest;
     std::string source;
   };
   Status fill_deltas(std::vector<VersionSource> versions, StageAhead* ahead) {
-    goals_.erase(goals_.begin(), goals_.end() - 1);  // they are folded
+    goals_.erase(goals_.begin(), goals_.end() - 1);  // the versions are folded
     goals_.back().source = source_;
     changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
     return fold_and_place(ahead != nullptr ? ahead->take_decoded(*weights_) : DecodedBlocks());
@@ -187,7 +187,7 @@ class StagedUpdate final : public StagedChange {
     return prove(placed_->measured(), false);
   }
 
-  // One version, which the memory decodes through the maps.
+  // Lets the memory decode one version through the maps.
   Status fill_mapped(std::vector<VersionSource> versions) {
     changes_ = std::make_shared<TensorChanges>(weights_, std::move(versions));
     DRIFTLESS_RETURN_IF_ERROR(changes_->fold_external().with_context(source_));
@@ -210,7 +210,7 @@ class StagedUpdate final : public StagedChange {
         buckets, [](const SourceBucket& bucket) { return bucket.memory == MemoryKind::kDevice; });
     if (placed.status().code() == StatusCode::kNoSpace && !there) {
       parts_.clear();
-      return fold_and_place({});  // what no map has takes no room then
+      return fold_and_place({});  // on the host only mapped changes need room
     }
     if (!placed.ok()) return placed.status().with_context(source_);
     placed_ = std::move(*placed);
@@ -234,7 +234,7 @@ class StagedUpdate final : public StagedChange {
       difference = std::move(*found);
     }
     if (difference) {
-      // Proven already: what it ends with was compared unit by unit, whatever was there.
+      // Proven already: the result was compared unit by unit, whatever the old values were.
       changes_->only(std::move(*difference));
       DRIFTLESS_RETURN_IF_ERROR(place_pieces().with_context(source_));
     } else {
@@ -253,7 +253,7 @@ class StagedUpdate final : public StagedChange {
     return weights_->writer->stage(changes_).with_context(source_);
   }
 
-  // The version is what its manifest says; and what every map will hold of it.
+  // Proves that the version has its manifest's digest, and sums what every map will hold of it.
   Status prove_full(const VersionSource& version) {
     DRIFTLESS_ASSIGN_OR_RETURN(VersionSums sums, sums_of_version(*weights_, version));
     Digest all, ours;
@@ -273,8 +273,8 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // Of a version that was fetched by need, the tensors that came whole; the blocks of others are
-  // proven by their hashes.
+  // For a version that was fetched by need, checks the tensors that are complete; the blocks of
+  // others are proven by their hashes.
   [[nodiscard]] Status check_fetched(const VersionSource& version,
                                      std::span<const Digest> tensors) const {
     if (version.complete()) return {};
@@ -292,9 +292,9 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // Which changes go through which map, and where their old values are kept: maps that hold the
-  // tensor's own units share the piece's room, since none has a unit of another. Nowhere, if the
-  // memory measures what parts change.
+  // Assigns changes to maps, and room for their old values: maps that hold the tensor's own units
+  // share the piece's room, since no unit is in two of them. No room if the memory measures the
+  // changes.
   Status place_pieces() {
     const bool measured = weights_->memory->measures_parts();
     std::uint64_t bytes = 0;
@@ -323,7 +323,8 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // What every map will hold; of what is held whole, as it is, the digest follows.
+  // Computes what every map will hold, and from it the digest of the tensors that are held whole
+  // and unconverted.
   Status sum_parts() {
     DRIFTLESS_ASSIGN_OR_RETURN(
         std::vector<Digest> after,
@@ -337,8 +338,8 @@ class StagedUpdate final : public StagedChange {
     return prove(std::span(&change, 1), false);
   }
 
-  // The same of buckets, which the memory has measured: in the pause, so that all is allocated
-  // before. Each tensor is one map, and one share.
+  // The same for buckets, whose changes the memory has measured. Runs during the pause, so
+  // everything is allocated beforehand. Each tensor has one map and one share.
   void add_measured(WeightSums& sums) const {
     for (const TensorDigest& each : placed_->measured_tensors()) {
       const MappedWeights::Tensor& tensor = weights_->tensors[each.tensor];
@@ -347,7 +348,7 @@ class StagedUpdate final : public StagedChange {
     }
   }
 
-  // Which of the tensors that a partial target holds it is, if that can be said.
+  // Names a wrong tensor among those that a partial target holds, if it is known.
   [[nodiscard]] std::string name_wrong() const {
     if (!after_.partial || !expected_) return {};
     WeightSums found = measured_ ? *measured_ : *sums_after_;
@@ -356,7 +357,7 @@ class StagedUpdate final : public StagedChange {
     return named.empty() ? named : concat(" (", named, ")");
   }
 
-  // The version as a whole is proven: of a partial target, each tensor that is held.
+  // The version as a whole is proven; for a partial target, also checks each tensor that is held.
   Status check_held_of_full() {
     const std::optional<Digest>& goal = goals_.back().digest;
     if (!after_.partial || !weights_->summed || !goal || after_.digest == *goal) return {};
@@ -365,8 +366,9 @@ class StagedUpdate final : public StagedChange {
                  " by the manifest. Nothing was changed; publish another full version");
   }
 
-  // `changes`: what the first versions add to the digest. If nobody says the digest of the tensors
-  // that a partial target holds, what is written must add what was staged.
+  // Compares the digest. `changes`: what the first versions add to it. If no manifest has the
+  // digest of the tensors that a partial target holds, the written changes must add what the staged
+  // ones did.
   Status prove(std::span<const Digest> changes, bool written) {
     Digest reached = before_.digest;
     for (std::size_t i = 0; i < changes.size(); ++i) {
@@ -390,7 +392,7 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // The writer first, since it can fail.
+  // Calls the writer first, since it can fail.
   Status write_all() {
     if (external_) DRIFTLESS_RETURN_IF_ERROR(weights_->writer->commit().with_context(source_));
     touched_ = true;
@@ -406,14 +408,15 @@ class StagedUpdate final : public StagedChange {
       add_measured(*measured_);
       sums_after_ = measured_;
     }
-    // Of what was written densely every unit is a touched one.
+    // A dense write touched every unit, so all weights are read back.
     swept_ = dense_ || weights_->proof.always;
     if (!swept_) return {};
     return check_sums(*weights_, *sums_after_)
         .with_context(concat(source_, ": once it was written"));
   }
 
-  // The state is not valid until all is back. A writer whose commit failed is undone, too.
+  // The state stays invalid until everything is restored. A writer whose commit failed is undone,
+  // too.
   Status take_back() {
     weights_->state.valid = false;
     if (touched_) DRIFTLESS_RETURN_IF_ERROR(placed_->take_back());
@@ -423,7 +426,8 @@ class StagedUpdate final : public StagedChange {
     return {};
   }
 
-  // What the sweep found may have been there before, or not have been ours to take back.
+  // Restores, then reads all weights: what the sweep found may be older, or may not have been
+  // restored.
   Status take_back_and_look() {
     DRIFTLESS_RETURN_IF_ERROR(take_back());
     weights_->state.valid = false;
@@ -454,24 +458,24 @@ class StagedUpdate final : public StagedChange {
   std::string source_;  // for messages
   std::vector<Goal> goals_;
   TargetState before_, after_;
-  std::optional<std::vector<TensorShare>> expected_;  // of a partial state: what it must hold then
+  std::optional<std::vector<TensorShare>> expected_;  // for a partial state: its shares
   std::shared_ptr<const WeightSums> sums_before_, sums_after_;
-  std::shared_ptr<WeightSums> measured_;    // of buckets: before, then after the writing
-  std::set<std::uint32_t> tensors_;         // that change
-  bool full_ = false;                       // a full version
-  bool external_ = false;                   // the writer has its part
-  std::shared_ptr<TensorChanges> changes_;  // null where buckets are applied in place
+  std::shared_ptr<WeightSums> measured_;    // of buckets: before, then after writing
+  std::set<std::uint32_t> tensors_;         // the changed ones
+  bool full_ = false;                       // it is a full version
+  bool external_ = false;                   // the writer has staged its part
+  std::shared_ptr<TensorChanges> changes_;  // null if buckets are applied in place
   std::vector<ChangePart> parts_;
   std::vector<std::byte> old_values_;  // of parts whose map is not counted
   std::unique_ptr<PlacedChanges> placed_;
   std::uint64_t units_ = 0;
-  Digest staged_change_;    // what the first version adds to the digest, as staged
-  bool touched_ = false;    // the maps' writing has begun
-  bool foreign_ = false;    // somebody else had written where it was to write
-  bool dense_ = false;      // everything is written, whatever was there
-  bool swept_ = false;      // all weights were read after the writing
+  Digest staged_change_;    // what the staged first version adds to the digest
+  bool touched_ = false;    // writing through the maps has begun
+  bool foreign_ = false;    // a foreign write was found where it was to write
+  bool dense_ = false;      // all units are written, changed or not
+  bool swept_ = false;      // all weights were read after writing
   bool used_ = false;       // commit() was called
-  bool committed_ = false;  // and is in effect
+  bool committed_ = false;  // ... and not undone
 };
 
 Status check_rule(const MappedWeights& weights, const std::vector<VersionSource>& versions) {

@@ -14,15 +14,15 @@
 namespace driftless {
 namespace {
 
-// What one tensor goes through: its pieces in the buckets of each version that changes it, in the
+// The changes of one tensor: its pieces in the buckets of each version that changes it, in the
 // order of the versions.
 struct TensorVersions {
   std::uint32_t tensor = 0;
   std::vector<std::span<const BucketPiece>> versions;
-  std::optional<UnitChanges> decoded;  // in their place: all of them, folded
+  std::optional<UnitChanges> decoded;  // instead of pieces: all changes, folded
 };
 
-// The changes of one tensor.
+// Folds the changes of one tensor.
 class TensorFold {
  public:
   TensorFold(const WeightLayout& layout, TensorVersions& versions, std::vector<DeltaPiece>& pieces,
@@ -54,7 +54,7 @@ class TensorFold {
   }
 
  private:
-  // One version: the values stay where they are.
+  // For one version: the values stay where they are.
   Status decode() {
     return walk_pieces(
         layout_, versions_.tensor, versions_.versions.front(), [&](const DeltaView& delta) {
@@ -110,9 +110,9 @@ class TensorFold {
   unsigned width_;
 };
 
-// Checks that the positions of a block ascend within a version, from piece to piece, too
-// (kCorrupt). O(changed), on the weights' threads. What the buckets point to must outlive the
-// result. It has room for old values where they come to the host.
+// Checks that the positions of a block ascend within a version, also from piece to piece
+// (kCorrupt). O(changed), on the weights' threads. Everything that the buckets point to must
+// outlive the result. It has room for old values if they come to the host.
 Result<DeltaPieces> fold_deltas(const MappedWeights& weights, std::span<TensorVersions> tensors) {
   const bool old_values = !weights.memory->measures_parts();
   DeltaPieces fold;
@@ -131,7 +131,7 @@ Result<DeltaPieces> fold_deltas(const MappedWeights& weights, std::span<TensorVe
 
 constexpr std::uint64_t kMaxEffectFrameBytes = std::uint64_t{1} << 40;
 
-// The weights, to be read through their maps. They outlive it.
+// A view that reads the weights through their maps. They outlive it.
 WeightView mapped_view(const MappedWeights& weights) {
   WeightView view;
   view.name = weights.memory->kind() == MemoryKind::kHost ? "memory" : "the GPU's memory";
@@ -176,7 +176,7 @@ bool has_units(const MappedWeights& weights, std::uint32_t tensor, std::uint64_t
   return true;
 }
 
-// The same units, for what is coded given them. The weights outlive it.
+// Reads old units for blocks that are coded relative to them. The weights outlive it.
 OldUnits mapped_units(const MappedWeights& weights) {
   return [&weights, view = mapped_view(weights)](std::uint32_t tensor, std::uint64_t first,
                                                  std::uint64_t count, std::byte* scratch) {
@@ -191,7 +191,7 @@ OldUnits mapped_units(const MappedWeights& weights) {
   };
 }
 
-// Whether maps of the tensor have all of the block.
+// Whether maps of the tensor have the whole block.
 bool has_block(const MappedWeights& weights, std::uint32_t tensor, const BlockPlace& place) {
   if (weights.tensors[tensor].complete) return true;
   for (std::uint64_t unit = 0; unit < place.units; unit += place.run) {
@@ -282,7 +282,7 @@ void TensorChanges::note_external() {
   }
 }
 
-// The versions as they are, of the tensors that are held.
+// Folds positional versions, for the tensors that are held.
 Status TensorChanges::fold_versions(bool external_only) {
   std::map<std::uint32_t, TensorVersions> by_tensor;
   for (const VersionSource& version : versions_) {
@@ -300,7 +300,7 @@ Status TensorChanges::fold_versions(bool external_only) {
   return {};
 }
 
-// Whether the tensors that change have their own bits here, as far as that is needed.
+// Ok if the old units that decoding needs are readable here, with the tensor's own bits.
 Status TensorChanges::check_readable() const {
   for (const VersionSource& version : versions_) {
     for (const TensorChange& change : version.changes()) {
@@ -318,7 +318,7 @@ Status TensorChanges::check_readable() const {
   return {};
 }
 
-// Versions of which some are coded given the weights before them.
+// Folds versions of which some are coded relative to the weights before them.
 Status TensorChanges::fold_coded(DecodedBlocks decoded) {
   DRIFTLESS_RETURN_IF_ERROR(check_readable());
   std::set<std::uint32_t> held;
@@ -343,7 +343,7 @@ Status TensorChanges::fold_coded(DecodedBlocks decoded) {
   return {};
 }
 
-// Other encodings: their effect on the weights as they are.
+// For other encodings: computes their effect on the present weights.
 Status TensorChanges::fold_effect() {
   DRIFTLESS_RETURN_IF_ERROR(check_readable());
   StageOptions options;
@@ -382,7 +382,8 @@ std::uint64_t TensorChanges::changed_units(std::uint32_t tensor) const {
 
 std::optional<std::uint64_t> TensorChanges::absent_bits(std::uint32_t tensor) const {
   if (whole()) return std::nullopt;
-  // Of the low 16 bits (8 of a byte), one pattern that is free makes all above it free, too.
+  // Only patterns of the low 16 bits (8 for a byte) are tried: a pattern that does not occur there
+  // makes every value with these low bits absent.
   const unsigned unit = width(tensor);
   std::vector<bool> taken(unit == 1 ? 256 : 65536);
   for (const DeltaPiece& piece : pieces(tensor)) {
@@ -418,7 +419,7 @@ void TensorChanges::write(std::uint32_t tensor, std::byte* data,
         std::memcpy(data + stretch.byte_offset, stretch.bytes.data(), stretch.bytes.size());
         return Status();
       });
-      static_cast<void>(written);  // nothing there fails
+      static_cast<void>(written);  // nothing in it fails
     }
     return;
   }

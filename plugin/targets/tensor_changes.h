@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// TensorChanges: what a version, or several folded, changes in a target's weights, decoded: pieces
-// that go through the maps, and the new values of the tensors that an external writer holds.
+// TensorChanges: the decoded changes that one or several folded versions make to a target's
+// weights: pieces that go through the maps, and the new values of the tensors that an external
+// writer holds.
 #pragma once
 
 #include "plugin/targets/mapped_weights.h"
@@ -8,42 +9,43 @@
 
 namespace driftless {
 
-// Filled once, by the update that it is part of; then valid as long as somebody has it, and may be
-// used from any thread.
+// Filled once, by the update that it belongs to; then immutable, and usable from any thread as long
+// as it is referenced.
 class TensorChanges {
  public:
   // `versions`: adjoining deltas, or one full version.
   TensorChanges(std::shared_ptr<const MappedWeights> weights, std::vector<VersionSource> versions);
 
-  // Of deltas: decodes and folds them. kUnsupported, naming the tensor, if one changes that cannot
-  // be followed; in `xor`, `overwrite` and `compact`, which are changes to a tensor's own bits,
-  // also if it is converted here, or the writer's; in `compact`, if some of a block is held here.
-  // `decoded`: blocks of the first version, decoded with the weights as they are.
+  // For deltas: decodes and folds them. kUnsupported, naming the tensor, if a tensor changes that
+  // cannot be followed. `xor`, `overwrite` and `compact` change a tensor's own bits, so with them
+  // kUnsupported also if the tensor is converted here or belongs to the writer; and with `compact`
+  // if only a part of a block is held here. `decoded`: blocks of the first version, already decoded
+  // with the present weights.
   [[nodiscard]] Status fold(DecodedBlocks decoded = {});
-  // The same of the writer's tensors alone: the memory decodes the others by itself. Positional
+  // As fold(), only for the writer's tensors: the memory decodes the others itself. Positional
   // deltas.
   [[nodiscard]] Status fold_external();
-  // Of a full version: what differs is all that goes through the maps.
+  // For a full version: only these differences go through the maps.
   void only(DeltaPieces difference) { pieces_ = std::move(difference); }
-  // kUnsupported, naming the tensor, if one changes that cannot be followed.
+  // kUnsupported, naming the tensor, if a tensor changes that cannot be followed.
   [[nodiscard]] Status check_followed() const;
   [[nodiscard]] const std::vector<VersionSource>& versions() const { return versions_; }
   [[nodiscard]] const WeightLayout& layout() const { return weights_->layout; }
 
-  // For the maps. No two touch the same unit. In the order of the tensors.
+  // For the maps: all pieces, in the order of the tensors. No two touch the same unit.
   [[nodiscard]] std::span<const DeltaPiece> all_pieces() const { return pieces_.pieces; }
   [[nodiscard]] std::uint64_t units() const { return pieces_.units; }
 
-  // For the writer. Its tensors that change, ascending; of a full version all of them.
+  // For the writer: its tensors that change, ascending; for a full version all of them.
   [[nodiscard]] std::span<const std::uint32_t> tensors() const { return external_; }
   [[nodiscard]] std::uint64_t changed_units(std::uint32_t tensor) const;
-  // Whether every unit is new: a full version.
+  // Whether every unit is new, which is so for a full version.
   [[nodiscard]] bool whole() const { return versions_.front().version().full(); }
-  // Bits that none of the tensor's new values has; nothing if each has been taken.
+  // A bit pattern that none of the tensor's new values has; nothing if every pattern occurs.
   [[nodiscard]] std::optional<std::uint64_t> absent_bits(std::uint32_t tensor) const;
-  // The changes, as they are folded; none if it is whole().
+  // The folded changes; none if whole().
   [[nodiscard]] std::span<const DeltaPiece> pieces(std::uint32_t tensor) const;
-  // Writes the new values into `data`, which has room for all of the tensor. With `only`, those
+  // Writes the new values into `data`, which holds the whole tensor. With `only`, writes only the
   // values that have these bits.
   void write(std::uint32_t tensor, std::byte* data, std::optional<std::uint64_t> only) const;
 
@@ -59,26 +61,27 @@ class TensorChanges {
 
   std::shared_ptr<const MappedWeights> weights_;
   std::vector<VersionSource> versions_;
-  std::vector<std::vector<std::byte>> frame_bytes_;  // of the effect
+  std::vector<std::vector<std::byte>> frame_bytes_;  // of the fold's result
   std::vector<Frame> frames_;
   DeltaPieces pieces_;
   std::vector<std::uint32_t> external_;
 };
 
-// Adds the blocks of a part that is a frame of `compact`, as far as they can be decoded here.
-// Nothing of others. The part outlives what is added.
+// Adds the blocks of a part if it is a frame of `compact`, as far as they can be decoded here;
+// ignores other parts. The part outlives what is added.
 [[nodiscard]] Status decode_ahead(const std::shared_ptr<const MappedWeights>& weights,
                                   const MappedFile& part, DecodedBlocks& decoded);
 
-// What a full version, whose bytes lie on the host, changes in weights that are another version, so
-// that only that is written, in O(changed), and can be taken back. Nothing if the weights differ in
-// more than one unit in eight. Memory: about 40 MB, and for each unit that differs 4 bytes and
+// The differences between a full version, whose bytes lie on the host, and weights that are another
+// version: so only the differences are written, in O(changed), and can be taken back. Nothing if
+// more than one unit in eight differs. Memory: about 40 MB, and for each differing unit 4 bytes and
 // twice its width.
 [[nodiscard]] Result<std::optional<DeltaPieces>> find_difference(const MappedWeights& weights,
                                                                  const VersionSource& version);
 
-// The other way: all of it is written, through the maps. `changes` is a full version. With `keep`
-// what it replaces is read first, and kept on the host; without, there is no way back.
+// The alternative to find_difference(): writes the whole version, through the maps. `changes` is a
+// full version. With `keep` the replaced values are read first and kept on the host; without it the
+// commit cannot be taken back.
 [[nodiscard]] Result<std::unique_ptr<PlacedChanges>> make_dense_change(
     std::shared_ptr<const MappedWeights> weights, std::shared_ptr<const TensorChanges> changes,
     bool keep);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full versions. find_difference(): every unit that goes through a map is compared with the
-// version's. make_dense_change(): all of it is written.
+// Full versions. find_difference() compares every unit of every map with the version's.
+// make_dense_change() writes all of them.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kCompareUnits = std::uint64_t{1} << 20;  // compared at a time
 // If more than this share of the weights differs, the pieces would take more memory than the
-// version itself has.
+// version itself.
 constexpr std::uint64_t kDenseShare = 8;  // one in
 
 class DifferenceFinder {
@@ -54,7 +54,7 @@ class DifferenceFinder {
     std::vector<std::byte> values;
   };
 
-  // Cuts the piece into blocks, and compares those that wait, until it is too much.
+  // Cuts the piece into blocks and compares blocks in batches, until too many units differ.
   Status add(std::uint32_t tensor, const DensePiece& piece) {
     const unsigned width = unit_bytes(weights_.layout[tensor].dtype);
     const std::uint64_t units = piece.bytes.size() / width;
@@ -78,7 +78,7 @@ class DifferenceFinder {
     return part.map->plain() && weights_.memory->kind() == MemoryKind::kHost;
   }
 
-  // The blocks that wait: what is there is read as the old values of a change would be.
+  // Compares the waiting blocks; the present values are read like a change's old values.
   Status compare() {
     cut();
     std::vector<ChangePart> read;
@@ -91,7 +91,7 @@ class DifferenceFinder {
           const std::size_t size = std::size_t{parts_[i].count} * parts_[i].map->unit_bytes;
           convert_values(parts_[i].map->cast, parts_[i].map->unit_bytes, parts_[i].values(),
                          parts_[i].count, expected_.data() + at_[i]);
-          // Units that are in no map stay so, and count as the same.
+          // Units that no map has are not changed, and count as equal.
           std::memcpy(parts_[i].old_values, expected_.data() + at_[i], size);
           return {};
         }));
@@ -139,7 +139,7 @@ class DifferenceFinder {
     for (std::size_t i = 0; i < parts_.size(); ++i) parts_[i].old_values = old_.data() + at_[i];
   }
 
-  // The units of a block that differ in any map.
+  // Collects the units of a block that differ in any map.
   void collect(std::size_t block, Scratch& scratch, DeltaPieces::Memory& found) const {
     for (std::size_t i = first_part_[block]; i < first_part_[block + 1]; ++i) {
       const ChangePart& part = parts_[i];
@@ -172,9 +172,9 @@ class DifferenceFinder {
 
   const MappedWeights& weights_;
   std::vector<Scratch> scratch_;    // per thread
-  std::uint64_t most_ = 0;          // units that may differ
-  std::vector<DeltaPiece> blocks_;  // that wait to be compared: every unit of theirs
-  std::uint64_t waiting_ = 0;       // units of them
+  std::uint64_t most_ = 0;          // limit of differing units
+  std::vector<DeltaPiece> blocks_;  // waiting to be compared; with every unit
+  std::uint64_t waiting_ = 0;       // units of blocks_
   std::vector<ChangePart> parts_;
   std::vector<std::size_t> at_,
       first_part_;  // per part: its place below; per block: its first part
@@ -182,10 +182,10 @@ class DifferenceFinder {
   DeltaPieces found_;
 };
 
-constexpr std::uint64_t kCopyUnits = std::uint64_t{1} << 20;     // of one task
-constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;  // of one task
+constexpr std::uint64_t kCopyUnits = std::uint64_t{1} << 20;     // per task
+constexpr std::uint64_t kStretchBytes = std::uint64_t{4} << 20;  // per task
 
-// From places in [begin, end) of a parameter to the same in the parameter.
+// A map from bytes [begin, end) of a parameter onto the same bytes of the parameter.
 Result<WeightMap> onto_itself(const WeightMap& map, std::uint64_t begin, std::uint64_t end) {
   StridedView view{map.map.target_offset - begin, {}, {}};
   for (std::uint32_t d = 0; d < map.map.dims; ++d) {
@@ -199,7 +199,7 @@ Result<WeightMap> onto_itself(const WeightMap& map, std::uint64_t begin, std::ui
   return own;
 }
 
-// A stack of experts has many maps, of which a block meets few.
+// A stack of experts has many maps, and a block meets only a few.
 std::vector<const WeightMap*> maps_in(const std::vector<WeightMap>& maps, std::uint64_t begin,
                                       std::uint64_t end) {
   std::vector<const WeightMap*> found;
@@ -209,10 +209,10 @@ std::vector<const WeightMap*> maps_in(const std::vector<WeightMap>& maps, std::u
   return found;
 }
 
-// What all maps lead to, as it lies there: a copy in host memory, as large as the weights.
+// A copy of the memory that all maps point into, in host memory, as large as the weights.
 class WeightCopy {
  public:
-  // Reads them.
+  // Reads the weights into the copy.
   Status take(const MappedWeights& weights) {
     for (const WeightMap& map : weights.maps) {
       Extent& extent = extents_[{map.data, map.unit_bytes}];
@@ -242,7 +242,7 @@ class WeightCopy {
  private:
   struct Extent {
     std::uint64_t begin = ~std::uint64_t{0}, end = 0;
-    std::vector<WeightMap> maps;   // onto themselves: what lies between them is not touched
+    std::vector<WeightMap> maps;   // onto themselves: units between maps are not touched
     std::vector<std::byte> bytes;  // [begin, end)
   };
   template <typename Use>
@@ -270,7 +270,7 @@ class DenseChange final : public PlacedChanges {
   DenseChange(std::shared_ptr<const MappedWeights> weights,
               std::shared_ptr<const TensorChanges> changes)
       : weights_(std::move(weights)), changes_(std::move(changes)) {
-    // A GPU copies contiguous bytes in one go, whatever their number.
+    // A GPU copies contiguous bytes in one operation of any size.
     const bool copied = weights_->contiguous && weights_->memory->kind() == MemoryKind::kDevice;
     const std::uint64_t most = copied ? std::numeric_limits<std::uint64_t>::max() : kStretchBytes;
     const VersionSource& version = changes_->versions().front();

@@ -32,16 +32,16 @@ class NextPositions {
   std::vector<std::pair<const TensorBlock*, std::uint64_t>> next_;
 };
 
-// A block that was coded, and what comes of it.
+// A coded block, and the result of decoding it.
 struct CodedBlock {
   const CompactPiece* piece = nullptr;
   CompactIndex index;
   BlockPlace place;  // in the tensor
   UnitChanges changes;
-  Digest change;  // that its changes are
+  Digest change;  // what its changes add to the digest
 };
 
-// Some tiles of a block, one after the other.
+// Adjacent tiles of a block.
 struct TileStretch {
   CodedBlock* block = nullptr;
   std::size_t first_tile = 0, tiles = 0;
@@ -76,13 +76,13 @@ std::vector<TileStretch> stretches_of(CodedBlock& block) {
   return all;
 }
 
-// What one thread needs, kept from stretch to stretch.
+// Memory of one thread, kept from stretch to stretch.
 struct StretchScratch {
   std::vector<std::byte> units, rows;
   CompactChanges decoded;
 };
 
-// The old units of a stretch, which may lie in several places of the tensor.
+// Reads the old units of a stretch, which may lie in several places of the tensor.
 Result<const std::byte*> read_stretch(const TileStretch& stretch, const OldUnits& old_units,
                                       unsigned width, StretchScratch& scratch) {
   const BlockPlace& place = stretch.block->place;
@@ -128,7 +128,7 @@ Status decode_stretch(const WeightLayout& layout, TileStretch& stretch, const Ol
   return {};
 }
 
-// All of them, where the weights lie; false if they are left to the host.
+// Decodes all blocks where the weights lie; false if that is left to the host.
 Result<bool> decode_there(const WeightLayout& layout, std::vector<CodedBlock>& blocks,
                           const FoldOptions& options) {
   if (!options.there || blocks.empty()) return false;
@@ -154,7 +154,7 @@ Result<bool> decode_there(const WeightLayout& layout, std::vector<CodedBlock>& b
   return done;
 }
 
-// `first`: no version was folded yet, so that the old units are the weights as they are.
+// `first`: no version was folded yet, so the old units are the present weights.
 Status decode_blocks(const WeightLayout& layout, std::vector<CodedBlock>& blocks,
                      const OldUnits& old_units, const FoldOptions& options, bool first) {
   for (CodedBlock& block : blocks) {
@@ -206,7 +206,7 @@ void append_changes(UnitChanges& to, UnitChanges&& from) {
   to.values.insert(to.values.end(), from.values.begin(), from.values.end());
 }
 
-// The weights, and over them what the versions before changed.
+// Old units: those of the weights, overlaid with the changes of earlier versions.
 OldUnits units_with(const WeightLayout& layout, const OldUnits& old_units,
                     const std::map<std::uint32_t, UnitChanges>& changed) {
   return [&](std::uint32_t tensor, std::uint64_t first, std::uint64_t count,
@@ -230,7 +230,7 @@ OldUnits units_with(const WeightLayout& layout, const OldUnits& old_units,
   };
 }
 
-// One version's changes of the tensors, not sorted.
+// One version's changes by tensor, unsorted.
 Result<std::map<std::uint32_t, UnitChanges>> decode_version(const WeightLayout& layout,
                                                             const VersionSource& version,
                                                             const OldUnits& old_units,

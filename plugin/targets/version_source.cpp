@@ -16,7 +16,7 @@ Status unknown_tensor(const std::string& file, std::string_view tensor) {
                "' is not in the checkpoint; use the checkpoint that this run started from");
 }
 
-// A delta's payload is a row of bytes; a full version's tensor is the tensor itself.
+// In a delta a tensor's payload is a row of bytes; in a full version it is the tensor itself.
 Status check_entry(const std::string& file, const TensorSpec& entry, const TensorSpec& target,
                    bool full) {
   const bool fits = full ? entry.dtype == target.dtype && entry.shape == target.shape
@@ -39,12 +39,12 @@ Result<MappedFile> inflate_in_memory(const MappedFile& file, const WeightLayout&
 
 Status check_context(const FrameContext& found, const VersionDirectory& version,
                      const WeightLayout& layout) {
-  FrameContext expected = found;  // rank and index: held against the others
+  FrameContext expected = found;  // rank and index are compared with other frames' later
   expected.id.version = version.version;
   if (version.manifest) expected.id.run = version.manifest->id.run;
   expected.base_version = version.base_version;
   expected.layout = layout.signature();
-  const bool plain =  // what `compact` does not code
+  const bool plain =  // for tensors that `compact` does not code
       version.encoding == Encoding::kCompact && found.encoding == Encoding::kDeltas;
   if (!plain) expected.encoding = version.encoding;
   if (found == expected) return {};
@@ -204,13 +204,13 @@ Status VersionSource::open_flushes(FileSystem& spool_fs, std::vector<MappedFile>
 }
 
 Status VersionSource::adopt_manifest_checksums() {
-  // Without a list the digest of all weights is the proof.
+  // Without a list, the digest of all weights is the proof.
   if (!version_.manifest || version_.manifest->tensors.empty()) return {};
   std::map<std::uint32_t, const ManifestTensor*> listed;
   for (const ManifestTensor& tensor : version_.manifest->tensors) {
     const auto index = layout_->find(tensor.name);
     if (!index) return unknown_tensor(join_path(version_.path, kManifestName), tensor.name);
-    // Frames hold nothing of a tensor without bytes.
+    // Frames have no entry for a tensor without bytes.
     if ((*layout_)[*index].size_bytes == 0 && !payloads_.contains(*index)) continue;
     listed[*index] = &tensor;
   }
@@ -289,11 +289,11 @@ std::uint64_t max_frame_body_bytes(const WeightLayout& layout) {
 }
 
 Status check_sizes(const Manifest& manifest, const WeightLayout& layout, std::string_view source) {
-  // Headers and the tables of many ranks. A full version also has the files beside the weights of
-  // up to two directories: the base's, and those of the checkpoint that it is published from.
+  // For headers and the tables of many ranks. A full version also has the non-weight files of up to
+  // two directories: the base's, and the checkpoint's that it is published from.
   constexpr std::uint64_t kSpareBytes = std::uint64_t{256} << 20;
   const bool full = manifest.encoding == Encoding::kFull;
-  // `overwrite` has a position for each byte; zstd adds less than this to what it cannot shrink.
+  // `overwrite` has a position for each byte; zstd adds less than this to incompressible data.
   const std::uint64_t bytes = layout.total_bytes();
   const std::uint64_t most = max_frame_body_bytes(layout) +
                              (manifest.encoding == Encoding::kOverwrite ? 8 * bytes : 0) +
@@ -320,9 +320,9 @@ Result<Frame> VersionSource::open_frame(const MappedFile& part, const HeadReader
   return Frame::decode_head(head(part), part.bytes(), *layout_, max_body);
 }
 
-// Frames in host memory, by all threads: their streams are what the threads share, the largest
-// first, since a version may have one frame or one tensor that is most of it. Each task writes its
-// own stream's place and hash, and nothing else; the frames are opened before and finished after.
+// Reads frames in host memory on all threads. The threads share the streams, not the frames, the
+// largest first, because one frame or one tensor may be most of a version. Each task writes only
+// its own stream's place and hash; the frames are opened before and finished after.
 Status VersionSource::read_frames(std::span<const std::size_t> numbers, unsigned threads,
                                   KeptMemory* memory) {
   struct Stream {
@@ -363,8 +363,8 @@ Status VersionSource::decode_frames(unsigned threads, const HeadReader& head, Ke
     const bool host = frame_bytes_[i].memory_kind() == MemoryKind::kHost;
     if (frames_[i] == nullptr && host) on_host.push_back(i);
   }
-  // A failure says which fault was seen first; decoding one frame after the other, below, finds the
-  // first one that there is, and names it.
+  // The failure of parallel work names the fault that was found first; decoding one frame after the
+  // other, below, finds and names the first one in order.
   const Status read = read_frames(on_host, threads, memory);
   if (!read.ok()) {
     for (const std::size_t i : on_host) frames_[i] = nullptr;
@@ -509,7 +509,7 @@ Status VersionSource::add_others(const std::string& name, const std::string& ran
   return {};
 }
 
-// Ok if the runs of a block have every unit of it once.
+// Ok if the runs of a block have each of its units once.
 Status VersionSource::check_runs(const TensorSpec& tensor, Claim& claim) const {
   std::sort(claim.runs.begin(), claim.runs.end());
   const std::string what = concat("tensor '", tensor.name, "'",
@@ -527,13 +527,13 @@ Status VersionSource::check_runs(const TensorSpec& tensor, Claim& claim) const {
                " units, the version holds ", next);
 }
 
-// A full version holds every unit of every tensor once.
+// Ok if a full version has every unit of every tensor once.
 Status VersionSource::check_coverage() {
   for (std::uint32_t tensor = 0; tensor < layout_->size(); ++tensor) {
     const TensorSpec& spec = (*layout_)[tensor];
     const auto found = payloads_.find(tensor);
     if (found == payloads_.end()) {
-      // A frame has no runs of a tensor without units; a safetensors file names it all the same.
+      // Frames have no run for a tensor without units; a safetensors file names it nevertheless.
       if (spec.size_bytes == 0 && version_.directory_layout != DirectoryLayout::kHfDelta) continue;
       return error(StatusCode::kWrongLayout, version_.path,
                    ": a full version, but it does not hold tensor '", spec.name, "' (",
@@ -544,7 +544,7 @@ Status VersionSource::check_coverage() {
       DRIFTLESS_RETURN_IF_ERROR(check_runs(spec, claim));
       units += claim.units;
     }
-    if (units != spec.units()) {  // no two blocks meet
+    if (units != spec.units()) {  // blocks do not overlap
       return error(StatusCode::kCorrupt, version_.path, ": tensor '", spec.name, "': has ",
                    spec.units(), " units, the blocks of the version hold ", units);
     }

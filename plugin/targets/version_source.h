@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The payload of a version, opened and checked against a weight layout: which tensors it changes,
-// and for each what makes its new bytes. The same for a directory and for what came over a road.
+// The payload of a version, opened and checked against a weight layout: the tensors that it
+// changes, and the bytes that make up their new values. The same for a directory and for parts from
+// a road.
 #pragma once
 
 #include "formats/flush_file.h"
@@ -13,12 +14,12 @@ namespace driftless {
 
 struct TensorChange {
   std::uint32_t tensor = 0;  // index in the layout
-  std::string checksum;      // of its new bytes, hexadecimal; empty if the version has none
-  std::optional<Digest> digest = std::nullopt;  // of all of it afterwards, if the manifest says
+  std::string checksum;      // of its new bytes, hexadecimal; empty if not in the version
+  std::optional<Digest> digest = std::nullopt;  // of the whole new tensor, if in the manifest
 };
 
-// New bytes of a tensor, verbatim: from `byte_offset` on, or, of a block whose units do not adjoin
-// in the tensor, from its unit `first_unit` on.
+// New bytes of a tensor, verbatim: from `byte_offset` on, or, for a block whose units do not adjoin
+// in the tensor (`cut`), from its unit `first_unit` on.
 struct DensePiece {
   std::uint64_t byte_offset = 0;
   std::span<const std::byte> bytes;
@@ -26,7 +27,7 @@ struct DensePiece {
   const BlockPlace* cut = nullptr;
   std::uint64_t first_unit = 0;
 
-  // The part of it from byte `done` on that adjoins in the tensor, as a piece that is not cut.
+  // The bytes from byte `done` on that adjoin in the tensor, as a piece without `cut`.
   [[nodiscard]] DensePiece stretch(std::uint64_t done, unsigned unit_bytes) const {
     if (cut == nullptr) return {byte_offset + done, bytes.subspan(done), memory};
     const std::uint64_t unit = first_unit + done / unit_bytes;
@@ -35,7 +36,7 @@ struct DensePiece {
     return {cut->at(unit) * unit_bytes, rest.first(std::min<std::uint64_t>(left, rest.size())),
             memory};
   }
-  // Calls use(piece) for each such part, ascending, until one fails.
+  // Calls use(piece) for each such stretch, ascending, until one fails.
   template <typename Use>
   [[nodiscard]] Status each_stretch(unsigned unit_bytes, const Use& use) const {
     for (std::uint64_t done = 0; done < bytes.size();) {
@@ -47,53 +48,55 @@ struct DensePiece {
   }
 };
 
-// Writes the pieces over what is there. They outlive the patcher.
+// A patcher that writes the pieces over the old bytes. They outlive it.
 [[nodiscard]] std::unique_ptr<TensorPatcher> make_dense_patcher(const TensorSpec& tensor,
                                                                 std::span<const DensePiece> pieces);
 
-// A block that is coded given its old units, and the table that it is coded with.
+// A block that is coded relative to its old units, and the table that it is coded with.
 struct CompactPiece {
   CompactBlock block;
   const CompactTable* table = nullptr;
 };
 
-// A bucket as it came. In device memory its streams must not be followed here; its entries may.
+// A bucket as it arrived. If it lies in device memory, do not dereference its streams on the host;
+// its entries are on the host.
 struct SourceBucket {
   BucketView view;
   MemoryKind memory = MemoryKind::kHost;
   std::string name;  // of the part
 };
 
-// No honest frame of this layout has a longer body: every unit once with the widest position, and a
-// row of the table for each of at most that many entries.
+// The longest body of a valid frame of this layout: every unit once with the widest position, and a
+// table row for each of at most that many entries.
 [[nodiscard]] std::uint64_t max_frame_body_bytes(const WeightLayout& layout);
-// Before anything of it is read: no honest version of this layout and encoding has more bytes than
-// this allows. kMismatch, naming `source`: it is damaged, and only another version helps.
+// Checks the sizes before anything is read: kMismatch, naming `source`, if the manifest has more
+// bytes than any valid version of this layout and encoding. Such a manifest is damaged, and only
+// another version helps.
 [[nodiscard]] Status check_sizes(const Manifest& manifest, const WeightLayout& layout,
                                  std::string_view source);
 
-// The head of a frame that lies in device memory (frame.h), valid as long as it is asked for.
-// Called from several threads.
+// Returns the head of a frame that lies in device memory (frame.h). It stays valid as long as the
+// reader. Called from several threads.
 using HeadReader = std::function<std::span<const std::byte>(const MappedFile& frame)>;
 
-// Holds the payload mapped. Immutable once open; patchers may be made and used from several
+// Keeps the payload mapped. Immutable once open; patchers may be made and used from several
 // threads, and must not outlive it. The layout outlives it.
 class VersionSource {
  public:
-  // Refuses a tensor that is unknown, is there twice (in two files, by two ranks), is listed but
-  // missing or there but not listed, has another dtype or shape, or lacks the checksum it must
-  // have; blocks that meet; and a full version that does not hold every byte of every tensor once.
-  // Compressed flush files are inflated into `spool_directory`, or, where that is empty, into
-  // memory.
+  // Opens a version directory. Refuses a tensor that is unknown, appears twice (in two files, by
+  // two ranks), is listed but missing or present but not listed, has another dtype or shape, or
+  // lacks a required checksum; blocks that overlap; and a full version that does not have every
+  // byte of every tensor exactly once. Compressed flush files are inflated into `spool_directory`,
+  // or into memory if that is empty.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& fs, const VersionDirectory& version,
                                                   const WeightLayout& layout,
                                                   const std::string& spool_directory);
-  // The same from payload that is there already: `parts` as version.payload_files, or, where
-  // `frames` has one, that frame, of which some blocks may not be there. Frames must
-  // belong to the version, and each rank's must be numbered from 0 without a gap. Plain frames may
-  // lie in device memory where `head` is given; then there are no patchers. kUnsupported for other
-  // parts there. Blocks of frames are hashed and inflated on `threads` threads, into `memory`
-  // (null: memory of their own); of several that are damaged the first one is named.
+  // Opens payload that was fetched: `parts` as version.payload_files; if `frames` has an entry for
+  // a part, that frame is used instead, and some of its blocks may be missing. Frames must belong
+  // to the version, and each rank's must be numbered from 0 without a gap. Plain frames may lie in
+  // device memory if `head` is given; then there are no patchers. kUnsupported for other parts
+  // there. Blocks of frames are hashed and inflated on `threads` threads, into `memory` (null:
+  // memory of their own); if several are damaged, the first one is named.
   [[nodiscard]] static Result<VersionSource> open(FileSystem& spool_fs, VersionDirectory version,
                                                   std::vector<MappedFile> parts,
                                                   std::vector<std::shared_ptr<Frame>> frames,
@@ -103,33 +106,33 @@ class VersionSource {
                                                   KeptMemory* memory = nullptr);
 
   [[nodiscard]] const VersionDirectory& version() const { return version_; }
-  // Largest tensors first, so that parallel work ends together.
+  // Largest tensors first, so that parallel work ends at about the same time.
   [[nodiscard]] std::span<const TensorChange> changes() const { return changes_; }
   // Null if the version does not change the tensor.
   [[nodiscard]] const TensorChange* find(std::uint32_t tensor) const;
-  // Whether all of the change is here; of a version that was fetched by need it may not be.
+  // Whether the whole change is here. Of a version that was fetched by need, parts may be missing.
   [[nodiscard]] bool complete(const TensorChange& change) const;
   [[nodiscard]] bool complete() const { return complete_; }
-  // Whether it has blocks of tensors.
+  // Whether it has blocks of tensors, not only whole tensors.
   [[nodiscard]] bool cut() const { return cut_; }
-  // Of a change that has no compact() blocks: those need the old units of all of a block
-  // (version_fold.h).
+  // For a change without compact() blocks: those need all old units of a block (version_fold.h).
   [[nodiscard]] Result<std::unique_ptr<TensorPatcher>> patcher(const TensorChange& change) const;
-  // Of all parts, as they lie on the road (payload_of() of its manifest).
+  // The size of all parts as they lie on the road (payload_of() of the manifest).
   [[nodiscard]] std::uint64_t payload_bytes() const { return payload_bytes_; }
 
-  // True: every change is pieces(); what lies between them stays.
+  // True: every change is given by pieces(), and all other units stay.
   [[nodiscard]] bool positional() const { return info(version_.encoding).positional; }
   [[nodiscard]] std::span<const BucketPiece> pieces(const TensorChange& change) const;
-  // Of a version in `compact`: the blocks that are here; tensors that cannot be coded are pieces().
+  // For a version in `compact`: the blocks that are here. Tensors that cannot be coded are
+  // pieces().
   [[nodiscard]] std::span<const CompactPiece> compact(const TensorChange& change) const;
   // Whether every change is pieces() or compact().
   [[nodiscard]] bool has_positions() const {
     return positional() || version_.encoding == Encoding::kCompact;
   }
-  // Of a positional version: all of it, bucket by bucket.
+  // For a positional version: all its buckets.
   [[nodiscard]] std::vector<SourceBucket> buckets() const;
-  // Of a full version: all of the tensor; ascending, unless it was published in blocks.
+  // For a full version: the whole tensor; ascending, unless it was published in blocks.
   [[nodiscard]] std::span<const DensePiece> dense(const TensorChange& change) const;
 
  private:
@@ -148,16 +151,16 @@ class VersionSource {
   Status add_compact(const std::string& name, const std::string& rank, const Frame& frame);
   Status add_runs(const std::string& name, const std::string& rank, const Frame& frame,
                   MemoryKind memory);
-  // Of a frame that was fetched by need.
+  // Adds the blocks of a frame that was fetched by need.
   Status add_others(const std::string& name, const std::string& rank, const Frame& frame);
   Status check_coverage();
   Status adopt_manifest_checksums();
   void order_changes();
 
-  // A tensor, or a block of one: whose it is, and of a full version which units are there.
+  // A tensor or a block: which file or rank has it, and for a full version which units are there.
   struct Claim {
     TensorBox box;
-    std::string source;  // the file, or the rank, it was first seen in
+    std::string source;  // the first file or rank that had it
     std::uint64_t units = 0;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;  // first unit, count
   };
@@ -165,12 +168,12 @@ class VersionSource {
     std::span<const std::byte> bytes;  // hf_delta
     std::vector<BucketPiece> pieces;   // flush, frames
     std::vector<CompactPiece> compact;
-    std::vector<DensePiece> dense;  // of a full version
+    std::vector<DensePiece> dense;  // for a full version
     std::vector<Claim> claims;
     bool complete = true;
     std::size_t change = 0;  // index into changes_
   };
-  // Notes that `source` has the block, which is its own alone.
+  // Records that `source` has the block. No other source may have it.
   Result<Claim*> claim(const std::string& name, const std::string& source, std::uint32_t tensor,
                        const TensorBlock* block);
   [[nodiscard]] Status check_runs(const TensorSpec& tensor, Claim& claim) const;
@@ -187,20 +190,20 @@ class VersionSource {
   bool cut_ = false;
 };
 
-// The tensors that they change.
+// The tensors that these versions change.
 [[nodiscard]] std::set<std::uint32_t> changed_tensors(std::span<const VersionSource> versions);
 
-// What targets do with fetched versions before they look at payloads: whether they follow from the
-// target's state, and their payloads opened.
+// Targets check fetched versions in two steps: whether they follow from the target's state, then
+// their payloads.
 
 // Ok if `chain` is deltas that adjoin each other and the state, or one full version. kWrongRun,
-// kWrongLayout, or kWrongBase naming the version and what it needs. `admitted`: the run, other than
-// the state's, of which a full version is taken, too (WeightTarget::admit()).
+// kWrongLayout, or kWrongBase, which names the version and the base that it needs. `admitted`:
+// another run whose full version is accepted, too (WeightTarget::admit()).
 [[nodiscard]] Status check_chain(const TargetState& state, const WeightLayout& layout,
                                  std::span<const FetchedVersion> chain,
                                  const Hash128& admitted = {});
 
-// The payloads, in order (VersionSource::open). The layout outlives them.
+// Opens the payloads, in order (VersionSource::open). The layout outlives them.
 [[nodiscard]] Result<std::vector<VersionSource>> open_chain(
     FileSystem& spool_fs, std::vector<FetchedVersion> chain, const WeightLayout& layout,
     const std::string& spool_directory, unsigned threads, const HeadReader& head = {});

@@ -14,16 +14,16 @@ namespace {
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t kFrameBytes = std::uint64_t{4} << 20;
 
-// One version's part in the making of one tensor.
+// One version's contribution to a tensor.
 struct TensorVersion {
   const VersionSource* source = nullptr;
   const TensorChange* change = nullptr;
   std::unique_ptr<TensorPatcher> patcher;
   Checksum checksum;
-  bool coded = false;  // its new bytes follow from the old ones
+  bool coded = false;  // its new bytes depend on the old ones
 };
 
-// Changes that are decoded already.
+// Applies changes that are decoded already.
 class ChangesPatcher final : public TensorPatcher {
  public:
   ChangesPatcher(const TensorSpec& tensor, UnitChanges changes)
@@ -44,7 +44,7 @@ class ChangesPatcher final : public TensorPatcher {
   std::size_t at_ = 0;
 };
 
-// What one thread needs, kept from tensor to tensor.
+// The state of one thread, kept from tensor to tensor.
 class Stager {
  public:
   Stager(const WeightView& weights, std::span<const VersionSource> chain,
@@ -138,8 +138,8 @@ class Stager {
     });
   }
 
-  // What is coded given the weights before it: all versions at once. Such have no checksums of
-  // tensors.
+  // Folds all versions of a chain in which some are coded relative to the weights before them. Such
+  // versions have no checksums of tensors.
   Result<TensorVersion> fold_versions(std::uint32_t tensor) const {
     const TensorSpec& spec = (*weights_.layout)[tensor];
     const unsigned width = unit_bytes(spec.dtype);
@@ -158,12 +158,12 @@ class Stager {
                          Checksum(last->version().checksum), true};
   }
 
-  // In a chain the version that failed must be named.
+  // Names the version that failed, if the chain has several.
   [[nodiscard]] Status named(const Status& status, const TensorVersion& each) const {
     return chain_.size() == 1 ? status : status.with_context(each.source->version().path);
   }
 
-  // What differs between the old bytes at `at` and `chunk`: into the digest and into a frame.
+  // Adds the difference between the old bytes at `at` and `chunk` to the digest and to a frame.
   Status record(std::uint32_t index, std::uint64_t at, const std::byte* old_bytes,
                 std::span<const std::byte> chunk) {
     const HostKernels& kernels = host_kernels();
@@ -198,8 +198,8 @@ class Stager {
         "fetch the version again");
   }
 
-  // A unit that is wrong and changes is as wrong afterwards: what `compact` adds to the digest does
-  // not tell, and the tensor's own digest does.
+  // Compares the tensor's own digest: if an old unit was already wrong, the new one is wrong by the
+  // same amount, so the digest of the changes in `compact` does not reveal it.
   Status check_digest(const TensorVersion& each, const TensorSpec& tensor,
                       const Digest& found) const {
     if (!each.change->digest || found == *each.change->digest) return {};

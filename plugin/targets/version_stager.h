@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Staging: everything that applying versions needs to know is worked out and proven before the
-// weights are touched. The new bytes of every changed tensor are made chunk by chunk, through all
-// versions of a chain, summed, and compared with the old ones; what differs goes into frames.
+// Staging: computes and proves everything that applying versions needs, before the weights are
+// touched. The new bytes of every changed tensor are made chunk by chunk, through all versions of a
+// chain, summed, and compared with the old ones; the differences go into frames.
 #pragma once
 
 #include "formats/checkpoint.h"
@@ -12,23 +12,23 @@ namespace driftless {
 using FrameSink = std::function<Status(std::span<const std::byte>)>;            // any thread
 using Progress = std::function<void(std::uint64_t done, std::uint64_t total)>;  // any thread
 
-// What is held of a tensor. Of one that is held in part (a slice), the bytes that are elsewhere are
-// not defined, and neither is what comes of them; its checksums cannot be compared.
+// How much of a tensor is held. If only some of it is held (a slice), the other bytes are
+// undefined, and so is everything computed from them; its checksums cannot be compared.
 enum class HeldShare : unsigned char { kNothing, kSome, kAll };
 
-// The weights as they are: a checkpoint's files, or memory. Called from any thread.
+// The present weights: a checkpoint's files, or memory. Called from any thread.
 struct WeightView {
   std::string name;  // for messages
   const WeightLayout* layout = nullptr;
   std::function<HeldShare(std::size_t tensor)> held;
-  // Bytes of a held tensor, whole units: where they lie, or read into `scratch`.
+  // Bytes of a held tensor, whole units: where they lie, or copied into `scratch`.
   std::function<Result<const std::byte*>(std::size_t tensor, std::uint64_t offset,
                                          std::span<std::byte> scratch)>
       bytes;
   // These bytes will not be needed soon. May be empty.
   std::function<void(std::size_t tensor, std::uint64_t offset, std::uint64_t size)> forget;
 };
-// The checkpoint outlives it.
+// The checkpoint outlives the view.
 [[nodiscard]] WeightView view_of(const Checkpoint& checkpoint);
 
 struct StageOptions {
@@ -41,14 +41,13 @@ struct StagedVersion {
   std::uint64_t changed_units = 0;
   std::uint64_t touched_bytes = 0;
   Digest digest_change;  // digest after - digest before
-  Digest new_digest;     // of the new bytes of all touched tensors, where the last version is full
+  Digest new_digest;     // of the new bytes of all touched tensors, if the last version is full
 };
 
-// Passes frames that take the weights through all of `chain` at once to `sink`;
-// they are of the last version, on the first one's base. Fails with
-// kMismatch naming the tensor where its new bytes do not have the checksum that a version says:
-// then either the delta is damaged, or the weights are not its base. Memory: a few megabytes and
-// one frame per thread.
+// Passes frames to `sink` that lead from the weights through all of `chain` at once. The frames
+// name the last version, on the base of the first one. kMismatch, naming the tensor, if its new
+// bytes do not have the version's checksum: the delta is damaged, or the weights are not its base.
+// Memory: a few megabytes and one frame per thread.
 [[nodiscard]] Result<StagedVersion> stage_version(const WeightView& weights,
                                                   std::span<const VersionSource> chain,
                                                   const StageOptions& options,

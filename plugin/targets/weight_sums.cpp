@@ -12,20 +12,20 @@ namespace {
 
 constexpr std::uint64_t kSourceTaskBytes = std::uint64_t{4} << 20;
 constexpr std::uint64_t kConvertUnits = std::uint64_t{1} << 14;  // at a time
-// Below this many changed units starting threads takes longer than the work.
+// With fewer changed units, starting threads takes longer than the work.
 constexpr std::uint64_t kSummedPerThread = 32768;
 
-// Bytes of a tensor on the host, from unit `first` on, that a sum is of.
+// Bytes of a tensor on the host, from unit `first` on, that are added to a sum.
 struct Stretch {
-  std::size_t sum = 0;             // its number
-  const WeightMap* map = nullptr;  // whose units they are; null: all are
+  std::size_t sum = 0;             // index of the sum
+  const WeightMap* map = nullptr;  // sums only this map's units; null: all
   const DigestTensorKey* key = nullptr;
   unsigned unit_bytes = 1;
   std::uint64_t first = 0;
   std::span<const std::byte> bytes;
 };
 
-// As a task for each few megabytes.
+// Splits the rest into tasks of a few megabytes.
 void add_stretches(Stretch rest, std::vector<Stretch>& to) {
   while (!rest.bytes.empty()) {
     Stretch some = rest;
@@ -38,8 +38,8 @@ void add_stretches(Stretch rest, std::vector<Stretch>& to) {
 
 enum class SumType { kTensor, kPlace };
 
-// Values as the place has them, or as the tensor if they are brought back from there: what F16ToF32
-// widens comes back with every signalling NaN quiet.
+// Values as the map's target has them, or as they come back from there: F16ToF32 makes signalling
+// NaNs quiet, so these change on the way back.
 std::span<const std::byte> converted(const WeightMap& map, SumType type,
                                      std::span<const std::byte> values,
                                      std::vector<std::byte>& scratch) {
@@ -83,8 +83,8 @@ Digest sum_stretch(const Stretch& stretch, SumType type) {
   return sum;
 }
 
-// What the stretches of a map, or of a tensor, add up to: of units that a map has, read from the
-// tensor itself and not through the map.
+// Sums the stretches of a map or of a tensor: the units that a map has, read from the tensor itself
+// and not through the map.
 Status sum_stretches(const std::vector<Stretch>& stretches, SumType type, unsigned threads,
                      std::vector<Digest>& sums) {
   std::vector<Digest> found(stretches.size());
@@ -97,7 +97,7 @@ Status sum_stretches(const std::vector<Stretch>& stretches, SumType type, unsign
   return {};
 }
 
-// Changes of one part that its map has, in the tensor's own width.
+// The changes of one part that its map has, in the tensor's own width.
 struct OwnChanges {
   std::vector<std::uint32_t> offsets;
   std::vector<std::byte> old_values, new_values;
@@ -143,7 +143,7 @@ Digest change_of(const ChangePart& part, const DigestTensorKey& key, OwnChanges&
                                       scratch.new_values.data());
 }
 
-// What each map holds; nothing of one that cannot be read back.
+// Digests what each map holds; zero if a map cannot be read back.
 Result<std::vector<StridedSum>> read_maps(const MappedWeights& weights) {
   std::vector<MapToSum> readable;
   for (const WeightMap& map : weights.maps) {
@@ -228,7 +228,7 @@ Status check_sums(const MappedWeights& weights, const WeightSums& expected) {
 }
 
 Result<VersionSums> sums_of_version(const MappedWeights& weights, const VersionSource& version) {
-  // Of tensors, then of maps.
+  // Digests of the tensors, then of the maps.
   std::vector<Digest> sums(weights.layout.size() + weights.maps.size());
   const auto whole = [&](const WeightMap& map) {
     return map.map.units() == weights.layout[map.tensor].units() &&
@@ -245,7 +245,7 @@ Result<VersionSums> sums_of_version(const MappedWeights& weights, const VersionS
           use(stretch);
           return Status();
         });
-        static_cast<void>(used);  // nothing there fails
+        static_cast<void>(used);  // nothing in it fails
       }
     };
     const auto add = [&](std::size_t sum, const WeightMap* map) {
