@@ -130,8 +130,8 @@ class SendRoad {
   // The road does not know its size in advance; pwrite() returns kNoSpace if the road cannot hold
   // it. All parts must be closed before flush().
   [[nodiscard]] virtual Result<std::unique_ptr<File>> create_part(const std::string& name) = 0;
-  // [all] Whether several threads may each write a part while another thread creates the next one.
-  // If not, a part must be closed before the next one is created.
+  // [all] Whether several threads may each write a part while the next one is created. One thread
+  // at a time calls create_part(). If not, a part must be closed before the next one is created.
   [[nodiscard]] virtual bool writes_at_once() const { return false; }
   // [all] Brings everything that this rank wrote to where receivers will read it, and makes it
   // durable if the road is. Returns this rank's parts in the order of their creation. May be a
