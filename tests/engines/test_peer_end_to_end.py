@@ -4,6 +4,7 @@ peer road. Each worker reads from the four trainer ranks itself what its paramet
 agent only says when. Ten versions, two of them dense."""
 
 import json
+import pickle
 import shutil
 import sys
 import time
@@ -96,10 +97,19 @@ class Follower:
         self.trainer = start_torchrun(self.job)
 
     def version(self, number):
-        """The checkpoint that a fresh load of a version reads."""
+        """The checkpoint that a fresh load of a version reads. Ranks leave their shards once they
+        hear that it is visible, perhaps after the engine has it."""
+        wait_for(lambda: self.left_shards(number), "the trainer's shards", 60)
         path = self.place / f"v{number:02d}"
         wanted = self.job.expected(f"step{number}", tiny_config.hf_config(self.job.job))
         return write_model(path, wanted, self.job)
+
+    def left_shards(self, number):
+        files = list((self.job.work / "shards").glob(f"step{number}_*.pickle"))
+        try:
+            return len(files) == 4 and all(pickle.loads(each.read_bytes()) for each in files)
+        except (EOFError, pickle.UnpicklingError):  # it is being written
+            return False
 
     def take(self, number):
         """The engine is at the version, bit for bit; the trainer goes on."""
