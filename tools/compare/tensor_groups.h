@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Derives a tensor's layer and kind from its name alone:
 //
-//   model.layers.12.mlp.experts.3.up_proj.weight   layer "model.layers.12", kind
-//   "mlp.experts.up_proj" lm_head.weight                                 no layer, kind "lm_head"
+//   model.layers.12.mlp.experts.3.up_proj.weight
+//     layer "model.layers.12", kind "mlp.experts.up_proj"
+//   lm_head.weight
+//     no layer, kind "lm_head"
 #pragma once
 
 #include <cstdint>
