@@ -128,7 +128,7 @@ class SglangDiskTransport final : public DiskTransport {
     loaded_ = directory;
     const Json body = {{"model_path", directory},
                        {"weight_version", std::to_string(version.version)},
-                       // With requests running the flush fails, and the load is reported as failed
+                       // With requests running the flush fails, and the load is reported as failed.
                        {"flush_cache", false},
                        {"abort_all_requests", false}};
     return sglang_load(link_, body).with_context(directory);

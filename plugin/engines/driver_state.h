@@ -38,7 +38,7 @@ enum class Phase : unsigned char {
   kEnded
 };
 
-// What all ranks together hold: one version, different versions, a torn one, or unknown.
+// The combined state of all ranks: one version, different versions, a torn one, or unknown.
 struct Held {
   enum Kind : unsigned char { kOne, kUnknown, kDiffer, kTorn } kind = kUnknown;
   EngineIdentity one;

@@ -60,7 +60,7 @@ EngineCall next(DriverState& d, const EngineAnswer& answer) {
     d.call.pause = d.pause;
     return d.call;
   }
-  // The wait was cut short: handle it as a failure of the pending call
+  // The wait was cut short: handle it as a failure of the pending call.
   if (d.call.op == EngineOp::kWait) d.call = d.pending;
   d.take(answer);
   if (!answer.status.ok() && d.tries < kTries && is_repeated(d, answer)) return repeat(d);

@@ -55,7 +55,7 @@ class EngineFleet {
   // results of looks. A record holds the engine's own report and its time; the caller fills in the
   // rest of the origin, the run, the digest and the kind.
   [[nodiscard]] std::vector<EngineRecord> take_updates();
-  // What each engine holds now.
+  // The present state of each engine.
   [[nodiscard]] std::vector<EngineRecord> states() const;
   // Whether every engine is at `version`.
   [[nodiscard]] bool all_at(std::uint64_t version) const;

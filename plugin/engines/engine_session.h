@@ -52,7 +52,7 @@ struct EngineSessionOptions {
   std::string run;     // hex: versions of other runs do not count
   std::string source;  // the engine's workers follow it; empty: the workers are not ours
   std::chrono::milliseconds stage{60'000};
-  // A version without a digest does not count as proven
+  // A version without a digest does not count as proven.
   std::shared_ptr<const VersionDigests> digests;
   Hash128 take_over = {};  // the run that may take the engine over from another run; zero: none
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of an engine hold of each tensor, and whether it adds up to the version: each rank
-// sums the elements that it has, and the sum over all ranks, with each element counted once, must
-// equal the tensor's digest in the version's manifest.
+// Checks whether the ranks of an engine together hold a version. For each tensor, every rank sums
+// the elements that it has. The sum over all ranks, with each element counted once, must equal the
+// tensor's digest in the version's manifest.
 //
 //   {..., "shares": [[name, elements, of elements, region, digest, manifest's digest], ...],
 //         "unproven": [[name, why], ...], "absent": [name, ...]}               of each rank

@@ -40,7 +40,7 @@ struct RankReply {
   // "failed"
   std::string state;
   EngineIdentity holds;
-  // The run that its receiver follows; none: it has no receiver
+  // The run that its receiver follows; none: it has no receiver.
   std::optional<std::string> follows;
   std::optional<std::uint64_t> staged_version;
   std::string waits;             // what its last staging waited for in vain; empty: nothing

@@ -47,7 +47,7 @@ class SglangTransport final : public EngineTransport {
         if (call.quiet) asked["quiet"] = true;
         return command(call, std::move(asked));
       }
-      // Reads files: costs the engine nothing
+      // Reads files: costs the engine nothing.
       case EngineOp::kLook: return answered(read_answers({}, call.must));
       case EngineOp::kOpen: {
         Json asked = open_arguments(call);

@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLongestRetryWait{10'000};
 constexpr milliseconds kFirstFlushWait{50}, kLongestFlushWait{1'000};
-// The label of a server that never received one
+// The label of a server that never received one.
 constexpr std::string_view kFreshLabel = "default";
 constexpr std::string_view kUnprovenLabel = "unproven";
 constexpr std::string_view kName = "/update_weight_version";
@@ -263,7 +263,7 @@ Status ToldTransport::load(std::uint64_t version, std::string_view path, const J
   holds_ = torn(identity(version));
   said_ = false;
   Status loaded = post(path, body, same_server);
-  // Nothing was sent, or only a label: the weights are not torn
+  // Nothing was sent, or only a label: the weights are not torn.
   if (!said_ || path != kLoad) holds_ = before;
   // SGLang answers when its first rank has loaded, and the files may be removed once this returns:
   // wait for all ranks.

@@ -58,7 +58,7 @@ Result<PublishReport> PublisherSession::publish(WeightSource& weights,
                                                 std::optional<std::uint64_t> step) {
   wait_behind(true);
   Result<PublishReport> report = publish_now(weights, true, step);
-  // This version contains the failed one's changes
+  // This version contains the failed one's changes.
   if (report.ok() && behind_ && !behind_->ok()) behind_.reset();
   return report;
 }

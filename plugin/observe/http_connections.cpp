@@ -187,7 +187,7 @@ bool HttpConnections::read_some(Connection& connection) {
 
 void HttpConnections::dispatch(Connection& connection) {
   std::string& text = connection.request;
-  // Code that compares C strings would stop at the NUL byte
+  // Code that compares C strings would stop at the NUL byte.
   if (text.find('\0') != std::string::npos) {
     return close_after(std::move(connection.socket), kBad);
   }

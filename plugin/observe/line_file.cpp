@@ -19,7 +19,7 @@ std::pair<ssize_t, int> write_quietly(int file, std::string_view text) {
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
   sigpending(&pending);
-  // A SIGPIPE that was pending before is not ours
+  // A SIGPIPE that was pending before is not ours.
   const bool others = sigismember(&pending, SIGPIPE) == 1;
   pthread_sigmask(SIG_BLOCK, &pipe, &before);
   ssize_t written = -1;

@@ -24,7 +24,7 @@ class StatusPages {
  public:
   struct Options {
     std::string token{};  // empty: no token is required
-    // The host that the server is bound to: without a token, requests must name it
+    // The host that the server is bound to: without a token, requests must name it.
     std::string host{};
     std::uint64_t max_lag = 1;
     MetricsText* metrics = nullptr;  // null: /metrics answers 501

@@ -19,7 +19,7 @@
 namespace driftless {
 
 struct BenchOptions {
-  // Size of the old and of the new weights, each; less if memory is short
+  // Size of the old and of the new weights, each; less if memory is short.
   std::uint64_t side_bytes = std::uint64_t{512} << 20;
   unsigned threads = 0;  // 0: all cores that the process may use
   unsigned repeats = 5;

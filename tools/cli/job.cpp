@@ -42,8 +42,8 @@ Result<int> run_in_job(const Common& common, const Config& config, JobRole role,
     if (clean_up) clean_up();
     const int code = report(common, why);
     std::cout.flush();
-    // Mpirun kills the other ranks when the first one ends. They time out at about the same moment
-    // and still have files to remove.
+    // When the first rank ends, mpirun kills the others. They time out at about the same moment and
+    // still have files to remove.
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     std::_Exit(code);
   };

@@ -67,8 +67,9 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports,
     if (report.proof == rollout.last_proof) continue;
     rollout.lost = false;
     const ReportProof proof = parse_proof(report.proof);
-    // Only a version higher than any before counts as progress, so that a rollout that comes and
-    // goes, or starts over, makes none. Neither do ever new rollouts, beyond the expected number.
+    // Progress is a rollout's first version, or one higher than any it held before. A rollout that
+    // comes and goes, or starts over, makes none; beyond the expected number new rollouts make none
+    // either.
     const bool new_one = !rollout.there && rollouts_.size() <= std::max<std::size_t>(least_, 1);
     progress_ += new_one || (rollout.there && report.version > rollout.best) ? 1 : 0;
     rollout.best = std::max(rollout.best, report.version);

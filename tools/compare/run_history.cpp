@@ -393,7 +393,7 @@ class HistoryReader {
   std::optional<WeightLayout> layout_;
   std::optional<ReplayWeights> weights_;
   std::vector<std::uint32_t> layer_of_;  // the layer of each tensor
-  // By tensor; changed_tensors: number of versions that changed it
+  // By tensor; changed_tensors: number of versions that changed it.
   std::vector<DensityGroup> changed_;
 };
 

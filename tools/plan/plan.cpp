@@ -16,7 +16,7 @@ constexpr double kMiB = 1 << 20;
 constexpr double kTraceDensity = 0.015;  // the density at which bytes.* were measured
 constexpr double kWideGaps = 2.5e-4;     // below it, a tensor has gaps of more than 16 bits
 constexpr double kFullAbove = 0.25;      // full_above_density
-// Of the decoding: the part that remains once the last frame has arrived
+// The part of the decoding that remains once the last frame has arrived.
 constexpr double kLastFrame = 0.15;
 constexpr std::uint64_t kMostRanks = 1 << 20;
 
@@ -213,7 +213,7 @@ class Planner {
       return rank_bytes_ / figure("nccl.hash") + version_ / rate +
              version_ / figure("nccl.acknowledge") + seal();
     }
-    // With capture, encode.captured includes it.
+    // Without a snapshot the changes are captured, and encode.captured includes this copy.
     const bool down = trainer_gpu_ && in_.snapshot != "none" && !full_;
     const Term fetched = down ? rank_bytes_ / figure("bus") : Term();
     if (is_read_from_ranks()) {  // into host memory, assumed equal on both roads

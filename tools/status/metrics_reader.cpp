@@ -19,7 +19,7 @@ constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // the end of a 
 constexpr std::size_t kMostLine = std::size_t{1} << 20;
 constexpr std::size_t kMostHolders = 100'000;
 constexpr std::size_t kMostNamed = 8;  // runs named beside the newest
-// Processes of a run may end this long after the next has begun
+// Processes of a run may end this long after the next has begun.
 constexpr std::chrono::minutes kTakeOver{1};
 
 // One run's records from all files.
