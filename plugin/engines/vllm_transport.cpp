@@ -38,9 +38,8 @@ class VllmTransport final : public EngineTransport {
   }
 
  private:
-  // Our methods never raise. If a worker reports a failure, an earlier call of another client left
-  // it in a rank's reply queue: the workers did receive our call, and the next replies report its
-  // result.
+  // Our methods never raise. A worker's failure belongs to another call, which left it in a rank's
+  // reply queue: the workers did receive our call, and the next replies report its result.
   [[nodiscard]] EngineAnswer ask(std::string_view method, Json arguments, bool must) {
     Status raised;
     const auto call = [&](const std::string& asked, const Json& given) -> Result<Json> {

@@ -165,7 +165,8 @@ Result<const RoadTable*> table_for(const RoadTable& linked, const Config& config
                                        : concat("road.kind: ", config.road);
   Result<const RoadTable*> table = &linked;
   if (!at.library.empty()) table = load_roads(at);
-  // The MPI library does not load, so use the road's own library without MPI.
+  // This is the road's own library, which has no MPI: it was chosen because MPI's library does not
+  // load. Load that one, so that the error has the reason.
   if (table.ok() && launched && (*table)->join_mpi == nullptr) table = load_roads(linked.mpi);
   if (!table.ok()) return table.status().with_context(context);
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const found, road_of(**table, config));

@@ -50,8 +50,8 @@ class WithoutSignals {
   sigset_t before_{};
 };
 
-// A request that was read, and room for its answer. Which of these are virtual, and which are
-// asked, differs between releases of cpp-httplib.
+// A complete request and its answer, as the library's stream. Which member functions are virtual,
+// and which the library calls, differs between releases of cpp-httplib.
 // NOLINTBEGIN(modernize-use-override,cppcoreguidelines-explicit-virtual-functions)
 class Exchange final : public httplib::Stream {
  public:

@@ -307,7 +307,7 @@ class RoadReader final : public StatusReader {
   }
 
   static constexpr std::size_t kMostParts = 512;  // per look
-  // As long as a publisher remembers a receiver.
+  // The time for which a publisher remembers a receiver.
   static constexpr std::chrono::minutes kPatience{10};
 
   const Config config_;

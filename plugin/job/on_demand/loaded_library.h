@@ -4,7 +4,7 @@
 // The command, the Python module and libdriftless.so do not link MPI, HDF5 or CUDA, so that they
 // start where these are missing. Code that needs them is in libraries beside the program, or in
 // `driftless/` beside libdriftless.so. (NCCL is loaded by its road:
-// collectives/nccl/nccl_calls.h.).
+// collectives/nccl/nccl_calls.h.)
 #pragma once
 
 #include <string>
