@@ -94,7 +94,7 @@ struct DriverState {
   bool told_label = false;  // the label is wrong or unknown: do not resume before it is corrected
   int corrections = 0;      // label corrections in this request
   std::optional<EngineIdentity> before;  // held by all ranks before the write
-  // The engine's label is known to name this, in `processes`
+  // The engine's label in `processes` is known to name this identity.
   std::optional<EngineIdentity> labelled;
   std::uint64_t staged = 0;
   std::uint64_t stagings = 0;  // numbers the tickets

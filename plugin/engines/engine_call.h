@@ -55,9 +55,8 @@ struct EngineCall {
 
 struct EngineAnswer {
   Status status{};  // kUnsupported: this engine has no such call
-  std::vector<RankReply>
-      // Filled by kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares and kRead.
-      ranks{};
+  // Filled by kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares and kRead.
+  std::vector<RankReply> ranks{};
   std::string label{};      // kReadLabel
   bool paused = false;      // the transport had to pause the engine, and left it paused
   bool refused = false;     // kBegin: the engine answered that it did not begin

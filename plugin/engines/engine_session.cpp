@@ -94,7 +94,7 @@ class DrivenSession final : public EngineSession {
   }
 
   [[nodiscard]] Status prove() {
-    // The workers are ours.
+    // Whether the workers are ours.
     const bool workers = transport_->has_sessions() && !options_.source.empty();
     if (first_.asked() || !workers) return {};
     const DriverResult opened = run_request(driver_, driver_.begin_open(options_.run), *transport_);

@@ -55,7 +55,7 @@ class OneRankTransport : public EngineTransport {
 
   EngineLink link_;
   std::string process_;  // empty: the server does not report it
-  // Loaded by this transport into process_; to be loaded next.
+  // holds_: loaded by this transport into process_. staged_: to be loaded next.
   std::optional<EngineIdentity> holds_, staged_;
 
  private:

@@ -51,9 +51,9 @@ void ToldTransport::prepare(const PublishedVersions& versions, std::uint64_t new
   staged_.reset();
 }
 
-// The driver repeats the calls that follow a load, and http() retries each of them. So all calls
-// after a failed load, and all calls from the resume on, together take no longer than one call with
-// its retries may.
+// The driver repeats the calls that follow a load, and http() retries each of them. So the calls
+// after a failed load together take no longer than one call with its retries may. The same holds
+// for the calls that resume the engine.
 EngineAnswer ToldTransport::carry(const EngineCall& call) {
   const milliseconds one_call = (options_.timeout + options_.retry_wait) * (options_.retries + 1);
   const bool resumes = call.op == EngineOp::kResume;

@@ -41,7 +41,7 @@ using JobWork = std::function<Result<int>(const std::shared_ptr<JobProcess>& pro
 [[nodiscard]] Result<int> run_in_job(const Common& common, const Config& config, JobRole role,
                                      std::string_view word, const std::function<void()>& clean_up,
                                      const JobWork& work);
-// To wait for other processes after a signal.
+// The time to wait for other processes after a signal.
 inline constexpr auto kStopWait = std::chrono::seconds(10);
 
 }  // namespace driftless::cli

@@ -182,7 +182,7 @@ Result<int> watch(const Common& common, const StatusArguments& arguments, Status
   const auto interval = milliseconds(arguments.interval_seconds);
   const auto patience = milliseconds(arguments.patience_seconds);
   const auto stopped = [] { return StopSignals::received() != 0; };
-  // Since the run ended, or since the source cannot be read.
+  // Starts when the run has ended, or when the source cannot be read.
   Deadline over = Deadline::after(patience);
   bool read = true;  // which of the two started `over`
   for (;;) {
