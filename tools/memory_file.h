@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MemoryFile: a file in memory, without a name: gone with its last user, however that ends.
+// MemoryFile: a nameless file in memory. It disappears with its last user, even if that crashes.
 #pragma once
 
 #include <sys/mman.h>
@@ -14,7 +14,7 @@ namespace driftless {
 class MemoryFile {
  public:
   MemoryFile() : file_(::memfd_create("driftless", MFD_CLOEXEC)) {}
-  // For this process and its children.
+  // A path that is valid for this process and its children.
   [[nodiscard]] std::string path() const {
     return concat("/proc/", ::getpid(), "/fd/", file_.get());
   }

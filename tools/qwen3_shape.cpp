@@ -9,9 +9,10 @@
 namespace driftless {
 namespace {
 
-// A width and the fewest layers that make it worth having; from 1024 on as the published models.
+// A width, and the least number of layers for which it is used; from 1024 on as in the published
+// models.
 struct Width {
-  Qwen3Shape shape;  // as far as it is fixed
+  Qwen3Shape shape;  // the fixed parts of the shape
   std::uint64_t min_layers;
 };
 
@@ -39,8 +40,7 @@ std::uint64_t layer_params(const Qwen3Shape& shape) {
   return attention_params(shape) + 3 * shape.hidden * shape.ffn;
 }
 
-// A quarter of the parameters goes to the vocabulary, as long as it is not larger than the real
-// one.
+// Gives a quarter of the parameters to the vocabulary, up to its real size.
 Qwen3Shape of_width(const Width& width, std::uint64_t params) {
   Qwen3Shape shape = width.shape;
   shape.ffn = 3 * shape.hidden;
@@ -50,7 +50,8 @@ Qwen3Shape of_width(const Width& width, std::uint64_t params) {
   return shape;
 }
 
-// What the whole layers leave over goes to the vocabulary, and if that is full to the ffn.
+// Gives the parameters that whole layers leave over to the vocabulary, and if that is full to the
+// ffn.
 void fit(Qwen3Shape& shape, std::uint64_t params) {
   const std::uint64_t fixed = shape.hidden + shape.layers * layer_params(shape);
   const std::uint64_t rest = params > fixed ? params - fixed : 0;

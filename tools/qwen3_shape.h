@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sizes of a Qwen3 of about a given number of parameters, its tensors and its config.json.
+// The shape of a Qwen3 model with about a given number of parameters, its tensors and its
+// config.json.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +27,14 @@ struct Qwen3Shape {
 inline constexpr std::uint64_t kMinQwen3Params = 60'000;
 inline constexpr std::uint64_t kMaxQwen3Params = 10'000'000'000'000;
 
-// Within 3 % of `params` from 100 thousand on. kInvalidArgument outside the bounds above. Every
-// extent of a matrix's row is a multiple of 16.
+// Accurate to 3 % of `params` from 100 thousand on. kInvalidArgument outside the bounds above. The
+// row length of every matrix is a multiple of 16.
 [[nodiscard]] Result<Qwen3Shape> qwen3_shape(std::uint64_t params);
 
-// All bf16, in the order of the model, embeddings not tied.
+// All tensors are bf16, in the order of the model; embeddings are not tied.
 [[nodiscard]] Result<std::vector<TensorSpec>> qwen3_tensors(const Qwen3Shape& shape);
 
-// What transformers expects beside the weights.
+// The config.json that transformers expects beside the weights.
 [[nodiscard]] std::string qwen3_config_json(const Qwen3Shape& shape);
 
 }  // namespace driftless

@@ -14,9 +14,10 @@
 namespace driftless {
 namespace {
 
-// Elements whose masters are held at a time: they stay in a core's first cache over all steps.
+// The number of elements whose masters are held at a time: through all steps they stay in a core's
+// first-level cache.
 constexpr std::size_t kBlockElements = 4096;
-// Bounds what one piece of work holds, all its steps together.
+// Limits the memory of one piece of work over all its steps.
 constexpr std::uint64_t kPieceBytes = std::uint64_t{8} << 20;
 
 // Elements [first, first + count) of a tensor: one piece of work.
@@ -26,10 +27,10 @@ struct Piece {
   std::size_t count = 0;
 };
 
-// What a piece of work leaves for the writers.
+// The results of a piece of work, for the writers.
 struct Produced {
   std::vector<std::vector<std::uint16_t>> steps;  // bf16 of each step
-  std::vector<std::uint64_t> changed;             // against the step before; [0] stays 0
+  std::vector<std::uint64_t> changed;  // by step, compared with the step before; [0] stays 0
 };
 
 SynthKind kind_of(const TensorSpec& spec) {
@@ -71,7 +72,7 @@ void produce(const SynthWeights& weights, const SynthTensor& tensor, const Piece
   }
 }
 
-// The directories of one run: hidden while they are written, named when complete, gone after a
+// The directories of one run: hidden while they are written, renamed when complete, removed after a
 // failure.
 class StepDirectories {
  public:
@@ -126,7 +127,7 @@ class StepDirectories {
                  "'); choose another directory, or remove it");
   }
 
-  // If this fails too, the failure that led here is the one to report.
+  // If this fails, too, report the failure that led here.
   void clean_up() {
     for (unsigned step = 0; step < count_; ++step) {
       static_cast<void>(remove_tree(fs_, hidden(step)).ok());
@@ -149,7 +150,7 @@ Status check_options(const SynthOptions& options) {
     return error(StatusCode::kInvalidArgument, options.steps, " steps: at most ", kMaxSynthSteps,
                  " are possible");
   }
-  const bool sensible_lr = options.lr >= 0 && options.lr <= 1;  // no NaN is
+  const bool sensible_lr = options.lr >= 0 && options.lr <= 1;  // false for NaN, too
   if (!sensible_lr) {
     return error(StatusCode::kInvalidArgument, "a learning rate of ", options.lr,
                  ": expected between 0 and 1");
@@ -158,7 +159,7 @@ Status check_options(const SynthOptions& options) {
   return {};
 }
 
-// Runs all pieces through the writers; adds up what changed in each step.
+// Passes all pieces through the writers, and counts the changes of each step.
 Status write_steps(const SynthOptions& options, const ShardPlan& plan,
                    std::vector<CheckpointWriter>& writers, std::vector<std::uint64_t>& changed) {
   const SynthWeights weights(options.seed, options.lr);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Built with -ffp-contract=off: a fused multiply-add would round differently if there is one.
+// Built with -ffp-contract=off: a fused multiply-add would round differently on machines that have
+// one.
 #include "tools/synth_weights.h"
 
 #include <algorithm>
@@ -13,14 +14,15 @@ namespace {
 
 constexpr std::uint64_t kInitialStream = 0;
 constexpr std::uint64_t kRowStream = 0x726f7773;
-// Of the rows of an embedding, those whose tokens are in the batch: 3 of 10.
+// The part of an embedding's rows whose tokens are in the batch: 3 of 10.
 constexpr std::uint64_t kTouchedRows = ~std::uint64_t{0} / 10 * 3;
 constexpr double kTailCut = 10.0;
 // Adam's normalized steps are mostly below the learning rate.
 constexpr double kStepScale = 0.5;
 
-// Near a normal distribution: four uniform numbers of 16 bits, and 16 bits below their grid, so
-// that the part that bf16 drops is as good as continuous. Standard deviation 0.577, within (-2, 2).
+// Nearly a normal distribution: the sum of four uniform numbers of 16 bits, and 16 bits below their
+// grid, so that the part that bf16 drops is practically continuous. Standard deviation 0.577, range
+// (-2, 2).
 double bell(std::uint64_t stream, std::uint64_t element) {
   const std::uint64_t a = random_bits(stream, 2 * element);
   const std::uint64_t b = random_bits(stream, 2 * element + 1);
@@ -47,7 +49,7 @@ SynthTensor SynthWeights::tensor(std::string_view name, SynthKind kind,
   tensor.key = random_bits(xxh3_128(name).low, seed_);
   tensor.kind = kind;
   tensor.row_elements = row_elements;
-  // Matrices: a median magnitude of about 0.02, a little different from tensor to tensor.
+  // Matrices: a median magnitude of about 0.02 that varies a little between tensors.
   const double vary = static_cast<double>(tensor.key >> 32) * 0x1p-32;
   tensor.spread = kind == SynthKind::kNorm ? 0.1 : 0.04 + 0.02 * vary;
   return tensor;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers behind `driftless synth`: fp32 masters, heavy-tailed steps, bf16 rounding.
+// The numbers for `driftless synth`: fp32 masters, heavy-tailed steps, bf16 rounding.
 //
-// Every number is a function of (seed, tensor's name, element, step) and is computed with integer
-// arithmetic and correctly rounded IEEE operations only, so that it is the same on every machine,
+// Every number is a function of (seed, tensor name, element, step). It is computed only with
+// integer arithmetic and correctly rounded IEEE operations, so it is the same on every machine,
 // whatever the order and the number of threads.
 #pragma once
 
@@ -24,12 +24,12 @@ constexpr std::uint64_t random_bits(std::uint64_t stream, std::uint64_t counter)
 
 enum class SynthKind : unsigned char {
   kMatrix,
-  kEmbedding,  // a step touches some rows and leaves the others alone
+  kEmbedding,  // a step changes some rows and leaves the others unchanged
   kNorm,       // values near 1
 };
 
 struct SynthTensor {
-  std::uint64_t key = 0;  // of its random streams
+  std::uint64_t key = 0;  // selects its random streams
   SynthKind kind = SynthKind::kMatrix;
   std::uint64_t row_elements = 0;  // a multiple of 4
   double spread = 0;               // of the initial values
@@ -37,15 +37,16 @@ struct SynthTensor {
 
 class SynthWeights {
  public:
-  // Steps are lr * u, u a Student t of 2 degrees of freedom, scaled and cut at its tails.
+  // Steps are lr * u; u is a Student t with 2 degrees of freedom, scaled and with its tails cut
+  // off.
   SynthWeights(std::uint64_t seed, double lr);
 
   [[nodiscard]] SynthTensor tensor(std::string_view name, SynthKind kind,
                                    std::uint64_t row_elements) const;
 
-  // Elements [first, first + masters.size()) before any step. `first` is a multiple of 4.
+  // Fills elements [first, first + masters.size()) for step 0. `first` is a multiple of 4.
   static void initialize(const SynthTensor& tensor, std::uint64_t first, std::span<float> masters);
-  // One optimizer step on them; steps count from 1.
+  // Applies one optimizer step to them; steps count from 1.
   void step(const SynthTensor& tensor, unsigned step, std::uint64_t first,
             std::span<float> masters) const;
 
@@ -58,7 +59,7 @@ class SynthWeights {
   std::array<float, std::size_t{1} << kTableBits> steps_{};  // quantiles of lr * u
 };
 
-// To nearest, ties to even. Finite numbers only; sizes agree.
+// Rounds to nearest, ties to even. Finite numbers only; both sizes are equal.
 void round_to_bf16(std::span<const float> masters, std::span<std::uint16_t> out);
 [[nodiscard]] std::uint64_t count_different(std::span<const std::uint16_t> a,
                                             std::span<const std::uint16_t> b);

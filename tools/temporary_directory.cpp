@@ -23,7 +23,7 @@ Result<TemporaryDirectory> TemporaryDirectory::create() {
 
 TemporaryDirectory::~TemporaryDirectory() {
   if (path_.empty()) return;
-  const Status ignored = remove_tree(posix_file_system(), path_);  // nobody is left to tell
+  const Status ignored = remove_tree(posix_file_system(), path_);  // a destructor cannot report it
 }
 
 }  // namespace driftless

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory for the time of a measurement or a demonstration.
+// A directory that exists for the time of a measurement or a demonstration.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace driftless {
 
-// Made under TMPDIR, removed with all in it by the destructor.
+// Created under TMPDIR; the destructor removes it with its contents.
 class TemporaryDirectory {
  public:
   [[nodiscard]] static Result<TemporaryDirectory> create();
@@ -22,7 +22,7 @@ class TemporaryDirectory {
 
  private:
   explicit TemporaryDirectory(std::string path) : path_(std::move(path)) {}
-  std::string path_;  // empty once moved from
+  std::string path_;  // empty after a move
 };
 
 }  // namespace driftless

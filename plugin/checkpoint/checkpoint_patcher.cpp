@@ -32,7 +32,8 @@ Result<std::uint64_t> choose_target(FileSystem& fs, const std::string& directory
   return versions.back();
 }
 
-// From the target back, base by base, to where the checkpoint is, or to a full version.
+// The versions from the target back, base by base, to the checkpoint's version or to a full
+// version.
 Result<std::vector<VersionDirectory>> plan(FileSystem& fs, const std::string& directory,
                                            std::uint64_t from, std::uint64_t target) {
   std::vector<VersionDirectory> chain;
@@ -63,7 +64,7 @@ Result<std::vector<VersionDirectory>> plan(FileSystem& fs, const std::string& di
   return chain;
 }
 
-// What the run publishes, if its announcement lies beside its versions.
+// Adopts the layout that the run publishes, if its announcement lies beside its versions.
 Status adopt_announced(FileSystem& fs, const std::string& directory,
                        const std::vector<VersionDirectory>& chain, CheckpointPatcher& patcher) {
   const std::string path = join_path(directory, kRunInfoName);
@@ -87,7 +88,8 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
     return error(StatusCode::kInvalidArgument, path,
                  ": a checkpoint to patch is a directory, not a file");
   }
-  // Opened once before anything is made in it: what is no checkpoint stays as it is.
+  // Opens the checkpoint before anything is created in it: a directory that is no checkpoint stays
+  // unchanged.
   DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint probe, Checkpoint::open(fs, path));
   if (probe.linked()) {
     return error(StatusCode::kInvalidArgument, path,
@@ -101,13 +103,14 @@ Result<std::unique_ptr<CheckpointPatcher>> CheckpointPatcher::open(FileSystem& f
     return made;
   }
   DRIFTLESS_RETURN_IF_ERROR(check_inside(fs, path, std::string(kSyncDirectory)));
-  // Also if it was there: whoever made it may have died before its name was durable, and a
-  // journal must not vanish with it.
+  // Sync even if the directory existed: its creator may have died before its name was durable, and
+  // a journal must not vanish with it.
   DRIFTLESS_RETURN_IF_ERROR(fs.sync_directory(path));
   DRIFTLESS_ASSIGN_OR_RETURN(patcher->lock_,
                              fs.lock(sync_path(path, kLockName), options.lock_wait));
-  // On an overlay, a container's for instance, the first opening to write makes the file that is
-  // written from then on: before it is mapped. A file that cannot be written is refused later.
+  // On an overlay file system, as in a container, the first open for writing copies the file, and
+  // writes go to the copy. So open each file for writing before it is mapped. A file that cannot be
+  // written is refused later.
   for (const SafetensorsFile& file : probe.files()) {
     const Status ignored = fs.open(file.file().path()).status();
   }
@@ -148,7 +151,7 @@ Status CheckpointPatcher::reopen() {
 Status CheckpointPatcher::remove_leftovers() {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                              fs_->list(join_path(path_, kSyncDirectory)));
-  for (const std::string& name : names) {  // what a dead applier left, and nobody acts on
+  for (const std::string& name : names) {  // removes undecided files of an apply that died
     if (name.ends_with(".tmp") || name.starts_with(kSpoolPrefix)) {
       DRIFTLESS_RETURN_IF_ERROR(fs_->remove_file(sync_path(path_, name)));
     }
@@ -156,9 +159,9 @@ Status CheckpointPatcher::remove_leftovers() {
   return {};
 }
 
-// Whether the files are those that the journal was made for. The interrupted apply may have written
-// any part of it: the digest of the weights as they are, plus what the journal's values change in
-// them, is the new version's if, and only if, writing it out ends at the new version.
+// Whether the files are those for which the journal was made. The interrupted apply may have
+// written any part of it. The digest of the present weights plus the journal's change to them
+// equals the new version's digest if and only if writing out the journal gives the new version.
 Status CheckpointPatcher::prove_journal(const Journal& journal, std::span<const Frame> frames,
                                         const std::string& journal_path) const {
   if (!journal.after().digest) {
@@ -177,8 +180,8 @@ Status CheckpointPatcher::prove_journal(const Journal& journal, std::span<const 
                kResync);
 }
 
-// From a whole, proven journal to the new version. The order of the syncs is what makes it safe:
-// the weights, then the state, and only then the journal goes.
+// Completes a proven journal: the new version is in the checkpoint afterwards. The order of the
+// syncs makes this safe: first the weights, then the state, and only then the journal is removed.
 Status CheckpointPatcher::write_out(const Journal& journal, std::span<const Frame> frames,
                                     const std::string& journal_path) {
   if (const Status replayed = replay_journal(*fs_, frames, *checkpoint_, options_.threads);
@@ -186,7 +189,7 @@ Status CheckpointPatcher::write_out(const Journal& journal, std::span<const Fram
     return replayed.code() == StatusCode::kCorrupt ? damaged(journal_path, replayed) : replayed;
   }
   if (copies_differ_) DRIFTLESS_RETURN_IF_ERROR(write_copies());
-  // Again: what is labelled now must be what a reader of the directory finds.
+  // Checked again: the state must describe what a reader of the directory finds.
   DRIFTLESS_RETURN_IF_ERROR(check_files());
   const bool full = options_.verify == VerifyMode::kFull && journal.after().digest.has_value();
   if (full && sweep() != *journal.after().digest) {
@@ -222,7 +225,7 @@ Status CheckpointPatcher::check_run_and_layout(const VersionDirectory& version,
   return {};
 }
 
-// What a version without a manifest is known by: a number alone may be another run's.
+// Identifies a version without a manifest: its number alone could be another run's.
 static Result<Hash128> hash_files(FileSystem& fs, const VersionDirectory& version) {
   std::string all;
   for (const std::string& name : version.payload_files) {
@@ -232,7 +235,7 @@ static Result<Hash128> hash_files(FileSystem& fs, const VersionDirectory& versio
   return xxh3_128(all);
 }
 
-// Each tensor against the newest checksum that the versions so far say of it.
+// Checks each tensor against the newest checksum that the versions up to now give for it.
 Status CheckpointPatcher::check_checksums(const std::string& directory) const {
   std::set<std::uint32_t> seen;
   for (std::uint64_t number = state_.version; number > 0; --number) {
@@ -257,7 +260,7 @@ Status CheckpointPatcher::check_follows(const VersionDirectory& version) const {
                  to_hex(state_.run), ": nobody can tell whether it builds on that; ", kResync);
   }
   const std::string directory = version.path.substr(0, version.path.rfind('/'));
-  if (state_.files.is_zero()) {  // by another tool, which keeps the number alone
+  if (state_.files.is_zero()) {  // written by another tool, which keeps only the number
     if (version.directory_layout == DirectoryLayout::kHfDelta) return check_checksums(directory);
     return error(StatusCode::kWrongBase, held, ", and its state does not say which files brought ",
                  "it there: nobody can tell whether ", version.path, " builds on that; ", kResync);
@@ -275,8 +278,7 @@ Status CheckpointPatcher::check_follows(const VersionDirectory& version) const {
                " is another one: the trainer has begun anew; ", kResync);
 }
 
-// Whether the checkpoint holds what the version builds on, as far as that can be said before
-// staging.
+// Whether the checkpoint holds the version's base, as far as this can be checked before staging.
 Status CheckpointPatcher::check_base(const VersionDirectory& version, BaseTrust trust) {
   DRIFTLESS_RETURN_IF_ERROR(check_run_and_layout(version, trust));
   if (trust != BaseTrust::kProven) {
@@ -295,7 +297,7 @@ Status CheckpointPatcher::check_base(const VersionDirectory& version, BaseTrust 
   if (options_.verify == VerifyMode::kFull) DRIFTLESS_RETURN_IF_ERROR(check_full());
   if (version.full()) return {};
   if (!version.manifest) return check_follows(version);
-  // A state that others wrote does not say which run it belongs to: then the weights must prove it.
+  // A state written by another tool does not name its run: then the weights must prove it.
   const bool unknown_run = state_.run.is_zero() && state_.version > 0;
   if (!state_.digest && unknown_run) state_.digest = sweep();
   const Digest& expected = version.manifest->base_digest;
@@ -311,7 +313,7 @@ Digest CheckpointPatcher::sweep() const {
   return digest_checkpoint(*checkpoint_, options_.threads);
 }
 
-// The state after the chain, once what was staged agrees with what the manifests say.
+// The state after the chain, if the staged changes agree with the manifests.
 Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSource> chain,
                                                        const StagedVersion& staged) const {
   const VersionDirectory& first = chain.front().version();
@@ -327,10 +329,10 @@ Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSo
     return after;
   }
   const Manifest& manifest = *last.manifest;
-  // After a full version it does not matter what was there before.
+  // After a full version the earlier weights do not matter.
   const Digest reached =
       last.full() ? staged.new_digest : first.manifest->base_digest + staged.digest_change;
-  // A tensor that was sent whole counts all of its units.
+  // All units of a tensor that was sent whole are counted.
   const bool counted =
       last.full() || chain.size() > 1 || staged.changed_units <= manifest.changed_units;
   if (reached != manifest.digest || !counted) {
@@ -348,12 +350,12 @@ Result<CheckpointState> CheckpointPatcher::state_after(std::span<const VersionSo
 Result<StagedApply> CheckpointPatcher::stage(std::span<const VersionSource> chain,
                                              BaseTrust trust) {
   if (chain.empty()) return error(StatusCode::kInvalidArgument, "a chain without versions");
-  DRIFTLESS_RETURN_IF_ERROR(recover());  // the state is the weights' again
+  DRIFTLESS_RETURN_IF_ERROR(recover());  // then the state describes the weights again
   DRIFTLESS_RETURN_IF_ERROR(check_base(chain.front().version(), trust));
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   Stopwatch watch;
-  // A journal says which digest it ends with. Where neither the state nor the version does, the
-  // weights are read once; from then on the state does.
+  // The journal names the digest of its result. If neither the state nor the version has a digest,
+  // read all weights once; from then on the state has it.
   if (!state_.digest && !chain.back().version().manifest) state_.digest = sweep();
   StagedApply staged;
   DRIFTLESS_ASSIGN_OR_RETURN(staged.journal,
@@ -384,7 +386,8 @@ Result<AppliedVersion> CheckpointPatcher::commit(StagedApply staged) {
                              Journal::open(*fs_, staged.journal->temporary_path()));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<Frame> frames,
                              decode_journal(journal, checkpoint_->layout(), options_.threads));
-  // Whether the files are those that were read, and hold at the places to be written what was read.
+  // Checks that the files are those that were read, and that the places to be written still hold
+  // the values that were read.
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   DRIFTLESS_ASSIGN_OR_RETURN(const Digest change,
                              journal_change(frames, *checkpoint_, options_.threads));
@@ -424,7 +427,7 @@ Status CheckpointPatcher::recover() {
 }
 
 Result<AppliedVersion> CheckpointPatcher::apply(const VersionDirectory& version) {
-  // Before anything is read: the cheapest refusal first.
+  // Checked before any file is read, because it is the cheapest refusal.
   DRIFTLESS_RETURN_IF_ERROR(check_base(version, BaseTrust::kProven));
   DRIFTLESS_RETURN_IF_ERROR(check_patchable(*fs_, *checkpoint_));
   if (version.manifest) {
@@ -463,7 +466,7 @@ Status CheckpointPatcher::check_at(const VersionDirectory& version) {
                    version.path, " is another one: the trainer has begun anew; ", kResync);
     }
   }
-  // Others' states prove nothing: hold the weights against the checksums that the version has.
+  // States written by other tools prove nothing: compare the weights with the version's checksums.
   return check_changes(version, nullptr);
 }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// CheckpointPatcher: brings a local HF checkpoint directory from one version to the next, in place,
+// CheckpointPatcher: moves a local HF checkpoint directory from one version to the next, in place,
 // all or nothing.
 //
 //   lock -> recover -> [ check run, base, layout -> stage (proves everything) -> journal -> write
 //   -> state ]
 //
 // A crash at any byte leaves the checkpoint at the old version, or with a journal from which the
-// next open() ends at the new one. docs/formats/apply.md tells why. One object per checkpoint, one
-// thread.
+// next open() completes the new one. docs/formats/apply.md gives the reasons. One object per
+// checkpoint, one thread.
 #pragma once
 
 #include <set>
@@ -19,7 +19,7 @@ namespace driftless {
 
 enum class VerifyMode : unsigned char {
   kTouched,  // the checksum of every tensor that a version changes
-  kFull,     // and the digest of all weights, read from the files before and after
+  kFull,     // also the digest of all weights, read from the files before and after
 };
 
 struct ApplyOptions {
@@ -34,18 +34,18 @@ struct AppliedVersion : StagedVersion {
   std::uint64_t base_version = 0;
   std::string encoding;
   std::uint64_t payload_bytes = 0;
-  double stage_ms = 0;   // reading, checking, journal
-  double commit_ms = 0;  // writing into the checkpoint
+  double stage_ms = 0;   // read, check and write the journal
+  double commit_ms = 0;  // write into the checkpoint
 };
 
-// What the checkpoint's weights are taken for.
+// How far the checkpoint's state file is trusted to describe its weights.
 enum class BaseTrust : unsigned char {
-  kProven,   // for what its state says
-  kDamaged,  // for nothing: a full version may replace them, whatever its number
-  kForeign,  // for another run's: likewise
+  kProven,   // the weights are what the state says
+  kDamaged,  // the weights are unknown: a full version may replace them, whatever its number
+  kForeign,  // the weights belong to another run: likewise
 };
 
-// A change whose journal is whole but not decided.
+// A change whose journal is complete but not yet decided.
 struct StagedApply {
   std::unique_ptr<JournalWriter> journal;
   CheckpointState before, after;
@@ -54,51 +54,55 @@ struct StagedApply {
 
 class CheckpointPatcher {
  public:
-  // Locks the checkpoint (kBusy after options.lock_wait) and finishes what a crash interrupted.
+  // Locks the checkpoint (kBusy after options.lock_wait) and completes an apply that a crash
+  // interrupted.
   [[nodiscard]] static Result<std::unique_ptr<CheckpointPatcher>> open(
       FileSystem& fs, const std::string& checkpoint, const ApplyOptions& options);
 
-  // The run publishes these tensors. What is stored beside them is left alone; a tied tensor's
-  // stored copy is written with it. kWrongLayout, naming a tensor, if the checkpoint does not have
-  // one, or was brought to a version of other tensors.
+  // Takes `published` as the tensors that the run publishes. Other stored tensors stay as they are,
+  // except that a stored copy of a tied tensor is written together with that tensor. kWrongLayout,
+  // naming a tensor, if the checkpoint does not have it, or if a version with other tensors was
+  // applied before.
   [[nodiscard]] Status adopt_layout(const WeightLayout& published);
-  // The same if only the signature of what the run publishes is known: it is that of all that is
-  // stored here, or of that without the copy of a tied tensor. If it is neither, nothing happens,
-  // and versions of it are refused.
+  // As adopt_layout(), if only the signature of the published tensors is known: it must match all
+  // stored tensors, or all without the copy of a tied tensor. If it matches neither, nothing is
+  // adopted, and versions of that run are refused.
   [[nodiscard]] Status adopt_signature(const Hash128& published);
-  // What is left alone, read from the files.
+  // The stored tensors that the run does not publish, read from the files.
   [[nodiscard]] std::vector<LeftTensor> left_tensors() const;
 
-  // Applies one version on top of the present one. On failure the checkpoint is as it was, or,
-  // if writing into it failed, keeps its journal and is finished by the next open() or recover().
+  // Applies one version on top of the present one. If it fails before it writes into the
+  // checkpoint, the checkpoint is unchanged. If a write into it fails, the journal stays, and the
+  // next open() or recover() completes the version.
   [[nodiscard]] Result<AppliedVersion> apply(const VersionDirectory& version);
 
-  // The two halves of apply(), for who wants to do something between them. `chain` is one version,
-  // or deltas that adjoin (check_chain()), which go through one journal: the checkpoint is never
-  // seen between them. stage() proves everything and leaves a whole journal that nobody acts on
-  // yet; the weights are only read. Dropping the result drops the journal. There is one at a time.
-  // commit() refuses (kMismatch, and nothing was written) if a file was replaced, or a place that
-  // the version changes was written into by somebody else, since stage().
+  // The two halves of apply(), for callers that do something in between. `chain` is one version, or
+  // deltas of which each builds on the one before (check_chain()). A chain goes through one
+  // journal: the checkpoint is never seen between its versions. stage() proves everything and
+  // leaves a complete journal that is not yet decided; it only reads the weights. To drop the
+  // result drops the journal. At most one result exists at a time. commit() refuses (kMismatch,
+  // nothing written) if since stage() a file was replaced, or another process wrote into a place
+  // that the version changes.
   [[nodiscard]] Result<StagedApply> stage(std::span<const VersionSource> chain,
                                           BaseTrust trust = BaseTrust::kProven);
   [[nodiscard]] Result<AppliedVersion> commit(StagedApply staged);
-  // Whether a decided version is not written out: the weights may be between two versions.
+  // Whether a decided version is not completely written: the weights may be between two versions.
   [[nodiscard]] bool interrupted() const;
-  // Writes out what is decided; ok if nothing is. As in open(), only once the weights as they
-  // are, with the journal's values at their places, have the digest that the journal says: files
-  // that were restored or replaced meanwhile are refused (kMismatch), and not written into.
+  // Completes a decided version; ok if there is none. Like open(), it first checks that the present
+  // weights, with the journal's values at their places, have the digest that the journal names.
+  // Files that were restored or replaced meanwhile are refused (kMismatch) and not written.
   [[nodiscard]] Status recover();
-  // Ok if the files are those that were opened; kMismatch, naming one that was replaced, or whose
-  // header somebody else wrote into. Then nothing can be staged or committed until reopen() has
-  // read them anew.
+  // Ok if the files are still those that were opened. kMismatch, naming the file, if one was
+  // replaced or its header was overwritten. Then nothing can be staged or committed until reopen()
+  // has read the files again.
   [[nodiscard]] Status check_files() const;
   [[nodiscard]] Status reopen();
-  // Ok if the checkpoint, whose state says that it is at `version`, is not contradicted by what
-  // that version says of itself: run, layout, digest, checksums of the tensors it changed.
+  // Checks a checkpoint whose state names `version`: ok if nothing in that version contradicts the
+  // state and the weights (run, layout, digest, checksums of the tensors that it changed).
   [[nodiscard]] Status check_at(const VersionDirectory& version);
-  // Reads all weights and compares their digest with the state's, or learns it if the state has
-  // none; and stored copies with what they are copies of.
-  // `again`: also if that was done already.
+  // Reads all weights and compares their digest with the state's; a state without a digest gets it.
+  // Also compares stored copies with the tensors of which they are copies. `again`: even if this
+  // was done before.
   [[nodiscard]] Status check_full(bool again = false);
 
   [[nodiscard]] const CheckpointState& state() const { return state_; }
@@ -115,10 +119,10 @@ class CheckpointPatcher {
   Status check_run_and_layout(const VersionDirectory& version,
                               BaseTrust trust = BaseTrust::kProven) const;
   Status check_base(const VersionDirectory& version, BaseTrust trust);
-  // Of a delta without a manifest: whether it builds on what was applied here.
+  // Whether a delta without a manifest builds on the version that was applied here.
   [[nodiscard]] Status check_follows(const VersionDirectory& version) const;
   [[nodiscard]] Status check_checksums(const std::string& directory) const;
-  // The tensors that the version changes, but those in `seen`, which gets them.
+  // Checks the tensors that the version changes, except those in `seen`, and adds them to `seen`.
   [[nodiscard]] Status check_changes(const VersionDirectory& version,
                                      std::set<std::uint32_t>* seen) const;
   [[nodiscard]] Digest sweep() const;
@@ -137,24 +141,24 @@ class CheckpointPatcher {
   std::optional<Checkpoint> checkpoint_;
   CheckpointState state_;
   bool recovered_ = false;
-  bool copies_differ_ = false;  // a stored copy is not what it is a copy of
+  bool copies_differ_ = false;  // a stored copy differs from its tensor
   bool digest_proven_ = false;  // state_.digest was read from the files, under this lock
 };
 
 struct ApplyReport {
   std::uint64_t from_version = 0;
   std::uint64_t to_version = 0;
-  bool recovered = false;     // an interrupted apply was finished first
-  bool digest_known = false;  // the weights' digest is known after this
-  // Of the newest full version applied: files beside its weights that the checkpoint has otherwise,
-  // or not at all. They are left as they are.
+  bool recovered = false;     // completed an interrupted apply first
+  bool digest_known = false;  // the weights' digest is known afterwards
+  // Files beside the weights of the newest full version applied that are different or missing in
+  // the checkpoint. They are left as they are.
   std::vector<std::string> other_files;
   std::vector<AppliedVersion> applied;
 };
 
-// Brings `checkpoint` to `to_version` of `directory` (absent: the newest there), version by
-// version, from the newest full version if the chain of deltas does not reach back. Refuses to
-// go below the version that is there.
+// Moves `checkpoint` to `to_version` of `directory` (absent: its newest), version by version, and
+// from the newest full version if the chain of deltas does not reach back to the checkpoint's
+// version. Refuses to go back to an older version.
 [[nodiscard]] Result<ApplyReport> apply_versions(FileSystem& fs, const std::string& directory,
                                                  const std::string& checkpoint,
                                                  std::optional<std::uint64_t> to_version,

@@ -17,9 +17,9 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;  // of weights, at a time
+constexpr std::uint64_t kPieceBytes = std::uint64_t{64} << 20;  // of weights, read at a time
 constexpr std::string_view kWeight = ".weight";
-// What DeepSeek's and Qwen3's FP8 checkpoints, and slime's tool, keep in bfloat16.
+// The tensors that DeepSeek's and Qwen3's FP8 checkpoints, and slime's tool, keep in bfloat16.
 constexpr std::array kKept = {
     "*embed*",     "*norm*",        "*lm_head*", "*shared_head.head*", "*router*",
     "*.gate.*",    "*_gate.weight", "*eh_proj*", "*weights_proj*",     "*conv1d*",
@@ -37,7 +37,7 @@ Result<TensorSpec> codes_of(const TensorSpec& tensor) {
   return TensorSpec::make(tensor.name, DType::kF8E4M3, tensor.shape);
 }
 
-// What engines read of the scheme, in config.json.
+// The keys in config.json from which engines recognize the scheme.
 nlohmann::ordered_json fp8_config(QuantizeRule rule) {
   nlohmann::ordered_json config = {{"quant_method", "fp8"},
                                    {"fmt", "e4m3"},
@@ -74,7 +74,7 @@ class CheckpointQuantizer {
         companions_(std::move(companions)),
         total_bytes_(checkpoint_.layout().total_bytes()) {}
 
-  // Into a hidden sibling, then renamed.
+  // Writes into a hidden sibling and renames it.
   [[nodiscard]] Status run() {
     DRIFTLESS_RETURN_IF_ERROR(choose());
     const std::filesystem::path out =
@@ -90,14 +90,14 @@ class CheckpointQuantizer {
     Status written = write(hidden);
     if (written.ok()) written = fs_.rename_new(hidden, out.string());
     if (written.ok()) return fs_.sync_directory(out.parent_path().string());
-    static_cast<void>(remove_tree(fs_, hidden));  // the failure that led here is the one to report
+    static_cast<void>(remove_tree(fs_, hidden));  // report the failure that led here, not this one
     return written;
   }
 
   QuantizeReport report;
 
  private:
-  // Which tensors are quantized, and what the new checkpoint holds.
+  // Chooses the tensors to quantize, and plans the new checkpoint.
   [[nodiscard]] Status choose() {
     std::vector<TensorSpec> tensors;
     const WeightLayout& layout = checkpoint_.layout();
@@ -224,7 +224,7 @@ class CheckpointQuantizer {
     return group > 0 ? writer.append(int4_shape_bytes(*weights.spec, DType::kI32)) : Status();
   }
 
-  // `size` bytes of the tensor were read for the last time.
+  // These `size` bytes of the tensor are not read again.
   void done(std::size_t tensor, std::uint64_t at, std::uint64_t size) {
     checkpoint_.forget(tensor, at, size);
     done_bytes_ += size;
@@ -245,7 +245,7 @@ class CheckpointQuantizer {
         return error(StatusCode::kUnsupported, path, ": it has a ", key,
                      ": this checkpoint is quantized already");
       }
-      config = nlohmann::ordered_json::parse(text, nullptr, false);  // keeps the order of the keys
+      config = nlohmann::ordered_json::parse(text, nullptr, false);  // keeps the order of keys
     }
     const char* const kept = options_.int4_group > 0 ? "ignore" : "modules_to_not_convert";
     nlohmann::ordered_json quantization =
@@ -264,7 +264,7 @@ class CheckpointQuantizer {
   const QuantizeOptions& options_;
   Checkpoint checkpoint_;
   Companions companions_;
-  std::vector<bool> chosen_;  // by tensor of the checkpoint
+  std::vector<bool> chosen_;  // by index in the checkpoint
   ShardPlan plan_;
   std::vector<std::byte> codes_, scales_;
   std::uint64_t total_bytes_, done_bytes_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// make_checkpoint_target(): a local checkpoint directory, through the patcher.
+// make_checkpoint_target(): writes versions into a local checkpoint directory through the patcher.
 #include <filesystem>
 
 #include "core/parallel.h"
@@ -29,7 +29,8 @@ class CheckpointTarget final : public WeightTarget {
   Status adopt_layout(const WeightLayout& layout) override {
     return patcher_->adopt_layout(layout);
   }
-  // Which tensors its run wrote is not recorded: all that it published must come again.
+  // The state does not record which tensors an earlier run wrote, so the new run must publish all
+  // of them again.
   Status admit(const Hash128& run, const WeightLayout& layout) override {
     DRIFTLESS_RETURN_IF_ERROR(this->layout()->check_same(layout, path_, "the run"));
     admitted_ = run;
@@ -68,7 +69,7 @@ class CheckpointTarget final : public WeightTarget {
  private:
   class Change;
 
-  // Reads the weights: their digest must be the state's, if it has one.
+  // Reads the weights: their digest must be the state's, if the state has one.
   Status prove() {
     Status proof = patcher_->check_full(true);
     if (!proof.ok() && proof.code() != StatusCode::kMismatch) return proof;
@@ -76,8 +77,8 @@ class CheckpointTarget final : public WeightTarget {
     return {};
   }
 
-  // The weights as they are, before a delta that is so many versions after the last time: somebody
-  // else may have written where no version has since.
+  // Reads all weights before a delta that comes a configured number of versions after the last
+  // sweep: another process may have written into places that no version has changed since.
   Status sweep(const FetchedVersion& last) {
     const bool due = !rule_.always && rule_.every > 0 && proven_ &&
                      last.manifest.encoding != Encoding::kFull &&
@@ -97,7 +98,7 @@ class CheckpointTarget final : public WeightTarget {
   std::unique_ptr<CheckpointPatcher> patcher_;
   bool proven_ = false;  // the weights are what the state says
   Hash128 admitted_;     // the run that may take it over; zero: none
-  bool staged_ = false;  // a Change that was not committed lives: it owns the journal
+  bool staged_ = false;  // an uncommitted Change exists: it owns the journal
 };
 
 class CheckpointTarget::Change final : public StagedChange {

@@ -80,7 +80,9 @@ Status CheckpointWriter::begin_tensor() {
   if (!writer_) {
     std::vector<std::string> names;
     std::size_t dimensions = 0;
-    std::uint64_t largest = plan_->total_bytes();  // number: a tensor without elements has no bytes
+    // The largest number in the header. A tensor without elements has no bytes, but may have large
+    // extents.
+    std::uint64_t largest = plan_->total_bytes();
     for (std::size_t i = plan_->first[file_]; i < plan_->first[file_ + 1]; ++i) {
       const TensorSpec& tensor = plan_->tensors[i];
       names.push_back(tensor.name);
@@ -126,7 +128,8 @@ Status CheckpointWriter::finish() {
   return fs_->sync_directory(directory_);
 }
 
-// Into a hidden sibling, then renamed: a copy that was cut is not taken for a checkpoint.
+// Copies into a hidden sibling and renames it, so that an incomplete copy is never taken for a
+// checkpoint.
 Status copy_base(const std::string& base, const std::string& path) {
   FileSystem& fs = posix_file_system();
   if (exists(fs, path)) return {};
@@ -138,7 +141,7 @@ Status copy_base(const std::string& base, const std::string& path) {
   const std::string hidden =
       (target.parent_path() / concat(".", target.filename().string())).string();
   DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
-  // As the directory itself, which the copy makes: never in a place that is not there.
+  // Creates only the last directory of the path, as the copy itself does: the parent must exist.
   DRIFTLESS_RETURN_IF_ERROR(make_last_directory(fs, hidden).status());
   std::error_code failed;
   std::filesystem::copy(base, hidden, std::filesystem::copy_options::recursive, failed);

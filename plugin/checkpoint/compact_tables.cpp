@@ -13,12 +13,13 @@
 namespace driftless {
 namespace {
 
-// Blocks with fewer changes do not pay for a table, and no more are looked at: each one's counts
-// have 127 KB.
+// A table does not pay for blocks with fewer changes, so only larger blocks are counted: the counts
+// of each take 127 KB.
 constexpr std::uint64_t kLeastChanges = 16384;
 constexpr std::size_t kMostOwn = 63;
 
-// Units that are counted of a block at a time, and of how many such stretches one is, of many.
+// Units are counted in stretches of kSampledUnits. A block with at least kSampledFrom stretches has
+// only each kSampledEvery-th one counted.
 constexpr std::uint64_t kSampledUnits = 8 * std::uint64_t{kCompactTileUnits};
 constexpr std::uint64_t kSampledEvery = 4, kSampledFrom = 16;  // stretches
 
@@ -45,7 +46,8 @@ void count_block(const CompactFields& fields, const ChangedBlock& block, Compact
   }
 }
 
-// Bits that what was counted takes by a table that has all of it.
+// The number of bits that the counted changes take if they are coded with this table, which has all
+// of their symbols.
 double coded_bits(const CompactTable& table, const CompactCounts& counts) {
   double bits = 0;
   for (std::size_t c = 0; c < kCompactClasses; ++c) {
@@ -71,7 +73,7 @@ double table_bits(const CompactTable& table) {
   return 8.0 * static_cast<double>(bytes.size());
 }
 
-// The numbers of the blocks that may have a table of their own.
+// The indexes of the blocks that may get a table of their own.
 std::vector<std::size_t> large_blocks(std::span<const ChangedBlock> blocks) {
   std::vector<std::pair<std::uint64_t, std::size_t>> large;
   for (std::size_t i = 0; blocks.size() > 1 && i < blocks.size(); ++i) {
@@ -92,7 +94,7 @@ std::vector<std::size_t> large_blocks(std::span<const ChangedBlock> blocks) {
 BlockTables choose_tables(const CompactFields& fields, std::span<const ChangedBlock> blocks,
                           unsigned threads) {
   threads = std::max(1U, threads);
-  std::vector<std::unique_ptr<CompactCounts>> counts(blocks.size());  // of large ones
+  std::vector<std::unique_ptr<CompactCounts>> counts(blocks.size());  // of large blocks
   for (const std::size_t block : large_blocks(blocks)) {
     counts[block] = std::make_unique<CompactCounts>();
   }
@@ -101,7 +103,7 @@ BlockTables choose_tables(const CompactFields& fields, std::span<const ChangedBl
     count_block(fields, blocks[i], counts[i] ? *counts[i] : others[worker]);
     return Status();
   });
-  static_cast<void>(counted);  // nothing there fails
+  static_cast<void>(counted);  // counting cannot fail
   for (unsigned worker = 1; worker < threads; ++worker) others[0].add(others[worker]);
   const auto all = std::make_unique<CompactCounts>(others[0]);
   for (const auto& each : counts) {
@@ -113,7 +115,7 @@ BlockTables choose_tables(const CompactFields& fields, std::span<const ChangedBl
     const CompactTable own = make_compact_table(fields, *each);
     if (coded_bits(own, *each) + table_bits(own) < coded_bits(of_all, *each)) continue;
     others[0].add(*each);
-    each.reset();  // shares
+    each.reset();  // these blocks share the common table
   }
   BlockTables chosen;
   std::optional<std::uint32_t> shared;

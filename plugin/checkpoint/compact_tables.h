@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tables the blocks of a frame of `compact` are coded with.
+// Chooses the coding tables for the blocks of a frame in the encoding `compact`.
 #pragma once
 
 #include "plugin/checkpoint/compact_writer.h"
@@ -8,11 +8,12 @@ namespace driftless {
 
 struct BlockTables {
   std::vector<CompactTable> tables;     // in the order in which blocks first name them
-  std::vector<std::uint32_t> of_block;  // each one's table
+  std::vector<std::uint32_t> of_block;  // the table of each block
 };
 
-// One for all, and others for blocks that they save more bits than they take. Made from all changes
-// and a sample of the units; that these are the new ones matters to no table. Memory: 8 MB.
+// Chooses one table for all blocks, and separate tables for blocks that save more bits with them
+// than the tables take. The tables are made from all changes and a sample of the units. The sample
+// is of the new units, which is as good for a table as the old ones. Memory: 8 MB.
 [[nodiscard]] BlockTables choose_tables(const CompactFields& fields,
                                         std::span<const ChangedBlock> blocks, unsigned threads);
 

@@ -12,26 +12,27 @@
 namespace driftless {
 namespace {
 
-// Units that a thread codes at a time: they and their copy stay in the second-level cache.
+// A thread codes this many units at a time: they and their copy fit into the second-level cache.
 constexpr std::uint64_t kStretchUnits = 131072;
 static_assert(kStretchUnits % kCompactTileUnits == 0 && kStretchUnits % kCompactByteTileUnits == 0);
 
-// Some tiles of a block.
+// A number of coded tiles of one block.
 struct CodedStretch {
   std::size_t block = 0;
-  std::uint64_t first = 0, units = 0;  // in the block
+  std::uint64_t first = 0, units = 0;  // range in the block
   CompactStreams streams;
   Digest change;
 };
 
-// Changes of a stretch, and its old units.
+// The changes of a stretch, and its old units.
 struct StretchInput {
   std::vector<std::byte> units;
   std::vector<std::uint32_t> offsets;
   std::vector<std::byte> values, old_values;
 };
 
-// The changes from unit `first` on, below first + count; the stretch's units are as they were then.
+// Reads the changes in [first, first + count). input.units becomes the stretch's old units: a copy
+// of the new ones in which the changes are undone.
 void read_stretch(const ChangedBlock& block, std::uint64_t first, std::uint64_t count,
                   unsigned width, StretchInput& input) {
   input.units.resize(count * width);
@@ -82,7 +83,7 @@ Status code_stretch(const WeightLayout& layout, const CompactTable& table,
   return {};
 }
 
-// A block as the frame takes it.
+// A block in the form that the frame takes.
 struct JoinedBlock {
   std::vector<std::byte> index, tiles;
 };

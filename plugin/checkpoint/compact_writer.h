@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames of `compact` made from the changes of blocks: their table, their tiles, the digest of what
-// each changes. For the publisher and for write_delta().
+// Makes frames of the encoding `compact` from changed blocks: their table, their tiles, and the
+// digest of each block's change. Used by the publisher and write_delta().
 #pragma once
 
 #include "core/delta_view.h"
@@ -8,13 +8,13 @@
 
 namespace driftless {
 
-// A block that changed: its new units, and what they were.
+// A changed block: its new units and the old ones.
 struct ChangedBlock {
   std::uint32_t tensor = 0;
   const TensorBlock* block = nullptr;  // null: all of the tensor
-  const std::byte* units = nullptr;    // new ones: unit u of the block is unit inside.at(u) there
+  const std::byte* units = nullptr;  // the new units: unit u of the block is at units[inside.at(u)]
   BlockPlace inside;
-  // Changes, ascending, with positions in the block; they own what they show.
+  // Changes in ascending order, with positions in the block. A piece owns its values.
   struct Piece {
     std::uint64_t origin = 0;
     std::vector<std::uint32_t> offsets;
@@ -22,7 +22,7 @@ struct ChangedBlock {
   };
   std::vector<Piece> pieces;
 
-  // Copies the changes. Returns how many bytes they take.
+  // Copies the changes and returns their size in bytes.
   std::uint64_t add(const DeltaView& delta, const std::byte* old_values) {
     const std::span<const std::byte> values = delta.value_bytes();
     pieces.push_back({delta.origin,
@@ -31,7 +31,8 @@ struct ChangedBlock {
                       {old_values, old_values + values.size()}});
     return delta.offsets.size_bytes() + 2 * values.size();
   }
-  // Units from `first` on, as they lie now, to where they adjoin.
+  // Copies `count` units of the block from unit `first` on, in their present state, to `out`
+  // without gaps.
   void copy_units(std::uint64_t first, std::uint64_t count, unsigned width, std::byte* out) const;
   [[nodiscard]] std::uint64_t changes() const {
     std::uint64_t sum = 0;
@@ -40,8 +41,8 @@ struct ChangedBlock {
   }
 };
 
-// Appends a frame of these blocks, which have this dtype and change, to `out`. Blocks share a
-// table but for those that a table of their own makes smaller. Memory: the coded blocks, and a
+// Appends to `out` a frame of these blocks, which all have this dtype and changes. The blocks share
+// a table, except those for which a separate table saves space. Memory: the coded blocks, and a
 // megabyte for each thread.
 [[nodiscard]] Status encode_changed_blocks(const FrameContext& context, const WeightLayout& layout,
                                            DType dtype, std::span<const ChangedBlock> blocks,

@@ -14,13 +14,13 @@
 namespace driftless {
 namespace {
 
-// Version, base and run of what is to be published, from the options and from what is there.
+// Version, base and run of the new version, from the options and from the directory.
 struct Identity {
   std::uint64_t version = 0;
   std::uint64_t base_version = 0;
   Hash128 run;
-  std::optional<Digest> base_digest;  // if a version that is there tells it
-  Hash128 layout;                     // of the run; zero: not known
+  std::optional<Digest> base_digest;  // if an existing version names it
+  Hash128 layout;                     // the run's; zero: unknown
 };
 
 struct DeltaInput {
@@ -36,13 +36,13 @@ struct DeltaInput {
 struct DeltaFindings {
   std::vector<std::uint64_t> changed_units;  // per tensor of the layout
   Digest base_digest;
-  std::vector<Digest> digests;         // per tensor, after
-  std::uint64_t payload_bytes = 0;     // of the payload files
-  std::vector<std::string> checksums;  // per tensor; empty if not changed
+  std::vector<Digest> digests;         // new digest of each tensor
+  std::uint64_t payload_bytes = 0;     // size of the payload files
+  std::vector<std::string> checksums;  // by tensor; empty if it did not change
   std::vector<std::string> notes;
 };
 
-// The manifest of a version that is there, whole and ours.
+// The manifest of an existing version, if that is complete and was made by Driftless.
 std::optional<Manifest> manifest_of(FileSystem& fs, const std::string& directory,
                                     std::uint64_t version) {
   if (version == 0) return std::nullopt;
@@ -50,9 +50,9 @@ std::optional<Manifest> manifest_of(FileSystem& fs, const std::string& directory
   return found.ok() ? found->manifest : std::nullopt;
 }
 
-// The run that the new version joins: its base's, or else that of the newest version there, or else
-// that of the old checkpoint's state. The base's digest is known from the base, or from another
-// version that builds on it.
+// Finds the run that the new version joins: that of its base, otherwise that of the newest version
+// in the directory, otherwise that of the old checkpoint's state. The base's digest comes from the
+// base, or from another version that builds on it.
 Status find_run(FileSystem& fs, const DeltaOptions& options,
                 const std::vector<std::uint64_t>& versions, Identity& identity) {
   if (const auto base = manifest_of(fs, options.directory, identity.base_version)) {
@@ -119,7 +119,7 @@ Result<Encoding> choose_encoding(const DeltaOptions& options) {
                         : "indices, deltas and deltas_zstd do");
 }
 
-// `overwrite` cannot address past 4 GiB: refused before anything is made or compared.
+// `overwrite` cannot address more than 4 GiB: refuse before anything is created or compared.
 Status check_sizes(const WeightLayout& layout, Encoding encoding) {
   if (encoding != Encoding::kOverwrite) return {};
   for (const TensorSpec& tensor : layout.tensors()) {
@@ -144,7 +144,7 @@ Manifest describe(const DeltaInput& input, const DeltaFindings& findings) {
   manifest.full_bytes = input.layout().total_bytes();
   manifest.payload_bytes = findings.payload_bytes;
   const bool full = manifest.encoding == Encoding::kFull;
-  // hf_delta's shards carry the checksums of a delta themselves.
+  // The shards of an hf_delta delta contain the checksums themselves.
   const bool checksums = full || manifest.directory_layout == DirectoryLayout::kFlush;
   for (std::size_t tensor = 0; tensor < input.layout().size(); ++tensor) {
     const bool changed = findings.changed_units[tensor] > 0;
@@ -160,7 +160,7 @@ Manifest describe(const DeltaInput& input, const DeltaFindings& findings) {
   return manifest;
 }
 
-// Versions of a run have the same tensors.
+// All versions of a run have the same tensors.
 Status check_layout(const DeltaInput& input) {
   const Hash128& found = input.layout().signature();
   if (input.identity->layout.is_zero() || input.identity->layout == found) return {};
@@ -188,8 +188,8 @@ Result<std::uint64_t> directory_bytes(FileSystem& fs, const std::string& path) {
   return sum;
 }
 
-// Compares both checkpoints; `in_order` sees every changed piece in order (may be empty). Fills
-// changed_units and the digests.
+// Compares both checkpoints and fills changed_units and the digests. `in_order`, which may be
+// empty, receives every changed piece in order.
 Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
                            const std::function<Status(const DiffPiece&)>& in_order) {
   const WeightLayout& layout = input.layout();
@@ -199,7 +199,7 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
   findings.digests.resize(layout.size());
   std::mutex mutex;
   Digest change;
-  // Digests and counts while the piece is in the cache.
+  // Digests and counts are computed while the piece is in the cache.
   const auto in_parallel = [&](const DiffPiece& piece) -> Status {
     const std::uint32_t tensor = piece.pair->tensor;
     const unsigned width = piece.pair->unit_bytes;
@@ -224,7 +224,7 @@ Status compare_checkpoints(const DeltaInput& input, DeltaFindings& findings,
   return {};
 }
 
-// Those that the version holds.
+// The tensors that the version contains.
 std::vector<std::uint32_t> listed_tensors(const DeltaInput& input, const DeltaFindings& findings) {
   std::vector<std::uint32_t> tensors;
   for (std::uint32_t tensor = 0; tensor < input.layout().size(); ++tensor) {
@@ -234,7 +234,7 @@ std::vector<std::uint32_t> listed_tensors(const DeltaInput& input, const DeltaFi
   return tensors;
 }
 
-// The version's file of this name, to be written.
+// Options for the payload files, which are created in the version's directory.
 PayloadFileOptions payload_options(FileSystem& fs, const DeltaInput& input,
                                    const VersionWriter& version) {
   return {{{input.identity->run, input.identity->version},
@@ -288,7 +288,7 @@ Status write_shard(FileSystem& fs, const std::string& path, const DeltaInput& in
   return {};
 }
 
-// A full version is a whole checkpoint: readers of others make theirs what it is.
+// A full version is a whole checkpoint: other tools read its configuration and tokenizer, too.
 Status write_companions(FileSystem& fs, const Checkpoint& after, const VersionWriter& version,
                         DeltaFindings& findings) {
   if (after.directory().empty()) return {};
@@ -304,7 +304,8 @@ Status write_companions(FileSystem& fs, const Checkpoint& after, const VersionWr
   return {};
 }
 
-// One shard of compressed tensors, or of whole ones, the index, and what goes with a whole one.
+// Writes one shard of compressed or whole tensors, the index, and for a full version its companion
+// files.
 Status write_hf_payload(FileSystem& fs, const DeltaInput& input, const VersionWriter& version,
                         DeltaFindings& findings) {
   DRIFTLESS_RETURN_IF_ERROR(compare_checkpoints(input, findings, {}));

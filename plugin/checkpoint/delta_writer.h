@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Making a version: the exact delta between two checkpoints, as a version directory.
+// Makes a version: the exact delta between two checkpoints, as a version directory.
 #pragma once
 
 #include "plugin/targets/version_stager.h"
@@ -9,15 +9,15 @@ namespace driftless {
 struct DeltaOptions {
   std::string old_checkpoint;
   std::string new_checkpoint;
-  std::string directory;  // gets weight_v{N:06d}/
+  std::string directory;  // receives weight_v{N:06d}/
   DirectoryLayout directory_layout = DirectoryLayout::kHfDelta;
   std::optional<Encoding> encoding;  // default: xor for hf_delta, deltas_zstd for flush
   ChecksumKind checksum = ChecksumKind::kXxh3_128;
   std::optional<std::uint64_t> version;       // default: one past the newest in `directory`
   std::optional<std::uint64_t> base_version;  // default: version - 1
-  std::uint64_t buffer_bytes = std::uint64_t{64} << 20;  // of a flush file, before compression
+  std::uint64_t buffer_bytes = std::uint64_t{64} << 20;  // size of a flush file before compression
   unsigned threads = 1;
-  Progress progress;  // may be empty; counts bytes of the weights, twice for hf_delta
+  Progress progress;  // may be empty; counts bytes of the weights, for hf_delta twice
 };
 
 struct DeltaReport {
@@ -25,13 +25,13 @@ struct DeltaReport {
   std::string path;               // of the version directory
   std::uint64_t total_bytes = 0;  // of all files in it
   double seconds = 0;
-  std::vector<std::string> notes;  // what was left out
+  std::vector<std::string> notes;  // files and tensors that were left out
 };
 
-// Compares, encodes, publishes. Where `directory` holds the base version with a manifest, the new
-// one joins its run, and the old checkpoint must have its digest (kWrongBase otherwise). Nothing
-// appears in `directory` unless all of it succeeded. Memory: a few buffers, whatever the size of
-// the checkpoints.
+// Compares, encodes and publishes. If `directory` holds the base version with a manifest, the new
+// version joins its run, and the old checkpoint must have the base's digest (kWrongBase otherwise).
+// Nothing appears in `directory` unless every step succeeded. Memory: a few buffers, whatever the
+// size of the checkpoints.
 [[nodiscard]] Result<DeltaReport> write_delta(FileSystem& fs, const DeltaOptions& options);
 
 }  // namespace driftless

@@ -161,7 +161,8 @@ Result<Inspection> inspect_journal(std::span<const std::byte> bytes, const std::
                      {"bytes", std::to_string(bytes.size())}}};
 }
 
-// `bytes` are those of the file, or, if `compressed` is not 0, what so many of the file decode to.
+// `bytes` are those of the file; if `compressed` is not 0, they are the decoded form of that many
+// bytes in the file.
 Result<Inspection> inspect_safetensors(std::span<const std::byte> bytes, const std::string& path,
                                        std::uint64_t compressed = 0) {
   DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsHeader header,
@@ -222,7 +223,7 @@ Result<Inspection> inspect_file(FileSystem& fs, const std::string& path) {
 
 Result<Inspection> inspect_path(FileSystem& fs, const std::string& path) {
   DRIFTLESS_RETURN_IF_ERROR(fs.info(path).status());
-  if (!fs.info(join_path(path, ".")).ok()) return inspect_file(fs, path);  // no directory
+  if (!fs.info(join_path(path, ".")).ok()) return inspect_file(fs, path);  // not a directory
   if (last_component(path).starts_with("weight_v")) return inspect_version(fs, path);
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> versions, list_versions(fs, path));
   if (!versions.empty()) return inspect_versions(fs, path, versions);

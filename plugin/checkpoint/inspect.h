@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a file or directory is, and what it says of itself.
+// Describes a file or directory: its kind, and its headers and tables.
 #pragma once
 
 #include "core/file_system.h"
@@ -13,7 +13,7 @@ struct Inspection {
   std::vector<std::vector<std::string>> rows{};
 };
 
-// Reads headers and tables, not weights; what it shows was checked.
+// Reads headers and tables, not weights. Everything it returns was checked.
 [[nodiscard]] Result<Inspection> inspect_path(FileSystem& fs, const std::string& path);
 
 }  // namespace driftless

@@ -16,8 +16,8 @@ namespace {
 constexpr std::string_view kBeginMagic = "DRIFTLSJ";
 constexpr std::string_view kEndMagic = "DRIFTLSE";
 
-// The last bytes of a journal. The hash is of the JSON text and the fields before it; each frame
-// has a hash of its own.
+// The last bytes of a journal. The hash covers the JSON text and the fields before it; each frame
+// has its own hash.
 struct Footer {
   std::uint64_t states_offset = 0;
   std::uint64_t states_bytes = 0;
@@ -45,14 +45,14 @@ Status damaged(std::string_view what, std::string_view how) {
 constexpr std::string_view kStateName = "state.json";
 constexpr std::uint64_t kMaxStateBytes = 64 << 20;
 
-// A stretch that is read, changed and written at once. Changes further apart than kMaxGapBytes go
-// into stretches of their own, so that what is written stays O(changed).
+// A stretch is read, changed and written as a whole. Changes that are more than kMaxGapBytes apart
+// go into separate stretches, so that the bytes written stay O(changed).
 constexpr std::uint64_t kMaxStretchBytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t kMaxGapBytes = 16384;
 constexpr std::uint64_t kMaxFrameBytes = std::uint64_t{1} << 40;
 
 // Patches one file through one thread's buffer. Stretches begin and end with a changed unit, so
-// threads that work on different units of one file never write each other's bytes.
+// threads that change different units of one file never write the same bytes.
 class StretchWriter {
  public:
   Status write(File& file, std::uint64_t tensor_offset, const DeltaView& delta) {
@@ -92,7 +92,7 @@ class StretchWriter {
   std::vector<std::uint32_t> offsets_;
 };
 
-// Every piece of a frame, with the tensor that it is of.
+// Visits every piece of a frame, with its tensor.
 Status visit_frame(const Frame& frame, const Checkpoint& checkpoint,
                    const std::function<Status(std::uint32_t tensor, const DeltaView&)>& visit) {
   const BucketView bucket = frame.bucket();
@@ -107,7 +107,7 @@ Status visit_frame(const Frame& frame, const Checkpoint& checkpoint,
   return {};
 }
 
-// Where the tensor's bits are stored: its own place, and its copies'.
+// The places where the tensor's bits are stored: its own and its copies'.
 std::vector<TensorLocation> places(const Checkpoint& checkpoint, std::uint32_t tensor) {
   std::vector<TensorLocation> found = {checkpoint.location(tensor)};
   for (const OtherTensor& other : checkpoint.others()) {
@@ -116,7 +116,8 @@ std::vector<TensorLocation> places(const Checkpoint& checkpoint, std::uint32_t t
   return found;
 }
 
-// The files by their paths. Compared once they are open: what is written into is what is mapped.
+// Opens the files by their paths. They are compared once they are open, so that the file written is
+// the one that is mapped.
 Result<std::vector<std::unique_ptr<File>>> open_files(FileSystem& fs,
                                                       const Checkpoint& checkpoint) {
   std::vector<std::unique_ptr<File>> files;
@@ -373,7 +374,7 @@ constexpr std::string_view kMeantToStay =
     " since this process opened it, so no version is written or labelled there; if the new files "
     "are meant to stay, remove the checkpoint's .weight_sync directory, then start again";
 
-// Also one that was not there before: it decides which files belong to the checkpoint.
+// An index that is new is a change, too: it decides which files belong to the checkpoint.
 Status check_same_index(FileSystem& fs, const Checkpoint& checkpoint) {
   if (checkpoint.directory().empty()) return {};
   const std::string path = join_path(checkpoint.directory(), kCheckpointIndexName);

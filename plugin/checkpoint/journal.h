@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is kept beside a local checkpoint: its state, and the journal of an apply: the new bits of
-// everything that one version changes, written and synced before the first byte of the checkpoint
-// is touched; and writing it out into the files.
+// The files kept beside a local checkpoint: its state, and the journal of an apply. The journal
+// holds the new bits of everything that one version changes. It is written and synced before the
+// first byte of the checkpoint changes, and then written out into the checkpoint's files.
 //
-// It is written as journal.tmp and renamed to journal once whole. A file named journal therefore
-// always says "go on to the new version", and writing it out again, any number of times, ends
-// there; without it the checkpoint is untouched at the old version. docs/formats/apply.md tells the
-// whole story.
+// The journal is written as journal.tmp and renamed to journal once complete. So a file named
+// journal always means: continue to the new version. To write it out again, any number of times,
+// gives the new version. Without it the checkpoint is unchanged at the old version.
+// docs/formats/apply.md explains the whole procedure.
 //
 //   "DRIFTLSJ" | native frames (formats/frame.h) | JSON: states before and after | footer (48
 //   bytes)
@@ -22,17 +22,17 @@ namespace driftless {
 
 inline constexpr std::string_view kSyncDirectory = ".weight_sync";
 
-// Which version a local checkpoint directory holds: <checkpoint>/.weight_sync/state.json. The file
-// and the lock beside it are the ones that other tools of the hf_delta family use; they read
-// "version" and pass over our further keys.
+// The version that a local checkpoint directory holds: <checkpoint>/.weight_sync/state.json. The
+// state file and the lock beside it are the same ones that other tools of the hf_delta family use;
+// those tools read "version" and ignore our other keys.
 struct CheckpointState {
   std::uint64_t version = 0;
-  Hash128 run;                   // zero: unknown (no version of ours was applied yet)
-  Hash128 layout;                // zero: unknown
-  Hash128 files{};               // of the version, if it has no manifest; zero: unknown
-  std::optional<Digest> digest;  // of all weights that the run publishes, where known
-  // What is stored here and the run does not publish: copies of published tensors, which are
-  // written with them, and what is left alone, ascending.
+  Hash128 run;      // zero: unknown (none of our versions was applied yet)
+  Hash128 layout;   // zero: unknown
+  Hash128 files{};  // hash of the version's files, if it has no manifest; zero: unknown
+  std::optional<Digest> digest;  // of all weights that the run publishes, if known
+  // Tensors that are stored here but not published by the run: copies of published tensors, which
+  // are written together with them, and tensors left as they are, ascending.
   std::map<std::string, std::string> copies{};
   std::vector<std::string> left_alone{};
 
@@ -47,27 +47,28 @@ struct CheckpointState {
 // Replaces the state file; durable once it returns ok.
 [[nodiscard]] Status save_state(FileSystem& fs, const std::string& checkpoint,
                                 const CheckpointState& state);
-// Keeps what the run publishes, as the state tells; the rest of what is stored is others().
+// Restricts `checkpoint` to the tensors that the run publishes, as the state names them; the other
+// stored tensors become others().
 [[nodiscard]] Status leave_others(const CheckpointState& state, Checkpoint& checkpoint);
-// kBusy if an interrupted apply left a journal: the weights may be between two versions.
+// kBusy if an interrupted apply left a journal: then the weights may be between two versions.
 [[nodiscard]] Status check_no_journal(FileSystem& fs, const std::string& checkpoint);
 
 inline constexpr std::string_view kJournalName = "journal";
 
-// Writes a journal. append() may be called from several threads.
+// Writes a journal. append() may be called by several threads.
 class JournalWriter {
  public:
-  // Replaces what an earlier, unfinished writer left as `path`.tmp.
+  // Replaces `path`.tmp if an earlier writer left an unfinished one.
   [[nodiscard]] static Result<std::unique_ptr<JournalWriter>> create(FileSystem& fs,
                                                                      const std::string& path);
   ~JournalWriter();  // removes the temporary file if decide() was not reached
 
   [[nodiscard]] Status append(std::span<const std::byte> frame);
-  // Adds the states and the footer, and syncs. The journal is whole, and nobody acts on it yet.
+  // Adds the states and the footer, and syncs. Then the journal is complete, but not yet decided.
   [[nodiscard]] Status seal(const CheckpointState& before, const CheckpointState& after);
-  // Renames and syncs the directory. After that the version is decided.
+  // Renames the journal and syncs the directory. From then on the version is decided.
   [[nodiscard]] Status decide();
-  // Where it is until decide().
+  // The journal's path until decide().
   [[nodiscard]] std::string temporary_path() const { return path_ + ".tmp"; }
 
  private:
@@ -82,14 +83,14 @@ class JournalWriter {
   bool committed_ = false;
 };
 
-// A journal read back. Every frame is found and its header checked; the frames themselves are
-// checked when decoded.
+// A journal that was read back. open() finds every frame and checks its header; decoding checks the
+// frames themselves.
 class Journal {
  public:
-  // kCorrupt if it is damaged: then nobody can say which version the checkpoint holds, and it
-  // must be restored from a full one.
+  // kCorrupt if the journal is damaged: then the checkpoint's version is unknown, and it must be
+  // restored from a full version.
   [[nodiscard]] static Result<Journal> open(FileSystem& fs, const std::string& path);
-  // The same from bytes, for `what`.
+  // Parses a journal from memory; `what` names it in errors.
   [[nodiscard]] static Result<Journal> parse(std::span<const std::byte> bytes,
                                              std::string_view what);
 
@@ -103,33 +104,32 @@ class Journal {
   std::vector<std::span<const std::byte>> frames_;
 };
 
-// Every frame of the journal, verified by its hash: once, before anything is done with them. They
-// point into the journal. kCorrupt if one is damaged.
+// Returns every frame of the journal, verified by its hash. Call it once, before the frames are
+// used. They point into the journal. kCorrupt if a frame is damaged.
 [[nodiscard]] Result<std::vector<Frame>> decode_journal(const Journal& journal,
                                                         const WeightLayout& layout,
                                                         unsigned threads);
 
-// Writes every frame's values to their places, and to those of stored copies, in parallel, and
-// syncs the files. Idempotent: after a failure or a crash it is called again, and ends the same.
-// Only stretches that hold changes are written. kMismatch, with nothing written, if a file was
+// Writes every frame's values to their places and to those of stored copies, in parallel, and syncs
+// the files. Idempotent: after a failure or a crash call it again; the result is the same. It
+// writes only stretches that contain changes. kMismatch, with nothing written, if a file was
 // replaced (check_same_files()).
 [[nodiscard]] Status replay_journal(FileSystem& fs, std::span<const Frame> frames,
                                     const Checkpoint& checkpoint, unsigned threads);
 
-// The digest after replaying the journal, less the digest of the weights as they are now: the
-// places that it touches are read, whatever they hold. So `digest now + this` is the digest that
-// replaying ends with, known before anything is written.
+// The digest after the journal is replayed, minus the digest of the present weights. It reads the
+// places that the journal changes, whatever they contain. So `present digest + this` is the digest
+// after the replay, known before anything is written.
 [[nodiscard]] Result<Digest> journal_change(std::span<const Frame> frames,
                                             const Checkpoint& checkpoint, unsigned threads);
 
-// kMismatch, naming the file, if a file of the checkpoint is not the one that is mapped any more:
-// it was replaced by another, or changed its size, or its header, or the index was changed. What
-// was read through the mapping, and where, then says nothing about what a reader of the path finds.
-// Reads headers and the index, no weights.
+// kMismatch, naming the file, if a file of the checkpoint is no longer the mapped one: it was
+// replaced, its size or header changed, or the index changed. Then the mapping no longer shows what
+// a reader of the path finds. Reads headers and the index, no weights.
 [[nodiscard]] Status check_same_files(FileSystem& fs, const Checkpoint& checkpoint);
 
-// Ok if every file of the checkpoint is the one that is mapped and can be patched in place:
-// a regular file, writable, with no further hard link through which another checkpoint would change
+// Ok if every file of the checkpoint is still the mapped one and can be patched in place: a
+// regular, writable file without a second hard link, through which another checkpoint would change,
 // too.
 [[nodiscard]] Status check_patchable(FileSystem& fs, const Checkpoint& checkpoint);
 

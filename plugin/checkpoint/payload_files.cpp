@@ -49,7 +49,7 @@ class FlushFiles final : public PayloadFiles {
   std::uint64_t payload_bytes_ = 0;
 };
 
-// What `compact` codes by tensor, all else in buckets.
+// Codes changes by tensor for `compact`, and in buckets for all other encodings.
 class FrameFiles final : public PayloadFiles {
  public:
   FrameFiles(const WeightLayout& layout, PayloadFileOptions options)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PayloadFiles: the payload files of a delta, made from its changes piece by piece: flush files, or
-// frames. write_delta() writes them into a version; `driftless compare` and `driftless report`
+// PayloadFiles: makes the payload files of a delta, flush files or frames, from its changes, piece
+// by piece. write_delta() writes them into a version; `driftless compare` and `driftless report`
 // count their bytes.
 #pragma once
 
@@ -13,10 +13,10 @@
 namespace driftless {
 
 struct PayloadFileOptions {
-  FrameContext frame;  // run, version, base, layout, encoding; files are those of rank 0
-  std::uint64_t buffer_bytes = std::uint64_t{64} << 20;  // of a file, before compression
+  FrameContext frame;  // run, version, base, layout, encoding; the files are rank 0's
+  std::uint64_t buffer_bytes = std::uint64_t{64} << 20;  // size of a file before compression
   unsigned threads = 1;
-  // A new, empty file of the version.
+  // Creates an empty file of the version.
   std::function<Result<std::unique_ptr<File>>(const std::string& name)> create;
 };
 
@@ -24,18 +24,18 @@ struct PayloadFileOptions {
 class PayloadFiles {
  public:
   virtual ~PayloadFiles() = default;
-  // The next changes: ascending by tensor and origin, with old values if the encoding is
-  // `compact`. The pair's new side stays as it is until finish().
+  // Adds the next changes, ascending by tensor and origin; with old values if the encoding is
+  // `compact`. The pair's new side must not change until finish().
   [[nodiscard]] virtual Status add(const DiffPiece& piece) = 0;
-  // All files are written and synced. Returns the sum of their sizes.
+  // Writes and syncs all files. Returns the sum of their sizes.
   [[nodiscard]] virtual Result<std::uint64_t> finish() = 0;
 };
 
-// The layout outlives them. Memory: one buffer and, in `compact`, the changes of a tensor that has
-// more.
+// The layout outlives the files. Memory: one buffer; in `compact` also the changes of one tensor,
+// if they are larger.
 [[nodiscard]] std::unique_ptr<PayloadFiles> make_flush_files(const WeightLayout& layout,
                                                              PayloadFileOptions options);
-// What `compact` cannot code goes as `deltas`.
+// Changes that `compact` cannot code are written as `deltas`.
 [[nodiscard]] std::unique_ptr<PayloadFiles> make_frame_files(const WeightLayout& layout,
                                                              PayloadFileOptions options);
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kMaxModelConfigBytes = 64 << 20;
 
-// The quantization_config; null if there is none.
+// The base's quantization_config; null if there is none.
 Result<Json> quantization_of(FileSystem& fs, const Checkpoint& base) {
   if (base.directory().empty()) return Json();
   const Result<CheckpointFile> file =
@@ -44,7 +44,7 @@ bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// Of INT4 as it is made here: the weights of a group; 0: it is something else.
+// The weights per group, if the configuration is INT4 in a form that we write; otherwise 0.
 unsigned int4_group_of(const Json& config) {
   const Json groups = config.value("config_groups", Json());
   const std::string format = text_of(config, "format");
@@ -64,7 +64,7 @@ unsigned int4_group_of(const Json& config) {
   return made_here ? size.get<unsigned>() : 0;
 }
 
-// The scheme's name for people; empty: as it is made here.
+// The scheme's name for messages; empty if it is one that we write.
 std::string other_scheme(const Json& config) {
   const std::string method = text_of(config, "quant_method");
   const std::string all = config.dump(-1, ' ', true, Json::error_handler_t::replace);
@@ -116,7 +116,7 @@ Status check_scheme(const Checkpoint& base, const Json& config, const QuantizeSe
   return {};
 }
 
-// How many tensors have scales.
+// The number of tensors with scales, which are checked.
 Result<std::size_t> check_scales(const Checkpoint& base) {
   std::size_t found = 0;
   const WeightLayout& layout = base.layout();
@@ -147,7 +147,7 @@ Result<std::size_t> check_scales(const Checkpoint& base) {
   return found;
 }
 
-// How many tensors are in groups of this size.
+// The number of tensors in groups of this size, which are checked.
 Result<std::size_t> check_groups(const Checkpoint& base, unsigned group) {
   std::size_t found = 0;
   const WeightLayout& layout = base.layout();

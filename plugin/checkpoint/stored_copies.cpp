@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is stored in a checkpoint and not published by the run: CheckpointPatcher's part, and copies
-// of tied tensors that one of two checkpoints stores.
+// Tensors that a checkpoint stores and the run does not publish: this part of CheckpointPatcher,
+// and copies of tied tensors that only one of two checkpoints stores.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::string_view kConfigName = "config.json";
 constexpr std::uint64_t kMaxConfigBytes = 64 << 20;
-// The names that models tie: the last parts of the output's and of the embedding's weights.
+// The names that models tie: the last parts of the names of the output's and the embedding's
+// weights.
 constexpr std::array<std::string_view, 4> kTied = {"lm_head.weight", "embed_tokens.weight",
                                                    "wte.weight", "output.weight"};
 
@@ -25,8 +26,8 @@ bool may_be_tied(std::string_view name) {
   });
 }
 
-// Whether the model's configuration says that the embedding is used for the output, too; nothing if
-// it does not say.
+// Whether the model's configuration says that the embedding is also the output; nothing if it does
+// not say.
 std::optional<bool> ties_embeddings(FileSystem& fs, const std::string& checkpoint) {
   const Result<std::string> text =
       read_text(fs, join_path(checkpoint, kConfigName), kMaxConfigBytes);
@@ -50,7 +51,7 @@ bool same_bits(const TensorView& a, const TensorView& b) {
          std::memcmp(a.data, b.data, a.spec->size_bytes) == 0;
 }
 
-// Of `one`, without the tensors of these names.
+// Leaves the tensors of these names out of `one`.
 Status leave_out(Checkpoint& one, const std::set<std::string>& names) {
   std::vector<TensorSpec> kept;
   for (const TensorSpec& spec : one.layout().tensors()) {
@@ -60,7 +61,7 @@ Status leave_out(Checkpoint& one, const std::set<std::string>& names) {
   return one.keep_only(layout);
 }
 
-// Copies of tied tensors that `one` stores and `other` does not.
+// The copies of tied tensors that `one` stores and `other` does not.
 Result<std::set<std::string>> copies_beside(FileSystem& fs, const Checkpoint& one,
                                             const WeightLayout& other) {
   std::set<std::string> copies;
@@ -69,7 +70,7 @@ Result<std::set<std::string>> copies_beside(FileSystem& fs, const Checkpoint& on
     if (other.find(name) || !may_be_tied(name) || ties_embeddings(fs, one.path()) == false) {
       continue;
     }
-    std::string_view unlike;  // one that it might be tied to, and is not
+    std::string_view unlike;  // a candidate whose bits differ
     bool copy = false;
     for (std::uint32_t source = 0; source < one.layout().size() && !copy; ++source) {
       const std::string& twin = one.layout()[source].name;
@@ -110,7 +111,7 @@ Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& a,
 }
 
 void mark_copies(FileSystem& fs, Checkpoint& checkpoint) {
-  // Configurations leave the key out if it is the model's default: then the bits decide.
+  // A configuration leaves the key out if it has the model's default: then the bits decide.
   if (ties_embeddings(fs, checkpoint.path()) == false) return;
   for (std::size_t i = 0; i < checkpoint.others().size(); ++i) {
     const OtherTensor& other = checkpoint.others()[i];

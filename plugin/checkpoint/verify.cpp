@@ -17,7 +17,7 @@
 namespace driftless {
 namespace {
 
-// The number that a pattern of `exponent_bits` and `mantissa_bits` (and a sign) stands for.
+// The number encoded by a sign, `exponent_bits` and `mantissa_bits`.
 double small_float(std::uint64_t bits, unsigned exponent_bits, unsigned mantissa_bits) {
   const std::uint64_t mantissa = bits & ((1ULL << mantissa_bits) - 1);
   const std::uint64_t exponent = (bits >> mantissa_bits) & ((1ULL << exponent_bits) - 1);
@@ -69,13 +69,14 @@ Digest digest_checkpoint(const Checkpoint& checkpoint, unsigned threads, const P
 
 std::map<std::string, Digest> tensor_digests_at(FileSystem& fs, const std::string& directory,
                                                 Manifest manifest) {
-  std::map<std::string, Digest> known;  // the newest word on each tensor
+  std::map<std::string, Digest> known;  // the newest digest of each tensor
   const Hash128 run = manifest.id.run;
   for (;;) {
     for (const ManifestTensor& tensor : manifest.tensors) {
       if (tensor.digest) known.emplace(tensor.name, *tensor.digest);
     }
-    // An earlier word on a tensor that this version may have changed is none.
+    // This version may have changed tensors without giving their digests: older digests no longer
+    // count.
     if (manifest.encoding == Encoding::kFull || !manifest.has_tensor_digests()) return known;
     if (manifest.base_version == 0) break;
     const std::string path = join_path(

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Proof that two sets of weights are the same, bit for bit, or the first place where they are not.
+// Proves that two sets of weights are equal, bit for bit, or finds the first place where they
+// differ.
 #pragma once
 
 #include <map>
@@ -9,64 +10,68 @@
 
 namespace driftless {
 
-// The digest of a checkpoint's weights, on `threads` threads: every byte of its files is read once.
+// The digest of a checkpoint's weights, computed by `threads` threads. Reads every byte of its
+// files once.
 [[nodiscard]] Digest digest_checkpoint(const Checkpoint& checkpoint, unsigned threads,
                                        const Progress& progress = {});
 
-// The digest of each tensor of the version whose manifest this is, as far as it says, or the
-// manifests of the versions before it, or the run's announcement, which lie beside it on a file
-// system (<dir>/weight_v000007/manifest.json, <dir>/run.json).
+// The digest of each tensor at the version of this manifest. It comes from this manifest, from
+// those of earlier versions, or from the run's announcement, as far as they name it; they lie
+// beside it on a file system (<dir>/weight_v000007/manifest.json, <dir>/run.json).
 [[nodiscard]] std::map<std::string, Digest> tensor_digests_at(FileSystem& fs,
                                                               const std::string& directory,
                                                               Manifest manifest);
 
-// The first tensor, by name, whose digest is not the expected one. Reads those that are expected.
+// The first tensor, by name, whose digest is not the expected one. Reads only tensors with an
+// expected digest.
 [[nodiscard]] std::optional<std::string> first_different(
     const Checkpoint& checkpoint, const std::map<std::string, Digest>& expected, unsigned threads);
 
 struct Difference {
   std::string tensor;
-  std::uint64_t position = 0;  // unit
-  std::string value;           // here: bits, and the number if the type has one
-  std::string other_value;     // there
-  std::uint64_t units = 0;     // differing units of all tensors
-  std::uint64_t tensors = 0;   // differing tensors
+  std::uint64_t position = 0;  // index of the unit
+  std::string value;           // in the first checkpoint: bits, and the number if the type has one
+  std::string other_value;     // in the other one
+  std::uint64_t units = 0;     // differing units in all tensors
+  std::uint64_t tensors = 0;   // tensors that differ
 };
 
-// diff_tensors() of all tensors of two checkpoints with one layout, old values included. The pages
-// go once they were seen.
+// Runs diff_tensors() on all tensors of two checkpoints with one layout, with old values. Releases
+// the pages that it has read.
 [[nodiscard]] Status diff_checkpoints(const Checkpoint& before, const Checkpoint& after,
                                       unsigned threads, const Progress& progress,
                                       const std::function<Status(const DiffPiece&)>& in_parallel,
                                       const std::function<Status(const DiffPiece&)>& in_order);
 
-// Absent: identical. kWrongLayout if the tensors are not the same ones.
+// Absent if the weights are identical. kWrongLayout if the checkpoints have different tensors.
 [[nodiscard]] Result<std::optional<Difference>> compare_weights(const Checkpoint& checkpoint,
                                                                 const Checkpoint& other,
                                                                 unsigned threads,
                                                                 const Progress& progress);
 
-// For a comparison of two checkpoints: a tied tensor's copy (lm_head.weight) that only one of them
-// stores is left out there, if it has the bits of the tensor that it is tied to; kWrongLayout if it
-// has not. Other differences stay for the comparison. Returns notes, one for each copy.
+// Prepares a comparison of two checkpoints: if only one of them stores a tied tensor's copy
+// (lm_head.weight), the copy is left out there. kWrongLayout if the copy's bits differ from the
+// tensor to which it is tied. Other differences remain for the comparison. Returns one note for
+// each copy.
 [[nodiscard]] Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& a,
                                                                 Checkpoint& b);
-// The same of copies that `one` stores and `other` does not have.
+// The same for copies that `one` stores and `other` does not.
 [[nodiscard]] Result<std::vector<std::string>> leave_out_copies(FileSystem& fs, Checkpoint& one,
                                                                 const WeightLayout& other);
-// Of others(), marks those that are stored copies of a tied tensor which is kept: by the names that
-// models tie and the same bits, unless the configuration says that nothing is tied.
+// Marks those of others() that are stored copies of a tied tensor among the kept ones. A copy is
+// recognized by the names that models tie and by equal bits, unless the configuration says that
+// nothing is tied.
 void mark_copies(FileSystem& fs, Checkpoint& checkpoint);
 
-// How the files beside the weights (configuration, tokenizer) of two directories differ.
-// `not_compared`: messages about those that open_companions() leaves out.
+// The differences between the files beside the weights (configuration, tokenizer) of two
+// directories. `not_compared`: messages about the files that open_companions() leaves out.
 struct CompanionDifferences {
   std::vector<std::string> others, here_alone, there_alone, not_compared;
 };
 [[nodiscard]] CompanionDifferences compare_companions(FileSystem& fs, const std::string& here,
                                                       const std::string& there);
 
-// One unit for people: "0x3f80 (1)".
+// One unit as text: "0x3f80 (1)".
 [[nodiscard]] std::string describe_unit(DType dtype, const std::byte* unit);
 
 }  // namespace driftless

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines that load the agent's checkpoint: whole, unless this transport itself brought that very
-// server process to the version before.
+// Transports for engines that load the agent's checkpoint. They load only the changed tensors if
+// this transport itself brought the same server process to the version before, otherwise the whole
+// checkpoint.
 #include <thread>
 
 #include "plugin/engines/one_rank_transport.h"
@@ -16,7 +17,8 @@ class DiskTransport : public OneRankTransport {
   DiskTransport(EngineLink link, DiskVersions& versions)
       : OneRankTransport(std::move(link)), versions_(versions) {}
 
-  // An engine that was not paused is not loaded: nobody waits for the rest of its request.
+  // If the driver resumes the engine, clears its cache or reads its label, it writes nothing more
+  // in this request: release the checkpoint.
   EngineAnswer carry(const EngineCall& call) override {
     const bool given_up = call.op == EngineOp::kResume || call.op == EngineOp::kClearCache ||
                           call.op == EngineOp::kReadLabel;
@@ -26,19 +28,19 @@ class DiskTransport : public OneRankTransport {
 
   void ended() override {
     release();
-    // A server that names no process may be another one by the next request.
+    // The server does not report its process, so another process may answer the next request.
     if (process_.empty() && holds_ && holds_->version >= 0) holds_.reset();
   }
 
  protected:
-  // `little`: it holds the version before, so that the changed tensors suffice.
+  // `little`: the engine holds the version before, so the changed tensors suffice.
   [[nodiscard]] virtual Status load(const EngineIdentity& version, bool little) = 0;
 
   DiskVersions& versions_;
 
  private:
-  // Lets a writer go first, so that an engine that is tried again and again does not keep the next
-  // version from the others.
+  // Lets a waiting writer go first. Otherwise the retries of one engine would keep the next version
+  // from all others.
   [[nodiscard]] Status stage() final {
     release();
     std::shared_lock held(versions_.lock, std::defer_lock);
@@ -81,7 +83,7 @@ class VllmDiskTransport final : public DiskTransport {
   using DiskTransport::DiskTransport;
 
  private:
-  Status look(bool) override { return {}; }  // it tells nothing of its process
+  Status look(bool) override { return {}; }  // the server does not report its process
   EngineAnswer server_call(const EngineCall& call) override {
     return vllm_server_call(link_, call);
   }
@@ -110,7 +112,7 @@ class SglangDiskTransport final : public DiskTransport {
     }
     DRIFTLESS_RETURN_IF_ERROR(
         check_model(json_text(info, "model_path"), json_text(server, "model_path")));
-    // Somebody else has loaded something since.
+    // Another client has loaded something since.
     const bool whole = holds_ && holds_->version >= 0;
     if (whole && (json_text(info, "weight_version") != std::to_string(holds_->version) ||
                   json_text(info, "model_path") != loaded_)) {
@@ -126,14 +128,15 @@ class SglangDiskTransport final : public DiskTransport {
     loaded_ = directory;
     const Json body = {{"model_path", directory},
                        {"weight_version", std::to_string(version.version)},
-                       {"flush_cache", false},  // with requests it fails, although it was loaded
+                       // With requests running the flush fails, and the load is reported as failed.
+                       {"flush_cache", false},
                        {"abort_all_requests", false}};
     return sglang_load(link_, body).with_context(directory);
   }
 
-  // A tensor of another shape ends the server. An update leaves the shapes as they were at its
-  // start; what it was `given` since may be gone, or some tensors only. Older releases forget what
-  // they were started with, and a model of the hub is no directory.
+  // A tensor of another shape ends the server. Updates keep the shapes, so the path that the server
+  // was `started` with is checked, too: the path `given` last may be gone, or contain only some
+  // tensors. Older releases do not report `started`, and a model from the hub is not a directory.
   [[nodiscard]] Status check_model(const std::string& given, const std::string& started) {
     if (checked_) return {};
     Status same = check_(given).with_context(concat("serves ", shown(given)));
@@ -148,7 +151,7 @@ class SglangDiskTransport final : public DiskTransport {
   }
 
   std::function<Status(const std::string&)> check_;
-  std::string loaded_;  // where it was told to load from, last
+  std::string loaded_;  // the path of the last load
   bool checked_ = false;
 };
 

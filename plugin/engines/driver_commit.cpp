@@ -8,7 +8,7 @@ namespace driftless::driving {
 namespace {
 
 constexpr int kStageAttempts = 5;
-constexpr double kStageGraceMs = 30'000;  // the ranks' own deadline comes first
+constexpr double kStageGraceMs = 30'000;  // the ranks' own deadline expires first
 
 std::string staged_of_ranks(const std::vector<RankReply>& replies) {
   std::string words;
@@ -73,7 +73,8 @@ EngineCall judge_staged(DriverState& d) {
   const bool same = std::ranges::all_of(
       replies, [&](const RankReply& reply) { return reply.staged_version == first; });
   const bool nothing = same && !first && d.goal.version == 0;
-  // What cannot be had at once is had in steps: the goal is the next request's.
+  // A goal that cannot be reached at once is reached in steps: after the last attempt an older
+  // version will do, and the next request goes on from there.
   const bool good =
       same && first && (*first >= d.goal.version || d.stage_attempts == kStageAttempts);
   if (nothing || good) d.result.staged = first;
@@ -84,7 +85,8 @@ EngineCall judge_staged(DriverState& d) {
     d.paused_running = d.pause == PauseState::kRunning;
     return d.make(Phase::kPausing, EngineOp::kPause);
   }
-  // The publisher may have been faster than some of them: they look again.
+  // The ranks staged different versions, perhaps because the publisher was faster than some of
+  // them: stage again.
   if (d.stage_attempts < kStageAttempts) return stage(d);
   return leave(d, error(StatusCode::kIncomplete, "the ranks did not stage the same version",
                         d.goal.version > 0 ? concat(", at least ", d.goal.version) : std::string(),
@@ -104,11 +106,11 @@ EngineCall on_paused(DriverState& d, const EngineAnswer& answer) {
 }
 
 EngineCall on_begun(DriverState& d, const EngineAnswer& answer) {
-  d.labelled.reset();  // until this session is known to have ended by our own finish
+  d.labelled.reset();  // until our own finish is known to have ended this session
   d.refused = answer.refused;
   if (!answer.status.ok()) {
     d.remember(answer.status.with_context("its update did not begin"));
-    return d.make(Phase::kSessionLeft, EngineOp::kAsk);  // or it did
+    return d.make(Phase::kSessionLeft, EngineOp::kAsk);  // it may have begun nevertheless
   }
   return d.told_label ? d.make(Phase::kProof, EngineOp::kAsk) : write(d);
 }
@@ -192,11 +194,12 @@ EngineCall on_finished(DriverState& d, const EngineAnswer& answer) {
   return label_and_resume(d);
 }
 
-// After a begin or a finish that failed: a session that is left open would take the label of any
-// finish that is on its way still, and may keep the engine from what it does at its end.
+// After a failed begin or finish. A session that is still open would take the label of any finish
+// that arrives late, and would keep the engine from its work at the session's end.
 EngineCall on_session_left(DriverState& d, const EngineAnswer& answer) {
   const bool tried = !d.finish_problem.ok();
-  // It did not begin, nobody can be asked, and nothing was written: what ran before goes on.
+  // The session did not begin, the ranks do not answer, and nothing was written: the engine
+  // continues with what it held.
   if (!answer.status.ok() && d.refused && !tried && !d.wrote) return leave(d, d.problem);
   const Status unfinished = d.finish_problem.with_context("its update was not finished");
   if (!d.holds_still(answer)) {

@@ -17,7 +17,7 @@ EngineCall ready(DriverState& d);
 
 EngineCall on_first_ask(DriverState& d, const EngineAnswer& answer) {
   if (!answer.status.ok()) {
-    // What nobody knows is neither paused nor resumed.
+    // The engine's weights are unknown: neither pause nor resume it.
     const bool paused = d.pause == PauseState::kPaused;
     d.result.left_paused = paused;
     return d.end(error(answer.status.code(), answer.status.message(),
@@ -51,7 +51,7 @@ EngineCall on_opened(DriverState& d, const EngineAnswer& answer) {
   const bool closed = any_in_state(answer.ranks, "closed");
   if (d.request == Request::kClose) return judge(d);
   if (Status same = check_same_run(d, answer.ranks); !same.ok()) {
-    // Whoever follows that run may have paused it.
+    // The driver of that run may have paused the engine.
     return d.pause == PauseState::kPaused ? leave(d, same) : d.end(std::move(same));
   }
   if (other_run && !d.reopened) {
@@ -73,7 +73,7 @@ EngineCall on_opened(DriverState& d, const EngineAnswer& answer) {
 
 namespace {
 
-// Asked before anything of theirs is closed: another agent may be following that run.
+// Called before the driver closes any receiver: another agent may be following that run.
 Status check_same_run(const DriverState& d, const std::vector<RankReply>& replies) {
   if (d.goal.run.empty() || d.options.take_over == d.goal.run) return {};
   for (const RankReply& reply : replies) {
@@ -101,8 +101,8 @@ EngineCall judge(DriverState& d) {
   const Held held = held_by(d.result.replies);
   d.result.known = held.kind == Held::kOne && d.same_processes(d.result.replies);
   d.result.identity = held.one;
-  // What a driver before this one has staged is dropped, so that a commit of its, on its way still,
-  // finds nothing.
+  // A version that an earlier driver staged is dropped, so that a late commit of that driver finds
+  // nothing to commit.
   const bool staged = std::ranges::any_of(
       d.result.replies, [](const RankReply& reply) { return reply.staged_version.has_value(); });
   if (d.result.known && d.first && staged && !d.brought) return bring_together(d);
@@ -112,15 +112,16 @@ EngineCall judge(DriverState& d) {
     if (d.pause == PauseState::kPaused) return bring_together(d);
     return d.make(Phase::kPauseToUndo, EngineOp::kPause);
   }
-  if (d.request == Request::kUpdate) return ready(d);  // a whole version helps
+  if (d.request == Request::kUpdate) return ready(d);  // a full version repairs this
   d.problem = error(StatusCode::kMismatch, "the ranks hold different weights (",
                     holdings_of_ranks(d.result.replies), "): ", words_of_ranks(d.result.replies));
   if (!apart) return d.end({});
   return d.stay_paused(std::string(d.problem.message()));
 }
 
-// Ranks at two versions, as a driver that was killed in the middle leaves them: all back to the
-// older one; in the middle of a take-over, to that of the run before, whatever the numbers are.
+// The ranks hold two versions, because an earlier driver was killed during a commit: roll all back
+// to the older one. During a take-over, roll all back to the previous run's version, whatever its
+// number.
 EngineCall bring_together(DriverState& d) {
   d.brought = true;
   d.staged_already = false;
@@ -162,7 +163,7 @@ EngineCall on_brought_together(DriverState& d, const EngineAnswer& answer) {
 
 namespace {
 
-// The ranks hold one version: what a driver before this one may have left is cleared and resumed.
+// The ranks hold one version: clear what an earlier driver may have left, and resume the engine.
 EngineCall tidy(DriverState& d) {
   const bool ours = d.pause == PauseState::kPaused || d.dirty;
   const bool left = d.first && d.request != Request::kOpen;
@@ -176,7 +177,7 @@ EngineCall tidy(DriverState& d) {
 }  // namespace
 
 EngineCall on_first_clear(DriverState& d, const EngineAnswer& answer) {
-  // With requests running it may fail: paused it should not.
+  // The flush may fail while requests run, but not on a paused engine.
   if (!answer.status.ok() && d.pause != PauseState::kPaused) {
     return d.make(Phase::kPauseToClear, EngineOp::kPause);
   }
@@ -220,7 +221,8 @@ EngineCall ready(DriverState& d) {
 
 }  // namespace
 
-// An agent that was started anew learns of the versions that its engine has, one after the other.
+// The engine holds a version whose digest is not known here. An agent that was restarted learns of
+// the versions one after the other, so wait until it knows this one.
 EngineCall on_ahead(DriverState& d, const EngineAnswer& answer) {
   if (!answer.status.ok()) return leave(d, answer.status);
   if (!d.is_ahead(d.result.identity)) return judge(d);

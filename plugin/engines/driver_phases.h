@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a driver does with the answer to each call: one function per phase, which returns the next
-// call. Internal to engines/.
+// The phases of a driver: one function handles the answer to each call and returns the next call.
+// Internal to engines/.
 #pragma once
 
 #include "plugin/engines/driver_state.h"
 
 namespace driftless::driving {
 
-// What the ranks hold before anything is staged: opening, ranks brought to one version, what a
-// driver before this one left. driver_opening.cpp.
+// Before anything is staged: open the workers, bring all ranks to one version, and clear what an
+// earlier driver left. driver_opening.cpp.
 [[nodiscard]] EngineCall on_first_ask(DriverState& d, const EngineAnswer& answer);
 [[nodiscard]] EngineCall on_opened(DriverState& d, const EngineAnswer& answer);
 [[nodiscard]] EngineCall open(DriverState& d);
@@ -31,8 +31,8 @@ namespace driftless::driving {
 [[nodiscard]] EngineCall on_finished(DriverState& d, const EngineAnswer& answer);
 [[nodiscard]] EngineCall on_session_left(DriverState& d, const EngineAnswer& answer);
 
-// How a request ends: the label, the cache, and the engine resumed or left as it is.
-// driver_resume.cpp.
+// The end of a request: correct the label, clear the cache, and resume the engine or leave it as it
+// is. driver_resume.cpp.
 [[nodiscard]] EngineCall leave(DriverState& d, const Status& problem);
 [[nodiscard]] EngineCall label_and_resume(DriverState& d);
 [[nodiscard]] Status stale_cache();

@@ -7,7 +7,7 @@
 namespace driftless::driving {
 namespace {
 
-constexpr int kCorrections = 2;  // of a label, in one request
+constexpr int kCorrections = 2;  // label corrections in one request
 
 EngineCall go_on(DriverState& d);
 EngineCall clear(DriverState& d);
@@ -15,7 +15,7 @@ bool label_fits(const DriverState& d, const std::string& label);
 
 }  // namespace
 
-// Nothing was written in this request. An engine that is known to be whole is resumed.
+// Ends a request that wrote nothing. Resumes the engine if its ranks are known to hold one version.
 EngineCall leave(DriverState& d, const Status& problem) {
   d.remember(problem);
   if (d.told_label && d.pause == PauseState::kPaused) {
@@ -25,7 +25,7 @@ EngineCall leave(DriverState& d, const Status& problem) {
     return d.end(error(d.problem.code(), d.problem.message(),
                        "; its label is not that of what it holds, and it is left as it is"));
   }
-  if (d.result.known) {  // as of the newest answer
+  if (d.result.known) {  // judged by the newest replies
     const Held held = held_by(d.result.replies);
     d.result.known = held.kind == Held::kOne && d.same_processes(d.result.replies);
     d.result.identity = held.one;
@@ -36,7 +36,7 @@ EngineCall leave(DriverState& d, const Status& problem) {
   }
   const bool theirs = d.request == Request::kOpen && d.pause == PauseState::kUnknown;
   if (theirs || d.pause == PauseState::kRunning) return d.end(d.problem);
-  // Nothing was written, so one that ran before this request's own pause is as it was.
+  // Nothing was written, so an engine that ran until this request paused it is unchanged.
   if (!d.result.known && !d.paused_running) {
     if (d.problem.ok()) return d.end({});
     return d.end(error(d.problem.code(), d.problem.message(),
@@ -52,7 +52,7 @@ EngineCall leave(DriverState& d, const Status& problem) {
   return label_and_resume(d);
 }
 
-// The ranks hold one version: before the engine serves it, its label tells so.
+// The ranks hold one version: check the label before the engine serves that version.
 EngineCall label_and_resume(DriverState& d) {
   if (!d.result.known || d.labelled == d.result.identity) return go_on(d);
   return read_label(d);
@@ -98,12 +98,14 @@ EngineCall on_resumed(DriverState& d, const EngineAnswer& answer) {
   return read_label(d);
 }
 
-// Of an engine that serves, to end with; of any other, before it is resumed.
+// If the engine is running, this is the last call of the request; otherwise the engine is resumed
+// afterwards.
 EngineCall read_label(DriverState& d) { return d.make(Phase::kReadLabel, EngineOp::kReadLabel); }
 
 namespace {
 
-// A late finish of a driver before this one may have named a base after a version.
+// A base keeps its server's own label, unless it is a version number: a late finish of an earlier
+// driver may have set that.
 bool label_fits(const DriverState& d, const std::string& label) {
   if (!d.result.identity.run.empty()) return label == d.wanted_label();
   return label.empty() || label == "0" ||
@@ -114,11 +116,11 @@ bool label_fits(const DriverState& d, const std::string& label) {
 
 EngineCall on_label(DriverState& d, const EngineAnswer& answer) {
   const bool serves = d.pause == PauseState::kRunning && !d.tidying;
-  const bool none = answer.status.code() == StatusCode::kUnsupported;  // it keeps no label
+  const bool none = answer.status.code() == StatusCode::kUnsupported;  // the engine keeps no label
   if (!answer.status.ok() && !none) {
     if (serves) d.remember(d.finish_problem);
     d.remember(answer.status);
-    d.told_label = !serves;  // nobody knows it, so that nothing is resumed
+    d.told_label = !serves;  // the label is unknown: do not resume
     return serves ? d.end(d.problem) : leave(d, d.problem);
   }
   const std::string wanted = d.wanted_label();
@@ -134,9 +136,9 @@ EngineCall on_label(DriverState& d, const EngineAnswer& answer) {
   return d.make(Phase::kBeforeLabel, EngineOp::kAsk);
 }
 
-// In a session, if the engine has them: a server that was started anew has none, and refuses. None
-// is begun in another process than the one that holds the version: a finish of before, on its way
-// still, would name that after it.
+// Sets the label within a session, if the engine has sessions: a restarted server has no session
+// and refuses. No session is begun in a process other than the one that holds the version, because
+// a late finish of an earlier driver would name that process after the version.
 EngineCall correct_label(DriverState& d, const EngineAnswer& answer) {
   if (!d.holds_still(answer)) return label_not_proven(d, answer);
   if (!d.options.session) {
@@ -163,7 +165,7 @@ EngineCall on_label_set(DriverState& d, const EngineAnswer& answer) {
   return d.make(Phase::kLabelProof, EngineOp::kAsk);
 }
 
-// A server that was started anew in between has got a label that is not its own.
+// If the server was restarted in between, its label is wrong: replace it.
 EngineCall on_label_proof(DriverState& d, const EngineAnswer& answer) {
   if (d.holds_still(answer)) return read_label(d);
   d.result.known = d.result.updated = false;

@@ -64,7 +64,7 @@ void DriverState::remember(const Status& failure) {
 
 EngineCall DriverState::stay_paused(const std::string& why) {
   result.left_paused = true;
-  first = first || wrote;  // a commit may be on its way still: the next request drops what it takes
+  first = first || wrote;  // a late commit may still arrive: the next request drops what is staged
   return end(error(problem.ok() ? StatusCode::kMismatch : problem.code(), why,
                    "; the engine is left paused, because it must not serve what nobody can name: ",
                    "publish a full version, or restart it"));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// DriverState: what an EngineDriver (engine_driver.h) knows in the middle of a request, and the
-// calls that every phase makes alike. driver_phases.h decides which call is next. A value; no I/O.
-// Internal to engines/.
+// DriverState: the state of an EngineDriver (engine_driver.h) within a request, and the calls that
+// all phases share. driver_phases.h decides which call comes next. A value; no I/O. Internal to
+// engines/.
 #pragma once
 
 #include "plugin/engines/engine_call.h"
@@ -38,7 +38,7 @@ enum class Phase : unsigned char {
   kEnded
 };
 
-// What the ranks hold, taken together.
+// The combined state of all ranks: one version, different versions, a torn one, or unknown.
 struct Held {
   enum Kind : unsigned char { kOne, kUnknown, kDiffer, kTorn } kind = kUnknown;
   EngineIdentity one;
@@ -48,29 +48,30 @@ struct Held {
 inline constexpr std::string_view kUnprovenLabel = "unproven";
 
 struct DriverState {
-  // The next call; its answer is for `to`.
+  // Returns `next` as the next call; phase `to` handles its answer.
   [[nodiscard]] EngineCall make(Phase to, EngineCall next);
   [[nodiscard]] EngineCall make(Phase to, EngineOp op) { return make(to, EngineCall{.op = op}); }
-  // The same call after a while.
+  // Makes the current call again after a wait.
   [[nodiscard]] EngineCall again();
   [[nodiscard]] EngineCall end(Status status);
-  // Ends the request; the engine stays paused, because its ranks do not hold one version.
+  // Ends the request. The engine stays paused, because its ranks do not hold one version.
   [[nodiscard]] EngineCall stay_paused(const std::string& why);
-  // Keeps the first problem of a request.
+  // Keeps the first problem of a request; later ones are dropped.
   void remember(const Status& failure);
 
   void take(const EngineAnswer& answer);
   void note_time(double elapsed_ms);
 
   [[nodiscard]] bool same_processes(const std::vector<RankReply>& replies) const;
-  // The same processes, with the same weights.
+  // Whether the same processes answered, and still hold the same weights.
   [[nodiscard]] bool holds_still(const EngineAnswer& answer) const;
-  // An update of the engine's session is active, as far as the ranks tell.
+  // Whether a rank reports that an update in the engine's own session is active.
   [[nodiscard]] bool updating() const;
   [[nodiscard]] std::optional<std::string> known_digest(std::int64_t version) const;
-  // At the goal's version or past it, by number; its digest is not known yet.
+  // Whether the identity has the goal's version number or a higher one, but its digest is not known
+  // yet.
   [[nodiscard]] bool is_ahead(const EngineIdentity& identity) const;
-  // Whether this identity is the goal's: by run, version and a digest that is known.
+  // Whether the identity is the goal: its run and version match, and its digest is known and equal.
   [[nodiscard]] bool is_goal(const EngineIdentity& identity) const;
   [[nodiscard]] std::string wanted_label() const;
   [[nodiscard]] std::string fingerprint() const;
@@ -78,22 +79,23 @@ struct DriverState {
   DriverOptions options;
   Request request = Request::kNone;
   Phase phase = Phase::kEnded;
-  EngineCall call, pending;  // the call that is out; the one to make after a wait
+  EngineCall call, pending;  // the call under way; the call to make after a wait
   EngineGoal goal;
   DriverResult result;
-  std::vector<std::string> processes;  // that answered this request's first question
+  std::vector<std::string> processes;  // answered this request's first question
   PauseState pause = PauseState::kUnknown;
-  bool first = true;   // nobody knows what a driver before this one left
-  bool dirty = false;  // the caches hold what older weights made
+  bool first = true;   // an earlier driver may have left anything behind
+  bool dirty = false;  // the caches hold results of older weights
   bool reopened = false, brought = false, staged_already = false;
-  bool tidying = false;         // what a driver before this one left; the request goes on after it
-  bool paused_running = false;  // it ran when this request paused it
+  bool tidying = false;  // clears what an earlier driver left; the request continues afterwards
+  bool paused_running = false;  // the engine was running when this request paused it
   bool wrote = false, reached = false;
-  bool refused = false;     // by the engine: its session did not begin
-  bool told_label = false;  // it is being corrected: nothing is resumed before it is right
-  int corrections = 0;      // of the label, in this request
-  std::optional<EngineIdentity> before;    // of all ranks, before the write
-  std::optional<EngineIdentity> labelled;  // that the label is known to tell, in processes
+  bool refused = false;     // the engine answered that its session did not begin
+  bool told_label = false;  // the label is wrong or unknown: do not resume before it is corrected
+  int corrections = 0;      // label corrections in this request
+  std::optional<EngineIdentity> before;  // held by all ranks before the write
+  // The engine's label in `processes` is known to name this identity.
+  std::optional<EngineIdentity> labelled;
   std::uint64_t staged = 0;
   std::uint64_t stagings = 0;  // numbers the tickets
   int tries = 0, stage_attempts = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of a driver (engine_driver.h) to one engine, and what comes of them.
+// The calls that a driver (engine_driver.h) makes to one engine, and their answers.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +15,24 @@
 namespace driftless {
 
 enum class EngineOp : unsigned char {
-  kEnd,         // no call: the request has ended, see result()
-  kWait,        // wait_ms
-  kAsk,         // the ranks' status; answered after everything that was said before
-  kLook,        // the same, and may be older, if the engine has a cheaper way
-  kOpen,        // source, take_over
-  kClose,       //
-  kStage,       // timeout_s, ticket
-  kRollback,    // version
-  kPause,       //
-  kBegin,       // the engine's own session of an update
-  kWrite,       // version, ticket: commit what that staging made ready
-  kFinish,      // ends the session; label, if it is not empty, is set in it
-  kReadLabel,   //
-  kSetLabel,    // label
-  kClearCache,  //
+  kEnd,   // no call: the request has ended, see result()
+  kWait,  // wait_ms
+  kAsk,   // the ranks' status, after all earlier calls have taken effect
+  kLook,  // as kAsk, but the status may be older, if the engine has a cheaper way to report it
+  kOpen,  // source, take_over
+  kClose,
+  kStage,     // timeout_s, ticket
+  kRollback,  // version
+  kPause,
+  kBegin,   // begins the engine's own update session
+  kWrite,   // version, ticket: commits what the staging with that ticket prepared
+  kFinish,  // ends the session, and sets the label in it unless the label is empty
+  kReadLabel,
+  kSetLabel,  // label
+  kClearCache,
   kResume,
-  kShares,  // sweep: the ranks' shares (engine_shares.h); no part of a request
-  kRead,    // tensor, first, units: what lies there (engine_places.h); no part of a request
+  kShares,  // sweep: the ranks' shares (engine_shares.h); not part of a request
+  kRead,    // tensor, first, units: the elements held (engine_places.h); not part of a request
 };
 [[nodiscard]] std::string_view to_string(EngineOp op);
 
@@ -44,10 +44,10 @@ struct EngineCall {
   std::int64_t wait_ms = 0;
   double timeout_s = 0;
   std::string source{}, ticket{}, label{};
-  std::string take_over{};  // of kOpen: the run that may take the ranks over from another
-  bool must = false;        // to be made also while everything ends
+  std::string take_over{};  // kOpen: the run that may take the ranks over from another run
+  bool must = false;        // make the call even while the process shuts down
   bool sweep = false;
-  bool quiet = false;  // of kAsk: by somebody who looks on, and disturbs no driver
+  bool quiet = false;  // kAsk by an observer: it must not disturb the driver
   std::string tensor{};
   std::uint64_t first = 0, units = 0;
   PauseState pause = PauseState::kUnknown;
@@ -55,40 +55,40 @@ struct EngineCall {
 
 struct EngineAnswer {
   Status status{};  // kUnsupported: this engine has no such call
-  std::vector<RankReply>
-      ranks{};              // of kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares, kRead
-  std::string label{};      // of kReadLabel
-  bool paused = false;      // the transport had to pause the engine, and left it so
-  bool refused = false;     // of kBegin: the engine answered that it did not
-  bool unfinished = false;  // of kFinish: it may not have happened, whatever the label says
+  // Filled by kAsk, kLook, kOpen, kClose, kStage, kRollback, kShares and kRead.
+  std::vector<RankReply> ranks{};
+  std::string label{};      // kReadLabel
+  bool paused = false;      // the transport had to pause the engine, and left it paused
+  bool refused = false;     // kBegin: the engine answered that it did not begin
+  bool unfinished = false;  // kFinish: it may not have happened, even if the label is set
   double elapsed_ms = 0;
 };
 
-// What an engine is to be brought to.
+// The version that an engine shall reach.
 struct EngineGoal {
-  std::string run;            // hex; empty: whatever the ranks follow
-  std::uint64_t version = 0;  // at least; 0: whatever is newer
-  // The manifest's digest (hex) of a version of that run, if it is known.
+  std::string run;            // hex; empty: the run that the ranks follow
+  std::uint64_t version = 0;  // at least this version; 0: any newer one
+  // Returns the manifest digest (hex) of a version of that run, if it is known.
   std::function<std::optional<std::string>(std::uint64_t)> digest_of;
 };
 
 struct DriverOptions {
-  std::string source;         // that the workers are to follow (allowed.py)
-  std::int64_t stage_ms = 0;  // for the ranks' staging
-  std::string ticket;         // random: commits of other drivers, and late ones, are refused
-  bool session = true;        // the engine has sessions, until its ranks say otherwise
-  std::string take_over{};    // hex: the run that may take the engine over from another
+  std::string source;         // the workers shall follow it (allowed.py)
+  std::int64_t stage_ms = 0;  // time limit for the ranks' staging
+  std::string ticket;         // random: the ranks refuse late commits and commits of other drivers
+  bool session = true;      // assume that the engine has sessions until its ranks report otherwise
+  std::string take_over{};  // hex: the run that may take the engine over from another run
 };
 
 struct DriverResult {
   Status status;
   bool updated = false;      // a newer version was committed and proven
-  bool left_paused = false;  // by the rule, or because resuming failed
+  bool left_paused = false;  // the rule of engine_driver.h forbids to resume, or resuming failed
   std::int64_t from_version = 0;
-  EngineIdentity identity;  // that all ranks report, if `known`
+  EngineIdentity identity;  // reported by all ranks; valid if `known`
   bool known = false;
   std::optional<std::uint64_t> staged;
-  std::vector<RankReply> replies;  // the newest
+  std::vector<RankReply> replies;  // the newest ones
   CommitTimes times;
 };
 

@@ -9,7 +9,7 @@ namespace driftless {
 namespace driving {
 namespace {
 
-constexpr int kTries = 4;  // of a call that must succeed
+constexpr int kTries = 4;  // attempts of a call that must succeed
 
 EngineCall start(DriverState& d, Request request) {
   d.request = request;
@@ -24,8 +24,8 @@ EngineCall start(DriverState& d, Request request) {
   return d.make(Phase::kFirstAsk, EngineOp::kAsk);
 }
 
-// Whether a call that failed is made again: those without which the engine would stay as nobody
-// wants it.
+// Whether a failed call is retried: without it the engine would stay paused, or in an unknown
+// state.
 bool is_repeated(const DriverState& d, const EngineAnswer& answer) {
   switch (d.phase) {
     case Phase::kPauseToUndo:
@@ -60,7 +60,8 @@ EngineCall next(DriverState& d, const EngineAnswer& answer) {
     d.call.pause = d.pause;
     return d.call;
   }
-  if (d.call.op == EngineOp::kWait) d.call = d.pending;  // cut short: as if the call had failed
+  // The wait was cut short: handle it as a failure of the pending call.
+  if (d.call.op == EngineOp::kWait) d.call = d.pending;
   d.take(answer);
   if (!answer.status.ok() && d.tries < kTries && is_repeated(d, answer)) return repeat(d);
   switch (d.phase) {
@@ -116,7 +117,7 @@ EngineCall EngineDriver::begin_staging(std::int64_t stage_ms) {
   state_.options.stage_ms = stage_ms;
   state_.goal = {};
   static_cast<void>(driving::start(state_, driving::Request::kStaging));
-  state_.processes.clear();  // whoever begins to stage
+  state_.processes.clear();  // the processes are not known when staging begins
   return driving::stage(state_);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// EngineEndpoint: an engine of the configuration (`engines`), and how it is brought to a version.
+// EngineEndpoint: one engine of the configuration (`engines`), and how it receives a version.
 #pragma once
 
 #include <chrono>
@@ -16,11 +16,12 @@ enum class EngineKind : unsigned char { kVllm, kSglang };
 
 enum class EngineAction : unsigned char {
   kPullWeights,     // POST /pull_weights, then POST /update_weights_from_disk
-  kUpdateFromDisk,  // POST /update_weights_from_disk: a receiver has patched the checkpoint already
+  kUpdateFromDisk,  // POST /update_weights_from_disk, after a receiver has patched the checkpoint
   kUpdateFlush,     // POST /update_weights_from_disk with the flush files of each version
 };
 
-// The layout of the files that it loads. Here, since job/ asks, which takes nothing of engines/.
+// The layout of the files that the engine loads. Defined here because job/ needs it and must not
+// depend on the rest of engines/.
 [[nodiscard]] constexpr DirectoryLayout layout_read_by(EngineAction action) {
   return action == EngineAction::kUpdateFlush ? DirectoryLayout::kFlush : DirectoryLayout::kHfDelta;
 }
@@ -28,23 +29,24 @@ enum class EngineAction : unsigned char {
 // Exactly one of `kind` and `action` is set.
 struct EngineEndpoint {
   std::string url;                       // http://host:port or https://...; paths are appended
-  std::optional<EngineKind> kind{};      // an agent drives it
-  std::optional<EngineAction> action{};  // the trainer tells it to load files
-  std::string local_checkpoint_dir{};    // as the engine sees it; not with kind or kUpdateFlush
-  std::string token_file{};              // empty, or it holds a bearer token
-  std::string token{};                   // the bearer token; empty: none
+  std::optional<EngineKind> kind{};      // an agent drives the engine
+  std::optional<EngineAction> action{};  // the trainer asks the engine to load files
+  std::string local_checkpoint_dir{};  // path as the engine sees it; not with kind or kUpdateFlush
+  std::string token_file{};            // contains a bearer token; empty: none
+  std::string token{};                 // the bearer token; empty: none
 };
 
-// Calls to an engine, whoever makes them.
+// Limits for the HTTP calls to an engine.
 struct EngineCalls {
   std::chrono::milliseconds timeout{120'000};  // of one call
-  unsigned retries = 3;                        // further tries: of a told engine's call, of an
-                                               // update by an agent
-  std::chrono::milliseconds retry_wait{500};   // before the first of them; then twice as long
+  // Retries of a failed call (engines with an action) or of a failed update (engines with an
+  // agent).
+  unsigned retries = 3;
+  std::chrono::milliseconds retry_wait{500};  // before the first retry; doubles each time
 };
 
-// Reads the token file. kInvalidArgument, naming the url, if it cannot be called, or if the token
-// fits no header. Before an EngineLink is made of it.
+// Reads the token file. kInvalidArgument, naming the url, if the url cannot be called or the token
+// does not fit into a header. Call it before you create an EngineLink.
 [[nodiscard]] Status prepare_endpoint(EngineEndpoint& engine);
 
 }  // namespace driftless

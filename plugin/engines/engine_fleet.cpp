@@ -10,7 +10,7 @@ namespace driftless {
 namespace {
 
 constexpr std::chrono::milliseconds kShortestWait{100}, kLongestWait{10'000};
-constexpr std::size_t kMaxUpdates = 4096;  // that nobody took
+constexpr std::size_t kMaxUpdates = 4096;  // kept until the caller takes them
 
 }  // namespace
 
@@ -91,7 +91,8 @@ std::optional<std::uint64_t> EngineFleet::next(Engine& engine) {
     wait = std::min({look_, kLongestWait, std::max(doubled, kShortestWait)});
   }
   std::unique_lock lock(mutex_);
-  // What does not answer is only looked at: with each version, and in between.
+  // An engine that does not answer gets no updates, only looks: at each new version, and in
+  // between.
   const auto news = [&] {
     return stop_ || goal_ > (away ? engine.state.goal : engine.state.version);
   };
@@ -107,17 +108,18 @@ void EngineFleet::run(Engine& engine) {
     const bool away = !engine.state.reachable;
     if (*goal == 0 || away) {
       if (away) note_goal(engine, *goal);
-      if (look(engine, away) && away) failed_goal = 0;  // it is back
+      if (look(engine, away) && away) failed_goal = 0;  // it answers again
       continue;
     }
     if (*goal == failed_goal) {
-      // Given up already: now and then, until something newer is there.
+      // This update failed before: retry less and less often, until a newer version replaces it.
       pause = std::min(2 * pause, kLongestWait);
       if (!sleep(pause, *goal)) continue;
     } else {
       pause = calls_.retry_wait;
     }
-    // An update holds what other engines wait for: the checkpoint's files.
+    // An update locks the checkpoint's files, for which other engines wait. So first check that the
+    // engine answers.
     if (failed_goal > 0 && !look(engine, true)) continue;
     EngineRecord done = update(engine, *goal);
     failed_goal = done.status.ok() ? 0 : *goal;
@@ -137,7 +139,7 @@ void EngineFleet::note_goal(Engine& engine, std::uint64_t goal) {
 
 void EngineFleet::keep(Engine& engine, EngineRecord done) {
   const std::scoped_lock lock(mutex_);
-  if (stop_ && !done.status.ok()) return;  // what was cut short is no failure of the engine
+  if (stop_ && !done.status.ok()) return;  // the stop cut the update short; the engine did not fail
   if (done.status.ok()) {
     done.confirmed = done.version;
     done.reachable = true;
@@ -171,7 +173,7 @@ bool EngineFleet::look(Engine& engine, bool whole) {
     const std::scoped_lock lock(mutex_);
     last = stop_;
     const bool news = goal_ > std::max(engine.state.goal, engine.state.version);
-    if (!whole && news) return false;  // a version came meanwhile
+    if (!whole && news) return false;  // a new version arrived meanwhile
     engine.hurry = false;
     engine.whole = whole;
     if (!away) engine.held = engine.state.version;
@@ -183,13 +185,13 @@ bool EngineFleet::look(Engine& engine, bool whole) {
   const bool silent =
       still.code() == StatusCode::kIo || still.code() == StatusCode::kDeadlineExceeded;
   const std::scoped_lock lock(mutex_);
-  if (engine.hurry && !still.ok()) return false;  // it was cut short
+  if (engine.hurry && !still.ok()) return false;  // the look was cut short
   engine.unanswered = silent ? engine.unanswered + 1 : 0;
   EngineRecord found = engine.state;
   found.attempts = 0;
   found.commit = {};
   if (last ? !still.ok() : silent) {
-    // One that does not answer now may serve it still, unless this was the last question.
+    // The engine may still serve its version, unless this was the last look.
     if (away || (!last && engine.unanswered < kLooks)) return false;
     found.version = 0;
     found.reachable = !silent;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// EngineFleet: keeps the engines of a host at the newest version, each on a thread of its own, so
-// that one that is slow, failing or dead holds up no other.
+// EngineFleet: keeps the engines of a host at the newest version. Each engine has its own thread,
+// so that a slow, failing or dead engine delays no other.
 //
-// An update that fails is tried again, ever more rarely, until a newer version takes its place.
+// A failed update is retried, less and less often, until a newer version replaces it.
 //
-// An engine that is idle is asked now and then what it serves. One that has lost its version, as it
-// was started anew, is updated again at once. One that does not answer two looks in a row is not
-// reachable, and holds nothing that anybody could name; it is asked ever more rarely, and with each
-// version, until it answers: then it is as it was, or updated. A look takes kLook at most, and
-// ends when a version comes, unless the engine failed before. The calls below are for one thread.
+// The fleet polls an idle engine for its version now and then (a look). An engine that has lost its
+// version, because it was restarted, is updated again at once. An engine that does not answer two
+// looks in a row counts as unreachable, and its version as unknown. The fleet then polls it less
+// and less often, and at each new version, until it answers and is found unchanged or is updated. A
+// look takes kLook at most; a new version ends it early, unless the engine failed before. Call the
+// functions below from one thread.
 #pragma once
 
 #include <atomic>
@@ -31,59 +32,61 @@ namespace driftless {
 class EngineFleet {
  public:
   static constexpr std::chrono::milliseconds kLook{5'000};
-  static constexpr unsigned kLooks = 2;  // without an answer
+  static constexpr unsigned kLooks = 2;  // looks without an answer
 
-  // An update counts as failed after calls.retries further tries. `look`: between two questions to
-  // an engine that is idle.
+  // An update counts as failed after calls.retries retries. `look`: time between two looks at an
+  // idle engine.
   EngineFleet(const EngineCalls& calls, std::vector<std::string> urls,
               std::chrono::milliseconds look = std::chrono::seconds(10));
   EngineFleet(const EngineFleet&) = delete;
   EngineFleet& operator=(const EngineFleet&) = delete;
-  ~EngineFleet();  // as stop()
+  ~EngineFleet();  // calls stop()
 
-  // True once stop() was called: what the sessions' links look at.
+  // True once stop() was called; the sessions' links watch it.
   [[nodiscard]] const std::atomic<bool>& stopping() const { return stop_; }
-  // How the session of this engine makes its calls: as http_call(), within the bounds of a look.
+  // The function with which this engine's session makes its calls: as http_call(), within the time
+  // limits of a look.
   [[nodiscard]] HttpFunction http(std::size_t engine, HttpFunction call = http_call);
-  // Sessions in the order of the urls; called once.
+  // Sessions in the order of the urls. Call it once.
   void start(std::vector<std::unique_ptr<EngineSession>> sessions);
-  // The engines are to be at this version; one more than the last.
+  // Sets the version that the engines shall reach. It never goes back.
   void set_goal(std::uint64_t version);
-  // Records hold what an engine says of itself, and when; the rest of the origin, run, digest and
-  // kind are the caller's. The updates that were finished, or given up for now, since the last
-  // call, and what looks found out.
+  // Returns the updates that ended since the last call, successful or given up for now, and the
+  // results of looks. A record holds the engine's own report and its time; the caller fills in the
+  // rest of the origin, the run, the digest and the kind.
   [[nodiscard]] std::vector<EngineRecord> take_updates();
-  // What each engine holds now.
+  // The present state of each engine.
   [[nodiscard]] std::vector<EngineRecord> states() const;
   // Whether every engine is at `version`.
   [[nodiscard]] bool all_at(std::uint64_t version) const;
-  // Ends what may be ended; engines that are paused are resumed before it returns, if their ranks
-  // hold one version. `confirm`: each is asked once more what it serves.
+  // Stops all threads and cuts short the calls that allow it. Before it returns, it resumes paused
+  // engines whose ranks hold one version. `confirm`: polls each engine once more.
   void stop(bool confirm = false);
 
  private:
   struct Engine {
     EngineRecord state;
     std::unique_ptr<EngineSession> session;
-    std::function<void()> join;  // empty: it does not run
-    // Of its own thread.
-    std::optional<Deadline> look;    // while it is looked at
-    unsigned unanswered = 0;         // looks in a row
-    std::uint64_t held = 0;          // by a look that is not answered: what it held before
-    bool whole = false;              // no version ends the look; with the mutex
+    std::function<void()> join;  // empty: no thread is running
+    // Used only by the engine's own thread.
+    std::optional<Deadline> look;    // set during a look
+    unsigned unanswered = 0;         // consecutive looks without an answer
+    std::uint64_t held = 0;          // the version held before a look that was not answered
+    bool whole = false;              // a new version does not end the look; guarded by the mutex
     std::atomic<bool> hurry{false};  // ends a look
   };
   void run(Engine& engine);
-  // What is to be done next, once there is something: a version to reach; 0: a look; nothing: stop.
+  // Waits for the next task: a version to reach, 0 for a look, or nothing to stop.
   [[nodiscard]] std::optional<std::uint64_t> next(Engine& engine);
   [[nodiscard]] EngineRecord update(Engine& engine, std::uint64_t goal);
   void keep(Engine& engine, EngineRecord done);
-  // Asks the engine what it serves. False: it did not answer. `whole`: also if a version comes.
+  // Polls the engine for its version. False: it did not answer. `whole`: a new version does not end
+  // the poll.
   bool look(Engine& engine, bool whole);
   void note_goal(Engine& engine, std::uint64_t goal);
-  // With the mutex.
+  // Call it with the mutex held.
   void note(Engine& engine, EngineRecord made);
-  // Sleeps; false: stopping, or there is a newer goal.
+  // Sleeps. False if the fleet is stopping or has a newer goal.
   [[nodiscard]] bool sleep(std::chrono::milliseconds wait, std::uint64_t goal);
 
   const EngineCalls calls_;

@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Called by libcurl; another number than was given ends the transfer.
+// Called by libcurl. A return value other than the number of bytes given ends the transfer.
 std::size_t take(char* bytes, std::size_t size, std::size_t count, void* data) {
   auto& body = *static_cast<std::string*>(data);
   const std::size_t more = size * count;
@@ -20,7 +20,7 @@ std::size_t take(char* bytes, std::size_t size, std::size_t count, void* data) {
   return more;
 }
 
-// Called by libcurl now and then; anything but 0 ends the transfer.
+// Called by libcurl now and then. A return value other than 0 ends the transfer.
 int ask_whether_to_stop(void* stop, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   return *static_cast<const std::atomic<bool>*>(stop) ? 1 : 0;
 }
@@ -39,7 +39,7 @@ bool prepare(CURL* easy, const HttpCall& call, const CurlHeaders& headers, milli
   set_curl(easy, ok, CURLOPT_HTTPHEADER, headers.get());
   set_curl(easy, ok, CURLOPT_TIMEOUT_MS,
            static_cast<long>(std::max<milliseconds::rep>(1, timeout.count())));
-  set_curl(easy, ok, CURLOPT_PROXY, "");  // not the environment's
+  set_curl(easy, ok, CURLOPT_PROXY, "");  // ignore proxies of the environment
   set_curl(easy, ok, CURLOPT_WRITEFUNCTION, take);
   set_curl(easy, ok, CURLOPT_WRITEDATA, &body);
   return ok;
@@ -67,7 +67,7 @@ void judge_failure(const HttpCall& call, CURLcode code, milliseconds timeout, Ht
   }
 }
 
-// Called by libcurl in place of socket().
+// Called by libcurl in place of socket(): refuses to open a connection.
 curl_socket_t open_none(void*, curlsocktype, curl_sockaddr*) { return CURL_SOCKET_BAD; }
 
 HttpAnswer perform(CURL* easy, const HttpCall& call, milliseconds timeout,
@@ -75,7 +75,7 @@ HttpAnswer perform(CURL* easy, const HttpCall& call, milliseconds timeout,
   HttpAnswer answer;
   CurlHeaders headers;
   bool ok = easy != nullptr && headers.add("Content-Type: application/json") &&
-            headers.add("Expect:");  // the body follows at once
+            headers.add("Expect:");  // send the body at once
   if (ok && !call.token.empty()) ok = headers.add("Authorization: Bearer " + call.token);
   ok = ok && prepare(easy, call, headers, timeout, answer.body);
   if (ok && stop != nullptr) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of engine_http_curl.cpp where libcurl was not found.
+// Built in place of engine_http_curl.cpp if libcurl was not found.
 #include "plugin/engines/engine_http.h"
 
 namespace driftless {

@@ -107,7 +107,7 @@ std::string_view to_string(EngineKind kind) {
 
 Status prepare_endpoint(EngineEndpoint& engine) {
   const std::string& url = engine.url;
-  // Of a URL that is none nobody knows where a password in it ends.
+  // In an invalid URL the end of a password is not known, so show only what follows the last '@'.
   const std::string name = shown(without_users(url.substr(url.rfind('@') + 1)));
   if (!url.starts_with("http://") && !url.starts_with("https://")) {
     return error(StatusCode::kInvalidArgument, "engine ", name,
@@ -130,7 +130,7 @@ Status prepare_endpoint(EngineEndpoint& engine) {
 }
 
 Status known_call(const Status& status) {
-  // The first is ours; the engine's words follow.
+  // The first match is ours (engine_link); the engine's message follows it.
   constexpr std::string_view kStatus = "answered with status ";
   const std::string_view message = status.message();
   const std::size_t found = message.find(kStatus);

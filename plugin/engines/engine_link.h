@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EngineLink: JSON over HTTP with one engine (engine_http.h). What it answers is strict JSON, or a
-// failure that names the call, the HTTP status and the engine's words. Any thread.
+// EngineLink: JSON over HTTP with one engine (engine_http.h). An answer is strict JSON, or a
+// failure that names the call, the HTTP status and the engine's message. Any thread.
 #pragma once
 
 #include <atomic>
@@ -15,34 +15,35 @@
 
 namespace driftless {
 
-// One call, as it was answered.
+// The answer to one call.
 struct EngineReply {
-  // kIo: the engine could not be reached, or says 5xx; kInvalidArgument: 3xx or 4xx;
-  // kDeadlineExceeded; kCorrupt: no JSON object. An empty answer is an empty object.
+  // kIo: the engine could not be reached, or answered 5xx. kInvalidArgument: 3xx or 4xx.
+  // kDeadlineExceeded: too late. kCorrupt: not a JSON object. An empty body counts as an empty
+  // object.
   Status status;
-  long http_status = 0;  // 0: nothing was answered
-  bool again = false;    // it may go well another time
-  bool kept = false;     // the next call can go to the same server process
-  std::string words;     // the engine's own, on one line
+  long http_status = 0;  // 0: no answer
+  bool again = false;    // a retry may succeed
+  bool kept = false;     // the next call can reach the same server process
+  std::string words;     // the engine's message, on one line
   std::string body;
 };
 
 class EngineLink {
  public:
-  // `engine` is prepared (prepare_endpoint). `stop` ends the calls that may be ended; null: none.
-  // It outlives the link.
+  // Pass `engine` through prepare_endpoint first. `stop` cuts short the calls that allow it; null:
+  // none. It outlives the link.
   EngineLink(const EngineEndpoint& engine, std::chrono::milliseconds timeout,
              const std::atomic<bool>* stop, HttpFunction http = http_call);
 
-  // `must`: also while everything ends.
+  // `must`: `stop` does not cut this call short.
   [[nodiscard]] Result<Json> post(std::string_view path, const Json& body, bool must) const;
   [[nodiscard]] Result<Json> get(std::string_view path, bool must) const;
-  // With a timeout of its own, and all that is known of the answer.
+  // With its own timeout; returns all that is known of the answer.
   [[nodiscard]] EngineReply call(std::string_view path, const Json* body,
                                  std::chrono::milliseconds timeout, bool must,
                                  bool same_server = false) const;
 
-  // The engine's address, without a user and a password: for messages.
+  // The engine's address for messages, without user and password.
   [[nodiscard]] const std::string& url() const { return name_; }
   [[nodiscard]] std::chrono::milliseconds timeout() const { return timeout_; }
   [[nodiscard]] bool stopping() const { return stop_ != nullptr && *stop_; }
@@ -54,9 +55,9 @@ class EngineLink {
   HttpFunction http_;
 };
 
-// kUnsupported in place of a refusal with 404 or 405: this engine does not know the path.
+// Turns a refusal with 404 or 405 into kUnsupported: this engine does not have the path.
 [[nodiscard]] Status known_call(const Status& status);
-// Text under a key, or nothing.
+// The text under a key; empty if there is none.
 [[nodiscard]] std::string json_text(const Json& json, const char* key);
 
 }  // namespace driftless

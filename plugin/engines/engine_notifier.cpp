@@ -35,7 +35,7 @@ bool is_version_name(std::string_view name) {
 
 }  // namespace
 
-// One engine, on the thread that notifies it.
+// One engine, used by the thread that notifies it.
 class ToldEngine {
  public:
   ToldEngine(const EngineEndpoint& engine, const NotifyOptions& options, const HttpFunction& http)
@@ -89,11 +89,12 @@ std::vector<EngineResult> EngineNotifier::notify(const PublishedVersion& version
     try {
       joins.push_back(environment().start(work));
     } catch (const std::system_error&) {
-      work();  // no thread to be had: here, then
+      work();  // no thread could be started: notify on this one
     }
   }
   for (const std::function<void()>& join : joins) join();
-  // What all have is not posted again, unless one of them is started anew.
+  // All engines have this full version: drop the older ones. A restarted engine gets this one
+  // again.
   if (version.full && all_acknowledged(results)) {
     versions_.erase(versions_.begin(), versions_.find(version.version));
   }
@@ -154,7 +155,8 @@ Status cleanup_version(FileSystem& fs, const std::string& version_directory) {
     return error(StatusCode::kInvalidArgument, version_directory,
                  ": is no directory of a version (weight_v000007), so it is not removed");
   }
-  // Hidden first: nobody finds half of a version. One that a crash left there goes, too.
+  // Rename first, so that no reader finds half of a version. This also removes what an earlier
+  // crash left under the hidden name.
   const std::string hidden = join_path(parent, concat(".", name, ".removed"));
   DRIFTLESS_RETURN_IF_ERROR(remove_tree(fs, hidden));
   if (!exists(fs, path)) return {};

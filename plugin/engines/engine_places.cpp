@@ -50,7 +50,7 @@ Result<std::vector<std::byte>> bytes_of(const Json& hex, std::string_view what) 
   return bytes;
 }
 
-// One tensor of the checkpoint, and what the ranks have of it.
+// One tensor of the checkpoint, and the ranks' shares of it.
 class Search {
  public:
   Search(EngineTransport& transport, const Checkpoint& checkpoint, std::size_t limit,
@@ -61,7 +61,7 @@ class Search {
         pause_(pause),
         found_(found) {}
 
-  // `regions`: of each rank that has a share of it.
+  // `regions`: the region of each rank that has a share of the tensor.
   Status look_into(std::uint32_t tensor, const std::map<std::int64_t, std::string>& regions) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankReply> replies,
                                ask(transport_, spec(tensor).name, 0, 0, pause_));
@@ -118,7 +118,8 @@ class Search {
     }
   }
 
-  // Blocks whose shares, each region once, do not add up to the checkpoint's.
+  // Finds the blocks whose shares, with each region counted once, do not add up to the
+  // checkpoint's.
   Status compare_sums(std::uint32_t tensor,
                       const std::map<std::string, std::vector<std::string>>& digests,
                       std::uint64_t block_units, std::set<std::uint64_t>& suspects) const {
@@ -142,7 +143,7 @@ class Search {
     return {};
   }
 
-  // Every element of a block, on every rank and at every place.
+  // Compares every element of a block, on every rank and in every parameter that holds it.
   Status compare(std::uint32_t tensor, std::uint64_t first, std::uint64_t units) {
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankReply> replies,
                                ask(transport_, spec(tensor).name, first, units, pause_));
@@ -214,7 +215,7 @@ Result<DifferentPlaces> find_places(EngineTransport& transport, const Checkpoint
       return error(StatusCode::kUnsupported, transport.name(), ": rank ", rank.rank, ": ",
                    rank.error);
     }
-    rank.holds = {};  // whatever it is
+    rank.holds = {};  // any version
     for (RankShare& share : rank.shares) {
       regions[share.tensor][rank.rank] = share.region;
       if (const auto number = checkpoint.layout().find(share.tensor)) {

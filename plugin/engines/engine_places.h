@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where an engine's weights are not those of a checkpoint: element, rank and parameter.
+// Where an engine's weights differ from those of a checkpoint: element, rank and parameter.
 //
-// The ranks are asked what lies in their memory now, whatever version they hold or do not hold
-// (EngineOp::kRead): first for the shares of all tensors, of those that differ for a digest of each
-// block, and of those for the elements themselves. Nothing is sent but names and numbers.
+// The ranks report what is in their memory now, whichever version they hold (EngineOp::kRead). The
+// search asks first for the shares of all tensors, then for the block digests of the tensors that
+// differ, then for the elements of the blocks that differ. Requests contain only names and numbers.
 //
 //   tensor ""              engine_shares.h's lists, and "suspects": [name, ...]
 //   tensor, no units       {"block_units": n, "blocks": [digest, ...], "disagree": [block, ...]}
@@ -18,20 +18,21 @@ namespace driftless {
 
 struct DifferentPlace {
   std::string tensor;
-  std::uint64_t position = 0;  // of the element in the tensor
+  std::uint64_t position = 0;  // index of the element in the tensor
   std::int64_t rank = 0;
-  std::string parameter;        // of the engine
-  std::string value, expected;  // bits, and the number if the type has one
+  std::string parameter;        // name in the engine
+  std::string value, expected;  // the bits, and the number if the type has one
 };
 struct DifferentPlaces {
-  std::vector<DifferentPlace> places;  // by tensor and position
-  bool more = false;                   // there are others
-  // Tensors whose shares overlap or are not all there: not looked for.
+  std::vector<DifferentPlace> places;  // ordered by tensor and position
+  bool more = false;                   // there are more places than the limit
+  // Tensors whose shares overlap or are incomplete; they were not searched.
   std::vector<std::string> not_compared;
 };
 
-// At most `limit` places. `checkpoint` is of the version that the engine should hold; tensors that
-// it does not have are not compared. kUnsupported if the engine's workers have no such call.
+// Returns at most `limit` places. `checkpoint` is of the version that the engine should hold;
+// tensors that are not in it are not compared. kUnsupported if the engine's workers do not have
+// this call.
 [[nodiscard]] Result<DifferentPlaces> find_places(EngineTransport& transport,
                                                   const Checkpoint& checkpoint, std::size_t limit,
                                                   PauseState pause);

@@ -56,7 +56,7 @@ class DrivenSession final : public EngineSession {
     const EngineAnswer said = transport_->carry(ask);
     const StatusCode code = said.status.code();
     if (code == StatusCode::kIo || code == StatusCode::kDeadlineExceeded) ++unanswered_;
-    const bool none = code == StatusCode::kUnsupported;  // it keeps no label
+    const bool none = code == StatusCode::kUnsupported;  // the engine keeps no label
     if (!none) DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
     const bool gone = std::exchange(unanswered_, 0) > 1;
     if (version == 0) return {};
@@ -73,8 +73,9 @@ class DrivenSession final : public EngineSession {
   }
 
  private:
-  // A label is a number, and every run has that one. `gone`: it did not answer for a while, so what
-  // does not tell what it holds was started anew, as far as anybody knows.
+  // Checks more than the label, because a label is only a number, and every run has a version with
+  // that number. `gone`: the engine did not answer for a while. Then an engine that does not report
+  // what it holds counts as restarted.
   [[nodiscard]] Status check_identity(bool gone) {
     EngineCall ask{.op = EngineOp::kAsk};
     ask.must = ask.quiet = true;
@@ -83,7 +84,7 @@ class DrivenSession final : public EngineSession {
     driver_.heard(said);
     DRIFTLESS_RETURN_IF_ERROR(said.status.with_context(transport_->name()));
     for (const RankReply& reply : said.ranks) {
-      const bool silent = reply.process.empty() && reply.state == "unknown";  // it tells nothing
+      const bool silent = reply.process.empty() && reply.state == "unknown";  // it reports nothing
       if ((silent && !gone) || reply.holds == held_) continue;
       return error(StatusCode::kMismatch, transport_->name(), ": rank ", reply.rank, " holds ",
                    to_string(reply.holds), ", expected ", to_string(held_),
@@ -93,7 +94,8 @@ class DrivenSession final : public EngineSession {
   }
 
   [[nodiscard]] Status prove() {
-    const bool workers = transport_->has_sessions() && !options_.source.empty();  // ours
+    // Whether the workers are ours.
+    const bool workers = transport_->has_sessions() && !options_.source.empty();
     if (first_.asked() || !workers) return {};
     const DriverResult opened = run_request(driver_, driver_.begin_open(options_.run), *transport_);
     return first_.ask(opened, *transport_, driver_.pause_state());
@@ -103,9 +105,9 @@ class DrivenSession final : public EngineSession {
   std::unique_ptr<EngineTransport> transport_;
   EngineSessionOptions options_;
   EngineDriver driver_;
-  EngineIdentity held_;  // after the last update that went well
+  EngineIdentity held_;  // after the last successful update
   bool lost_ = false;
-  unsigned unanswered_ = 0;  // questions of check() in a row
+  unsigned unanswered_ = 0;  // consecutive calls of check() without an answer
 };
 
 }  // namespace
@@ -113,7 +115,7 @@ class DrivenSession final : public EngineSession {
 void VersionDigests::note(std::uint64_t version, const Digest& digest) {
   const std::scoped_lock lock(mutex_);
   digests_[version] = digest;
-  // The base's stays.
+  // Version 0 stays.
   if (digests_.size() > kMaxDigests) digests_.erase(std::next(digests_.begin()));
 }
 

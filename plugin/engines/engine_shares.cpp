@@ -9,7 +9,7 @@
 namespace driftless {
 namespace {
 
-// Names in an error: enough to look at.
+// The number of names shown in an error.
 constexpr std::size_t kNamesShown = 3;
 
 Status malformed_share(std::string_view what, std::string_view how) {
@@ -50,10 +50,10 @@ std::vector<std::string> processes_of(const std::vector<RankReply>& replies) {
   return processes;
 }
 
-// What all ranks say of one tensor.
+// The shares of all ranks in one tensor.
 struct TensorShares {
   std::vector<std::pair<std::int64_t, const RankShare*>> held;  // by rank
-  std::string unproven;                                         // why, and of which rank
+  std::string unproven;                                         // reason and rank
 };
 
 TensorVerdict judge(const std::string& name, const TensorShares& said) {
@@ -117,7 +117,7 @@ std::map<std::string, TensorShares> by_tensor(const std::vector<RankShares>& ran
   return tensors;
 }
 
-// Why the ranks are not all at one version that each of them can prove; empty: they are.
+// Why the ranks do not all hold one version that each can prove; empty if they do.
 std::string disagreement(const std::vector<RankShares>& ranks, EngineProof& proof) {
   if (ranks.empty()) return "no rank answered";
   proof.holds = ranks.front().holds;
@@ -201,7 +201,7 @@ EngineProof add_up(const std::vector<RankShares>& ranks) {
                   : proof.untold > 0 || proof.proven == 0 ? ShareVerdict::kCannotTell
                                                           : ShareVerdict::kProven;
   proof.why = proof.tensors.empty() ? "the ranks hold no tensor" : summary(proof);
-  // The tensors' digests are those of the version that the ranks name.
+  // The tensors' digests belong to the version that the ranks report.
   if (proof.verdict == ShareVerdict::kProven && to_hex(proof.sum) != proof.holds.digest) {
     proof.verdict = ShareVerdict::kDiffers;
     proof.why = concat("all tensors add up to ", to_hex(proof.sum), ", and the ranks hold ",
@@ -261,9 +261,9 @@ Result<std::vector<RankShares>> ask_shares(EngineTransport& transport, bool swee
 }
 
 Status FirstProof::ask(const DriverResult& opened, EngineTransport& transport, PauseState pause) {
-  if (asked() || !opened.status.ok() || !opened.known) return {};  // the update tells why
+  if (asked() || !opened.status.ok() || !opened.known) return {};  // the update reports why
   const Result<std::vector<RankShares>> ranks = ask_shares(transport, false, pause);
-  // Workers of a release without this call prove nothing, however often they are asked.
+  // Workers of a release without this call can never prove anything: do not ask again.
   if (!ranks.ok() && ranks.status().code() != StatusCode::kUnsupported) return {};
   if (ranks.ok()) {
     const EngineProof proof = add_up(*ranks);
@@ -272,7 +272,7 @@ Status FirstProof::ask(const DriverResult& opened, EngineTransport& transport, P
           StatusCode::kMismatch, transport.name(), ": ", proof.why,
           "; nothing is built on that, and the engine is not updated: restart it with its base");
     }
-    // One that still stages for a driver before this one has told nothing yet.
+    // A rank that still stages for an earlier driver has not reported its shares: ask again later.
     const auto silent = [](const RankShares& rank) { return !rank.error.empty(); };
     if (std::ranges::any_of(*ranks, silent)) return {};
   }

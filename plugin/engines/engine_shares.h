@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of an engine hold of each tensor, and whether it adds up to the version: each rank
-// sums the elements that it has, and the sum over all of them, each element once, must be the
-// digest that the version's manifest has for the tensor.
+// Checks whether the ranks of an engine together hold a version. For each tensor, every rank sums
+// the elements that it has. The sum over all ranks, with each element counted once, must equal the
+// tensor's digest in the version's manifest.
 //
 //   {..., "shares": [[name, elements, of elements, region, digest, manifest's digest], ...],
 //         "unproven": [[name, why], ...], "absent": [name, ...]}               of each rank
 //
-// `region` stands for which elements: ranks that name the same one are replicas, which count once
-// and must have the same digest. A manifest's digest may be empty: the rank does not know it.
+// `region` identifies the set of elements. Ranks with the same region are replicas: they count once
+// and must have the same digest. The manifest's digest is empty if the rank does not know it.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -27,12 +27,12 @@ struct RankShare {
 struct RankShares {
   std::int64_t rank = 0;
   EngineIdentity holds;
-  std::string error;  // if it tells no shares: why
+  std::string error;  // why the rank reports no shares
   std::vector<RankShare> shares;
-  std::vector<std::pair<std::string, std::string>> unproven;  // tensor, why
-  std::vector<std::string> absent;                            // tensors of which it has nothing
+  std::vector<std::pair<std::string, std::string>> unproven;  // tensor, reason
+  std::vector<std::string> absent;  // tensors of which the rank holds nothing
 };
-// kCorrupt if it is no such reply.
+// kCorrupt if the reply has another form.
 [[nodiscard]] Result<RankShares> parse_rank_shares(const RankReply& reply, std::string_view what);
 
 enum class ShareVerdict : unsigned char { kProven, kDiffers, kCannotTell };
@@ -42,45 +42,47 @@ struct TensorVerdict {
   std::string tensor;
   ShareVerdict verdict = ShareVerdict::kProven;
   Digest sum;                      // over the ranks
-  std::optional<Digest> manifest;  // what it must be
-  std::string why;                 // of all but kProven
+  std::optional<Digest> manifest;  // the expected sum
+  std::string why;                 // reason, unless kProven
 };
 
 struct EngineProof {
   ShareVerdict verdict = ShareVerdict::kCannotTell;
-  EngineIdentity holds;                // of all ranks, if they agree
+  EngineIdentity holds;                // reported by all ranks, if they agree
   std::vector<TensorVerdict> tensors;  // by name
   std::uint64_t proven = 0, differing = 0, untold = 0;
-  Digest sum;       // over all ranks and tensors: what `holds` must name
-  std::string why;  // in one line, with the first tensors' names; empty if proven
+  Digest sum;       // over all ranks and tensors; must equal the digest in `holds`
+  std::string why;  // one line, with the first tensors' names; empty if proven
 };
-// A pure function of what the ranks said.
+// A pure function of the ranks' replies.
 [[nodiscard]] EngineProof add_up(const std::vector<RankShares>& ranks);
 
-// With `all` every tensor, else those that are not proven.
+// With `all` every tensor, otherwise those that are not proven.
 [[nodiscard]] nlohmann::ordered_json proof_to_json(const EngineProof& proof,
                                                    const std::vector<RankShares>& ranks, bool all);
 
-// Asks all ranks. With `sweep` they read their weights now; else they tell what they tracked since
-// they last did. kUnsupported if the engine's workers have no such call.
+// Asks all ranks. With `sweep` they read their weights now; otherwise they report the sums that
+// they have tracked since their last sweep. kUnsupported if the engine's workers do not have this
+// call.
 [[nodiscard]] Result<std::vector<RankShares>> ask_shares(EngineTransport& transport, bool sweep,
                                                          PauseState pause);
 
-// Whether what the ranks of an engine hold adds up to the version that they name: asked once of
-// each server process, before anything is built on it. Each rank proves its own share from then on
+// Checks that the weights of an engine's ranks add up to the version that they report. It checks
+// each server process once, before updates build on it. From then on each rank proves its own share
 // (receiver.prove).
 class FirstProof {
  public:
   [[nodiscard]] bool asked() const { return !processes_.empty(); }
-  // `opened`: what a request to open came to. kMismatch, naming the tensors, if it does not add up.
-  // Ok if it could not be asked: the next call asks again.
+  // `opened`: the result of a request to open. kMismatch, naming the tensors, if the weights do not
+  // add up. Ok if the ranks could not be asked: the next call asks again.
   [[nodiscard]] Status ask(const DriverResult& opened, EngineTransport& transport,
                            PauseState pause);
-  // Of every later request: if another server answers, it is asked, too.
+  // Takes the replies to every later request: if another server process answers, it is checked,
+  // too.
   void heard(const std::vector<RankReply>& replies);
 
  private:
-  std::vector<std::string> processes_;  // that were asked
+  std::vector<std::string> processes_;  // already checked
 };
 
 }  // namespace driftless

@@ -10,7 +10,7 @@
 namespace driftless {
 namespace {
 
-// Short slices, so that a stop is seen soon.
+// Waits in short slices, so that a stop takes effect soon.
 Status wait_for(const EngineCall& call, const EngineTransport& transport) {
   using std::chrono::milliseconds;
   constexpr milliseconds kSlice{20};

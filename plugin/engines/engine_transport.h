@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// EngineTransport: carries the driver's calls (engine_driver.h) to one engine. vLLM and SGLang are
-// two tables of how to say them over HTTP; engines that read files are two more.
+// EngineTransport: carries the driver's calls (engine_driver.h) to one engine. vLLM and SGLang each
+// have a transport that maps the calls to HTTP requests; engines that read files have two more.
 //
 // One thread at a time.
 #pragma once
@@ -21,71 +21,72 @@ namespace driftless {
 class EngineTransport {
  public:
   virtual ~EngineTransport() = default;
-  // Never kWait or kEnd.
+  // `call` is never kWait or kEnd.
   [[nodiscard]] virtual EngineAnswer carry(const EngineCall& call) = 0;
-  // A request has ended.
+  // The driver's request has ended.
   virtual void ended() {}
-  // For messages: the engine's address.
+  // The engine's address, for messages.
   [[nodiscard]] virtual const std::string& name() const = 0;
-  // Whether waits are to be cut short.
+  // Whether waits shall be cut short.
   [[nodiscard]] virtual bool stopping() const { return false; }
   [[nodiscard]] virtual bool has_sessions() const { return true; }
 };
 
-// What kOpen asks of each rank. Workers of releases without agent.take_over know the source alone.
+// The arguments of kOpen for each rank. Workers of releases without agent.take_over accept only the
+// source.
 [[nodiscard]] Json open_arguments(const EngineCall& call);
-// What kRead asks of each rank.
+// The arguments of kRead for each rank.
 [[nodiscard]] Json read_arguments(const EngineCall& call);
 
-// Carries a request to its end, and sleeps if the driver waits. The result's status names the
+// Carries a request to its end and sleeps when the driver waits. The result's status names the
 // engine.
 [[nodiscard]] DriverResult run_request(EngineDriver& driver, EngineCall first,
                                        EngineTransport& transport);
 
-// Which engine answers there: SGLang's /server_info has tp_size, vLLM's does not. kIo if none
-// answers.
+// Finds out which engine answers at the link: SGLang's /server_info has tp_size, vLLM's does not.
+// kIo if there is no answer.
 [[nodiscard]] Result<EngineKind> find_engine_kind(const EngineLink& link);
 
-// vLLM with our worker extension: asked by /collective_rpc, committed in its weight transfer
-// session.
+// vLLM with our worker extension: the ranks are called by /collective_rpc, and commits go through
+// vLLM's weight transfer session.
 [[nodiscard]] std::unique_ptr<EngineTransport> make_vllm_transport(EngineLink link);
 
-// SGLang with our loader, as the server's --custom-weight-loader names it. `timeout`: for the
-// ranks' answers, which come by files in a directory below `shm_dir` (of the host_shm road; the
+// SGLang with our loader, named by the server's --custom-weight-loader. `timeout`: limit for the
+// ranks' answers, which arrive as files in a directory below `shm_dir` (of the host_shm road; the
 // engine knows it, too).
 [[nodiscard]] Result<std::unique_ptr<EngineTransport>> make_sglang_transport(
     EngineLink link, std::string loader, std::chrono::milliseconds timeout,
     const std::string& shm_dir);
 
-// An engine of this process. `call` takes an operation ("rpc", "pause", "begin", ...) and its
-// arguments as JSON, and returns JSON: of "rpc" an array with one reply of each rank, of
-// "read_label" a string.
+// An engine in this process. `call` takes an operation ("rpc", "pause", "begin", ...) and its
+// arguments as JSON, and returns JSON: for "rpc" an array with one reply per rank, for "read_label"
+// a string.
 using InProcessCall =
     std::function<Result<std::string>(const std::string& operation, const std::string& arguments)>;
 [[nodiscard]] std::unique_ptr<EngineTransport> make_in_process_transport(InProcessCall call);
 
-// What engines that read files are given. The checkpoint is patched by whoever holds `lock`
-// exclusively; engines read it while it is held shared.
+// The version offered to engines that read files. The process that patches the checkpoint holds
+// `lock` exclusively; transports hold it shared while their engines read.
 struct DiskVersions {
   std::shared_timed_mutex lock;
-  std::atomic<bool> writer_waits{false};  // nobody begins to read
+  std::atomic<bool> writer_waits{false};  // a writer waits for the lock: start no new read
   std::string checkpoint;
-  EngineIdentity holds;  // of the checkpoint
-  // The tensors that changed between `changed_from` and the checkpoint's version, whole, as a
-  // directory; empty: only the checkpoint has them.
+  EngineIdentity holds;  // version of the checkpoint
+  // A directory with all tensors, whole, that changed between `changed_from` and the checkpoint's
+  // version; empty: only the checkpoint has them.
   std::string changed;
   std::uint64_t changed_from = 0;
-  // Whether the files are as they were when they were patched; asked before and after every load,
-  // while the lock is held shared.
+  // Whether the files are still as they were patched. Called before and after every load, with the
+  // lock held shared.
   std::function<Status()> check;
 };
-// vLLM as it comes: its workers load the checkpoint again. `versions` outlives it.
+// Unmodified vLLM: its workers load the checkpoint again. `versions` outlives it.
 [[nodiscard]] std::unique_ptr<EngineTransport> make_vllm_disk_transport(EngineLink link,
                                                                         DiskVersions& versions);
-// SGLang as it comes: the changed tensors, or the whole checkpoint unless this transport itself
-// brought this very server process to the version before. `check`: that the model at this path has
-// the checkpoint's tensors, in their shapes; asked before the first update, because another shape
-// ends the server.
+// Unmodified SGLang. It loads only the changed tensors if this transport itself brought the same
+// server process to the version before, otherwise the whole checkpoint. `check`: whether the model
+// at this path has the checkpoint's tensors in the same shapes; called before the first update,
+// because another shape ends the server.
 [[nodiscard]] std::unique_ptr<EngineTransport> make_sglang_disk_transport(
     EngineLink link, DiskVersions& versions, std::function<Status(const std::string&)> check);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine of this process, reached by one function.
+// Drives an engine in this process through one function.
 #include <nlohmann/json.hpp>
 
 #include "plugin/engines/engine_transport.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// OneRankTransport: an engine that reads files, as the driver sees it: one rank, which holds what
-// this transport itself made it load. What anybody else loaded is unknown; a load that failed
-// leaves parts of two versions. Internal to engines/.
+// OneRankTransport: presents an engine that reads files to the driver as one rank. The rank holds
+// what this transport loaded into the engine; anything that others loaded is unknown, and a failed
+// load leaves parts of two versions. Internal to engines/.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -24,7 +24,7 @@ class OneRankTransport : public EngineTransport {
   EngineAnswer carry(const EngineCall& call) override {
     switch (call.op) {
       case EngineOp::kAsk:
-      case EngineOp::kRollback: {  // it cannot go back: what it holds is told
+      case EngineOp::kRollback: {  // it cannot roll back: it reports what it holds
         if (Status seen = look(call.must); !seen.ok()) return {.status = std::move(seen)};
         return {.ranks = {reply()}};
       }
@@ -39,11 +39,13 @@ class OneRankTransport : public EngineTransport {
   }
 
  protected:
-  // What the server says of itself: process_, and whether it still holds what was loaded.
+  // Asks the server for its process (process_) and clears holds_ if it no longer holds what was
+  // loaded.
   [[nodiscard]] virtual Status look(bool must) = 0;
-  // Makes staged_ ready.
+  // Prepares staged_.
   [[nodiscard]] virtual Status stage() = 0;
-  // Loads staged_. It holds that if this is ok, and else, unless nothing was said, is torn.
+  // Loads staged_. If this is ok the engine holds staged_; otherwise it is torn, unless no request
+  // was sent.
   [[nodiscard]] virtual Status write() = 0;
   [[nodiscard]] virtual EngineAnswer server_call(const EngineCall& call) = 0;
 
@@ -52,8 +54,9 @@ class OneRankTransport : public EngineTransport {
   }
 
   EngineLink link_;
-  std::string process_;                           // empty: it does not tell
-  std::optional<EngineIdentity> holds_, staged_;  // loaded by us into process_; to be loaded
+  std::string process_;  // empty: the server does not report it
+  // holds_: loaded by this transport into process_. staged_: to be loaded next.
+  std::optional<EngineIdentity> holds_, staged_;
 
  private:
   [[nodiscard]] RankReply reply() const {

@@ -11,7 +11,7 @@
 namespace driftless {
 namespace {
 
-constexpr int kAskAttempts = 8;  // a queue slips by one each time that a call raises
+constexpr int kAskAttempts = 8;  // the queue slips by one each time a call raises
 constexpr std::size_t kMaxRanks = 4096;
 
 std::string nonce_of(const Json& reply) {
@@ -24,7 +24,7 @@ std::string dumped(const Json& reply) {
   return reply.dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
-// Text under a key; false if there is something else.
+// Reads the text under a key. False if the value is not text.
 bool take_text(const Json& reply, const char* key, bool needed, std::string& text) {
   const auto found = reply.find(key);
   if (found == reply.end() || found->is_null()) return !needed;
@@ -105,7 +105,7 @@ Result<std::vector<RankReply>> ask_ranks(const CallRanks& call, std::string_view
       DRIFTLESS_ASSIGN_OR_RETURN(got[rank], parse_rank_reply(results[rank], what));
     }
     if (ranks > 0 && got.size() == ranks) break;
-    // The question was heard; the next answers tell what came of it.
+    // The ranks received the question. Do not repeat it: the next status replies report its result.
     asked = "driftless_status";
     arguments = Json::object();
   }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of an engine answer to our workers' calls (plugin/receive/worker_reply.h).
+// The replies of an engine's ranks to our workers' calls (plugin/receive/worker_reply.h).
 //
 //   {"nonce","rank","process","ok","error","state","version","staged_version","run","follows",
 //    "digest","session","updating",...}                                           of each rank
 //
-// An engine's reply queue that has slipped answers each call with the answer to the one before: an
-// answer counts only if it carries a nonce of this question, or of its repetition.
+// If an engine's reply queue has slipped, each call receives the answer to the call before. So an
+// answer counts only if it carries a nonce of this question or of its repetition.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,11 @@
 
 namespace driftless {
 
-// Which weights a rank holds. Two are the same only if all three are.
+// Which weights a rank holds. Two identities are equal only if all three fields are.
 struct EngineIdentity {
-  std::string run;           // hex; empty: a base, of no run yet
-  std::int64_t version = 0;  // kTornVersion
-  std::string digest;        // the manifest's, hex; empty: the rank cannot tell
+  std::string run;           // hex; empty: a base that belongs to no run yet
+  std::int64_t version = 0;  // or kTornVersion
+  std::string digest;        // the manifest's, hex; empty: the rank does not know it
 
   friend bool operator==(const EngineIdentity&, const EngineIdentity&) = default;
 };
@@ -33,28 +33,29 @@ struct EngineIdentity {
 
 struct RankReply {
   std::int64_t rank = 0;
-  std::string process;  // random, of the process that answered
+  std::string process;  // random; identifies the process that answered
   bool ok = false;
   std::string error;  // empty: none
-  // "closed", "unknown" (nobody can tell what it holds), "idle", "staging", "staged", "committed",
+  // "closed", "unknown" (its weights are unknown), "idle", "staging", "staged", "committed",
   // "failed"
   std::string state;
   EngineIdentity holds;
-  std::optional<std::string> follows;  // the run that its receiver follows; none: it has none
+  // The run that its receiver follows; none: it has no receiver.
+  std::optional<std::string> follows;
   std::optional<std::uint64_t> staged_version;
-  std::string waits;             // for what its last staging waited in vain; empty: for nothing
+  std::string waits;             // what its last staging waited for in vain; empty: nothing
   std::optional<bool> session;   // whether commits go through the engine's own session
-  std::optional<bool> updating;  // whether an update of that session is active
+  std::optional<bool> updating;  // whether an update in that session is active
   std::string text;              // the whole reply, JSON
 };
 
-// The nonce is the caller's to compare. kCorrupt if it is no such reply.
+// The caller compares the nonce. kCorrupt if the reply has another form.
 [[nodiscard]] Result<RankReply> parse_rank_reply(const Json& reply, std::string_view what);
 
-// Calls a method with arguments on every rank; an array with one reply of each.
+// Calls a method with arguments on every rank; returns an array with one reply per rank.
 using CallRanks = std::function<Result<Json>(const std::string& method, const Json& arguments)>;
-// One reply of every rank, in their order. kMismatch if the queue has slipped and does not come
-// back.
+// Returns one reply per rank, in rank order. kMismatch if the queue has slipped and does not
+// recover.
 [[nodiscard]] Result<std::vector<RankReply>> ask_ranks(const CallRanks& call,
                                                        std::string_view method, Json arguments,
                                                        std::string_view what);

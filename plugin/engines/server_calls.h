@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of a server that do not depend on who writes its weights: pause, cache, resume, label.
+// The server calls that do not depend on how the weights are written: pause, cache, resume, label.
 // Internal to engines/ and to the Python module.
 #pragma once
 
@@ -11,19 +11,21 @@ namespace driftless {
 [[nodiscard]] EngineAnswer vllm_server_call(const EngineLink& link, const EngineCall& call);
 [[nodiscard]] EngineAnswer sglang_server_call(const EngineLink& link, const EngineCall& call);
 
-// SGLang's: ok if it was answered with 2xx and does not say "success": false.
+// A POST to SGLang: ok if the answer is 2xx and does not contain "success": false.
 [[nodiscard]] Status sglang_post(const EngineLink& link, std::string_view path, const Json& body,
                                  bool must);
-// Returns once every tensor-parallel rank has ended what it was told before. Ok of a server that
-// does not know the calls: nothing tells there.
+// Returns once every tensor-parallel rank has finished its earlier calls. Ok, without waiting, for
+// a server that does not have these calls: it offers no way to wait.
 [[nodiscard]] Status sglang_meet(const EngineLink& link);
-// Its /update_weights_from_disk, until every tensor-parallel rank has ended it. SGLang answers when
-// the first rank has: another one may still read the files, and does not say if it finds them gone.
+// Posts /update_weights_from_disk and waits until every tensor-parallel rank has finished it.
+// SGLang itself answers when the first rank has: another rank may still read the files, and does
+// not report it if they are gone.
 [[nodiscard]] Status sglang_load(const EngineLink& link, const Json& body);
-// What /server_info tells of the process; empty: nothing that another process would not tell, too.
+// Identifies the server process by fields of /server_info; empty: it has no field that differs
+// between processes.
 [[nodiscard]] std::string sglang_process(const Json& server_info);
 
-// What a begin came to: with 4xx the engine says that it did not.
+// The answer to a begin: a 4xx means that the engine did not begin.
 [[nodiscard]] inline EngineAnswer begun(Status status) {
   const bool refused = status.code() == StatusCode::kInvalidArgument;
   return {.status = std::move(status), .refused = refused};

@@ -31,7 +31,7 @@ std::string base64(std::string_view bytes) {
 
 }  // namespace
 
-// Pickle, protocol 2: a list of one pair of a string and torch.ByteTensor([bytes]).
+// Pickle protocol 2 of a list with one pair: a string and torch.ByteTensor([bytes]).
 std::string sglang_command(const Json& command) {
   const std::string json = command.dump(-1, ' ', true, Json::error_handler_t::replace);
   std::string pickle("\x80\x02](X", 5);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A command as SGLang's /update_weights_from_tensor takes it: base64 of what its unpickler reads as
-// [("driftless.command", a uint8 tensor of the JSON's bytes)]. Internal to agent/.
+// A command in the form that SGLang's /update_weights_from_tensor takes: base64 of a pickle of
+// [("driftless.command", a uint8 tensor of the JSON's bytes)]. Internal to engines/.
 #pragma once
 
 #include <string>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How to say the driver's calls to SGLang. Its loader is called with a tensor that carries a
-// command (JSON in uint8); the ranks answer by files in a directory of ours, because SGLang has no
-// way back from a loader. Ranks are global: every pipeline stage's tensor-parallel ranks answer.
+// Maps the driver's calls to SGLang's HTTP requests. SGLang calls its loader with a tensor that
+// carries a command (JSON in uint8). The ranks answer by files in a directory of ours, because a
+// loader cannot return anything through SGLang. Ranks are global: the tensor-parallel ranks of
+// every pipeline stage answer.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -37,7 +38,7 @@ class SglangTransport final : public EngineTransport {
 
   [[nodiscard]] const std::string& name() const override { return link_.url(); }
   [[nodiscard]] bool stopping() const override { return link_.stopping(); }
-  void ended() override { session_ = false; }  // one that was left open is ended by the next
+  void ended() override { session_ = false; }  // the next request ends a session that is still open
 
   EngineAnswer carry(const EngineCall& call) override {
     switch (call.op) {
@@ -46,7 +47,8 @@ class SglangTransport final : public EngineTransport {
         if (call.quiet) asked["quiet"] = true;
         return command(call, std::move(asked));
       }
-      case EngineOp::kLook: return answered(read_answers({}, call.must));  // costs it nothing
+      // Reads files: costs the engine nothing.
+      case EngineOp::kLook: return answered(read_answers({}, call.must));
       case EngineOp::kOpen: {
         Json asked = open_arguments(call);
         asked["phase"] = "open";
@@ -74,7 +76,7 @@ class SglangTransport final : public EngineTransport {
   }
 
  private:
-  // The server as it is now: it may have been started anew.
+  // Reads the server's properties anew, because it may have been restarted.
   [[nodiscard]] Status learn(bool must) {
     DRIFTLESS_ASSIGN_OR_RETURN(const Json server, link_.get("/server_info", must));
     const auto number = [&](const char* key) -> std::uint64_t {
@@ -114,8 +116,8 @@ class SglangTransport final : public EngineTransport {
     return answer;
   }
 
-  // Outside a commit the engine stands still for as long as it takes to start a thread. One that
-  // nobody knows to be running is left paused: the driver decides.
+  // Outside a commit the engine is paused only for as long as it takes to start a thread. If the
+  // engine is not known to be running, it stays paused, and the driver decides.
   [[nodiscard]] Status send(const EngineCall& call, const Json& command, bool& paused) {
     const bool hold = call.pause != PauseState::kPaused;
     if (hold) {
@@ -142,7 +144,7 @@ class SglangTransport final : public EngineTransport {
     return false;
   }
 
-  // `reads`: whoever only asks does not end an update of others that is going on.
+  // `reads`: a call that only reads does not end another client's update.
   [[nodiscard]] Status within_session(const Json& command, const std::string& label, bool reads) {
     const bool own = !session_;
     if (own) DRIFTLESS_RETURN_IF_ERROR(reads ? begin_if_none() : begin());
@@ -166,7 +168,7 @@ class SglangTransport final : public EngineTransport {
     return error(StatusCode::kBusy, "an update is going on, or was never ended: ask again (",
                  begun.message(), ")");
   }
-  // A session that nobody ended is ended first.
+  // Ends a session that was left open first.
   [[nodiscard]] Status begin() {
     if (!post("/begin_weight_update", Json::object(), true).ok()) {
       const Status ignored = post("/end_weight_update", Json::object(), true);
@@ -176,9 +178,9 @@ class SglangTransport final : public EngineTransport {
     return {};
   }
 
-  // The label goes through the session that the commit went through: a server that was started anew
-  // has none, and refuses. So the label is there before the end, which makes the weights usable
-  // (quantized ones are packed then), and does not tell whether there was one.
+  // The label goes through the commit's session: a restarted server has no such session and
+  // refuses. So the label is set before the end of the session, which makes the weights usable
+  // (quantized weights are packed then). The end itself does not report whether a session was open.
   [[nodiscard]] EngineAnswer finish(const EngineCall& call) {
     Status labelled;
     if (!call.label.empty() && session_) {
@@ -188,7 +190,7 @@ class SglangTransport final : public EngineTransport {
       labelled = error(StatusCode::kIncomplete, "its session has ended without the label");
     }
     Status ended = post("/end_weight_update", Json::object(), true);
-    // One that was ended, and the answer lost, lets another begin.
+    // If the session was ended, but the answer lost, a new one can begin.
     if (!ended.ok() && post("/begin_weight_update", Json::object(), true).ok()) {
       ended = post("/end_weight_update", Json::object(), true);
     }
@@ -200,7 +202,7 @@ class SglangTransport final : public EngineTransport {
     return sglang_post(link_, path, body, must);
   }
 
-  // The newest of every rank; with a nonce: to that command.
+  // Reads the newest reply of every rank; with a nonce, the replies to that command.
   [[nodiscard]] Result<std::vector<RankReply>> read_answers(const std::string& nonce, bool must) {
     Backoff backoff(2ms, 50ms);
     const Deadline deadline = Deadline::after(timeout_);
@@ -230,7 +232,7 @@ class SglangTransport final : public EngineTransport {
   std::string loader_;
   std::chrono::milliseconds timeout_;
   std::string answers_;  // a directory of ours
-  std::string token_;    // that names it to the workers, who know where such directories are
+  std::string token_;    // names answers_ to the workers, who know the parent directory
   unsigned ranks_ = 1, payloads_ = 1;
   bool session_ = false;
 };
@@ -245,7 +247,8 @@ Result<EngineKind> find_engine_kind(const EngineLink& link) {
 
 Status sglang_post(const EngineLink& link, std::string_view path, const Json& body, bool must) {
   const EngineReply reply = link.call(path, &body, link.timeout(), must);
-  // The one call that is answered in plain text; a page of somebody else's is no answer elsewhere.
+  // /flush_cache is the one call that is answered in plain text. In other answers plain text is an
+  // error, such as another server's page.
   if (reply.status.code() == StatusCode::kCorrupt && path == "/flush_cache") return {};
   DRIFTLESS_RETURN_IF_ERROR(reply.status);
   DRIFTLESS_ASSIGN_OR_RETURN(const Json answer, parse_json(reply.body, path));
@@ -260,7 +263,8 @@ Status sglang_load(const EngineLink& link, const Json& body) {
 }
 
 Status sglang_meet(const EngineLink& link) {
-  // The ranks meet in both. A session that somebody left open is not begun, and ended all the same.
+  // Both calls synchronize the ranks. If a session was left open, the begin fails, and the end ends
+  // it.
   const Json none = Json::object();
   const Status begun = known_call(sglang_post(link, "/begin_weight_update", none, true));
   if (begun.code() == StatusCode::kUnsupported) return {};  // an older release
@@ -271,7 +275,7 @@ Status sglang_meet(const EngineLink& link) {
 EngineAnswer sglang_server_call(const EngineLink& link, const EngineCall& call) {
   const Json none = Json::object();
   switch (call.op) {
-    // Requests in flight are taken back, and computed anew with the new weights.
+    // SGLang takes back requests in flight, and computes them again with the new weights.
     case EngineOp::kPause:
       return {.status = sglang_post(link, "/pause_generation", {{"mode", "retract"}}, call.must)};
     case EngineOp::kResume:
@@ -292,7 +296,7 @@ EngineAnswer sglang_server_call(const EngineLink& link, const EngineCall& call) 
   }
 }
 
-// Durations of the start, to the microsecond, and the seed that was drawn then.
+// Startup durations, to the microsecond, and the random seed drawn at the start.
 std::string sglang_process(const Json& server_info) {
   const auto took = server_info.find("startup_time");
   if (took == server_info.end() || took->is_null()) return {};

@@ -15,7 +15,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLongestRetryWait{10'000};
 constexpr milliseconds kFirstFlushWait{50}, kLongestFlushWait{1'000};
-constexpr std::string_view kFreshLabel = "default";  // of a server that nobody has told anything
+// The label of a server that never received one.
+constexpr std::string_view kFreshLabel = "default";
 constexpr std::string_view kUnprovenLabel = "unproven";
 constexpr std::string_view kName = "/update_weight_version";
 constexpr std::string_view kLoad = "/update_weights_from_disk";
@@ -50,8 +51,9 @@ void ToldTransport::prepare(const PublishedVersions& versions, std::uint64_t new
   staged_.reset();
 }
 
-// The driver repeats what follows a load, and each of those calls is tried again and again: all
-// that follows one that failed, or lets the engine go on, takes no longer than one call may.
+// The driver repeats the calls that follow a load, and http() retries each of them. So the calls
+// after a failed load together take no longer than one call with its retries may. The same holds
+// for the calls that resume the engine.
 EngineAnswer ToldTransport::carry(const EngineCall& call) {
   const milliseconds one_call = (options_.timeout + options_.retry_wait) * (options_.retries + 1);
   const bool resumes = call.op == EngineOp::kResume;
@@ -60,7 +62,7 @@ EngineAnswer ToldTransport::carry(const EngineCall& call) {
   EngineAnswer answer = OneRankTransport::carry(call);
   if (call.op == EngineOp::kWrite && !answer.status.ok()) {
     work_ = work_.sooner(one_call);
-    // A server that was started anew behind the pause would serve what the load left.
+    // Pause again: a server that was restarted after the pause would serve what the load left.
     static_cast<void>(server_call({.op = EngineOp::kPause, .must = true}));
   }
   return answer;
@@ -102,14 +104,15 @@ Result<std::optional<std::string>> ToldTransport::ask_label(bool must) {
   return label.empty() ? std::optional<std::string>() : std::optional(std::move(label));
 }
 
-// The label that it gave itself, or that this transport gave it. Of another number, as a run of
-// before leaves it, nobody knows the weights. Every run has a version of each number: the label is
-// ours while the server names the directory that it named after our load. One that nobody has given
-// a label began with the base, and a load that failed before this transport came may have torn it.
+// Compares the label with the one that this transport set. A label with another number may stem
+// from an earlier run, so the weights are unknown. Every run has a version of each number, so the
+// label counts as ours only while the server also reports the directory of our load. A server
+// without a label set by anybody started with the base; a load that failed before this transport
+// existed may have torn it.
 Status ToldTransport::look(bool must) {
   const bool deltas = engine_.action == EngineAction::kUpdateFlush;
   DRIFTLESS_ASSIGN_OR_RETURN(const std::optional<std::string> label, ask_label(must));
-  if (!label) {  // what it was told counts, but for deltas: it may have been started anew
+  if (!label) {  // it may have been restarted: trust our last load, but not as a base for deltas
     label_.clear();
     if (deltas) base_.reset();
     return {};
@@ -118,12 +121,12 @@ Status ToldTransport::look(bool must) {
   own_model_ = model_;
   if (posted_ && told_apart_ && *label == std::to_string(*posted_) &&
       (model_ == posted_model_ || model_ == model_before_) && versions_->contains(*posted_)) {
-    holds_ = identity(*posted_);  // the post went well, its answer was lost
+    holds_ = identity(*posted_);  // the post succeeded, but its answer was lost
     base_ = posted_;
   } else {
     holds_.reset();
     base_.reset();
-    if (deltas && *label == kFreshLabel) {  // a load without a label leaves it, too
+    if (deltas && *label == kFreshLabel) {  // a load without a label leaves this one, too
       if (!fresh_model_) fresh_model_ = model_;
       if (*fresh_model_ == model_) base_ = 0;
     }
@@ -134,7 +137,7 @@ Status ToldTransport::look(bool must) {
 
 // --- loading -----------------------------------------------------------------------------------
 
-// What comes before the pause.
+// Runs before the pause.
 Status ToldTransport::stage() {
   staged_.reset();
   if (newest_ > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
@@ -168,15 +171,15 @@ Status ToldTransport::write() {
   if (engine_.action != EngineAction::kUpdateFlush) {
     return load(newest_, kLoad, load_body(engine_.local_checkpoint_dir, newest_), false);
   }
-  // A delta goes to the very server that said what it holds, if that keeps its connections: one
-  // that was started anew in between would take it onto other weights.
+  // A delta goes to the same server process that reported its label, if the server keeps
+  // connections open: a restarted server would apply the delta to other weights.
   for (unsigned tries = 0;; ++tries) {
     const Status posted = post_missed();
     if (posted.code() != StatusCode::kIncomplete || tries >= options_.retries) return posted;
   }
 }
 
-// From what the engine has to the newest version, one post after the other.
+// Posts each version from the engine's to the newest one, in order.
 Status ToldTransport::post_missed() {
   DRIFTLESS_RETURN_IF_ERROR(look(true));
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<std::uint64_t> numbers, missed());
@@ -184,7 +187,7 @@ Status ToldTransport::post_missed() {
   for (const std::uint64_t number : numbers) {
     const PublishedVersion& version = versions_->at(number);
     const std::string label = std::to_string(number);
-    if (version.files.empty() && !version.full) {  // changes nothing, and is only named
+    if (version.files.empty() && !version.full) {  // nothing changes: set only the label
       DRIFTLESS_RETURN_IF_ERROR(load(number, kName, name_body(label), kept_));
     } else {
       Json body = load_body(version.version_dir, number);
@@ -199,15 +202,15 @@ Status ToldTransport::post_missed() {
     if (!found || *found == label) continue;
     holds_ = torn(identity(number));
     base_.reset();
-    label_.clear();  // it may have been started anew: the next look tells
+    label_.clear();  // it may have been restarted: the next look reads its label
     return error(StatusCode::kMismatch, link_.url(), ": says that it serves version ",
                  shown(*found), ", expected ", label);
   }
   return {};
 }
 
-// A first load that ends in the middle leaves parts of it under the label of the base, and the next
-// run would post its deltas onto them. So a server that holds the base is named otherwise first.
+// A first load that fails midway leaves parts of it under the label of the base, and the next run
+// would post its deltas onto them. So a server that holds the base first gets another label.
 Status ToldTransport::take_fresh_label() {
   const Status named = known_call(post(kName, name_body(kUnprovenLabel), kept_));
   if (named.code() == StatusCode::kUnsupported) return {};
@@ -216,8 +219,8 @@ Status ToldTransport::take_fresh_label() {
   return {};
 }
 
-// The versions to post, in order: the deltas that follow what the engine holds, or a full version
-// and those that follow it.
+// The versions to post, in order: the deltas that follow the engine's version, or a full version
+// and the deltas that follow it.
 Result<std::vector<std::uint64_t>> ToldTransport::missed() const {
   if (label_.empty() && !versions_->at(newest_).full) {
     return error(StatusCode::kUnsupported, link_.url(),
@@ -241,8 +244,8 @@ Result<std::vector<std::uint64_t>> ToldTransport::missed() const {
   return numbers;
 }
 
-// A paused engine's cache is flushed by a call of its own: SGLang's load says that it failed if it
-// could not flush, although the weights are there.
+// A paused engine's cache is flushed by a separate call: SGLang reports a load as failed if it
+// could not flush, although the weights were loaded.
 Json ToldTransport::load_body(const std::string& dir, std::uint64_t version) const {
   Json body = {{"model_path", dir}, {"weight_version", std::to_string(version)}};
   if (pauses_) body["flush_cache"] = false;
@@ -260,14 +263,16 @@ Status ToldTransport::load(std::uint64_t version, std::string_view path, const J
   holds_ = torn(identity(version));
   said_ = false;
   Status loaded = post(path, body, same_server);
-  if (!said_ || path != kLoad) holds_ = before;  // a name tears nothing
-  // It answers when its first rank has loaded, and the files may go once this returns.
+  // Nothing was sent, or only a label: the weights are not torn.
+  if (!said_ || path != kLoad) holds_ = before;
+  // SGLang answers when its first rank has loaded, and the files may be removed once this returns:
+  // wait for all ranks.
   if (loaded.ok() && path == kLoad) loaded = sglang_meet(link_);
   DRIFTLESS_RETURN_IF_ERROR(loaded);
   holds_ = identity(version);
   base_ = version;
   label_ = label;
-  if (path == kLoad) own_model_.reset();  // the next answer tells
+  if (path == kLoad) own_model_.reset();  // the next look reads it
   return {};
 }
 
@@ -287,7 +292,7 @@ Status ToldTransport::post(std::string_view path, const Json& body, bool same_se
 
 // --- the rest ----------------------------------------------------------------------------------
 
-// It is refused until the requests under way are through.
+// The engine refuses to flush until the requests in flight have ended.
 Status ToldTransport::flush_paused(const EngineCall& call) {
   if (!flush_) flush_ = work_.sooner(options_.timeout);
   Backoff backoff(kFirstFlushWait, kLongestFlushWait);
@@ -298,7 +303,7 @@ Status ToldTransport::flush_paused(const EngineCall& call) {
   }
 }
 
-// Engines without a call for it are not paused, and their caches not cleared.
+// An engine without these calls is not paused, and its cache is not cleared.
 EngineAnswer ToldTransport::server_call(const EngineCall& call) {
   switch (call.op) {
     case EngineOp::kPause:
@@ -310,7 +315,7 @@ EngineAnswer ToldTransport::server_call(const EngineCall& call) {
           waits ? flush_paused(call) : known_call(sglang_server_call(link_, call).status);
       const bool unknown = done.code() == StatusCode::kUnsupported;
       if (unknown && call.op == EngineOp::kPause) pauses_ = false;
-      const bool in_any_words = done.code() == StatusCode::kCorrupt;  // it did what it was told
+      const bool in_any_words = done.code() == StatusCode::kCorrupt;  // not JSON, but a success
       return {.status = unknown || in_any_words ? Status() : done};
     }
     case EngineOp::kReadLabel: {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// ToldTransport: an engine that reads published files itself, and is told of each version by
-// SGLang's calls (engine_notifier.h). What it holds is what its label says, if this transport gave
-// it the label. Internal to engines/.
+// ToldTransport: drives an engine that reads published files itself and is notified of each version
+// by SGLang's calls (engine_notifier.h). The engine's label identifies what it holds, if this
+// transport set the label. Internal to engines/.
 #pragma once
 
 #include <map>
@@ -13,17 +13,17 @@ namespace driftless {
 
 class ToldTransport final : public OneRankTransport {
  public:
-  // `engine` has an action. `options` outlive it.
+  // `engine` has an action. `options` outlive the transport.
   ToldTransport(EngineEndpoint engine, const NotifyOptions& options, const HttpFunction& http);
   ToldTransport(const ToldTransport&) = delete;
   ToldTransport& operator=(const ToldTransport&) = delete;
 
-  // The next request is about `newest`, one of `versions`, which outlive it. Its calls end by the
-  // deadline, all but the one that lets the engine go on somewhat earlier.
+  // The next request is about `newest`, one of `versions`; both outlive it. All calls end by the
+  // deadline; all but the one that resumes the engine end somewhat earlier.
   void prepare(const PublishedVersions& versions, std::uint64_t newest, const Deadline& deadline);
-  // Waits that nobody depends on end with the time for the work.
+  // Waits that may be cut short end with the time for the work.
   [[nodiscard]] bool stopping() const override { return work_.expired(); }
-  // Whether the engine is paused by a pause: it may not know the call, or the user not want it.
+  // Whether kPause really pauses the engine: it may not have the call, or the user may not want it.
   [[nodiscard]] bool pauses() const { return pauses_; }
   EngineAnswer carry(const EngineCall& call) override;
 
@@ -33,7 +33,7 @@ class ToldTransport final : public OneRankTransport {
   Status write() override;
   EngineAnswer server_call(const EngineCall& call) override;
 
-  // Makes one HTTP call until it is answered, as often and as long as it may.
+  // Makes one HTTP call, with retries, until it is answered or the retries or the time are used up.
   [[nodiscard]] HttpAnswer http(const HttpCall& call, std::chrono::milliseconds timeout,
                                 const std::atomic<bool>* stop);
   [[nodiscard]] EngineIdentity identity(std::uint64_t version) const;
@@ -44,7 +44,7 @@ class ToldTransport final : public OneRankTransport {
   [[nodiscard]] Status load(std::uint64_t version, std::string_view path, const Json& body,
                             bool same_server);
   [[nodiscard]] Status flush_paused(const EngineCall& call);
-  // Its weight_version; nothing if it keeps none.
+  // The engine's weight_version; nothing if it keeps none.
   [[nodiscard]] Result<std::optional<std::string>> ask_label(bool must);
   [[nodiscard]] Status post(std::string_view path, const Json& body, bool same_server) const;
 
@@ -54,21 +54,22 @@ class ToldTransport final : public OneRankTransport {
   const PublishedVersions* versions_ = nullptr;
   std::uint64_t newest_ = 0;
   Deadline all_ = Deadline::after({}), work_ = all_;
-  const Deadline* until_ = &work_;  // of the call that is being carried
+  const Deadline* until_ = &work_;  // the deadline of the call under way
   std::optional<Deadline> flush_;   // for the cache of a paused engine
   bool pauses_ = true;
-  bool resumes_ = false;                    // it was asked to go on
-  bool said_ = false;                       // anything, since this was set to false
-  std::string label_;                       // that it said last
-  std::string model_;                       // the model_path beside it; empty: it does not tell
-  std::optional<std::string> own_model_;    // likewise, after this transport's last load or look
-  std::optional<std::string> fresh_model_;  // likewise, when its label was first that of the base
-  std::optional<std::uint64_t> base_;    // a delta of it can be posted: it holds it, or is torn by
-                                         // one that is posted again; none: nobody knows
-  std::optional<std::uint64_t> posted_;  // last, whatever came of it
+  bool resumes_ = false;                    // the driver asked to resume the engine
+  bool said_ = false;                       // a request was sent since this was set to false
+  std::string label_;                       // the engine's last reported label
+  std::string model_;                       // the model_path beside it; empty: not reported
+  std::optional<std::string> own_model_;    // model_path after this transport's last load or look
+  std::optional<std::string> fresh_model_;  // model_path when the label was first the base's
+  // The engine holds this version, or is torn by a delta of it that is posted again; so a delta of
+  // it can be posted. None: unknown.
+  std::optional<std::uint64_t> base_;
+  std::optional<std::uint64_t> posted_;      // the last version posted, whatever the result
   std::string posted_model_, model_before_;  // the directory in that post; model_ before it
-  bool told_apart_ = false;                  // its label was another before that post
-  bool kept_ = false;                        // the connection on which it said its label
+  bool told_apart_ = false;                  // its label was a different one before that post
+  bool kept_ = false;  // the connection on which it reported its label is still open
 };
 
 }  // namespace driftless

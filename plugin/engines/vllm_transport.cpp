@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How to say the driver's calls to vLLM.
+// Maps the driver's calls to vLLM's HTTP requests.
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
@@ -38,8 +38,8 @@ class VllmTransport final : public EngineTransport {
   }
 
  private:
-  // Our methods never raise. A failure of a worker is that of another call, which left it in the
-  // reply queue of a rank: this one was heard, and the next answers tell what came of it.
+  // Our methods never raise. A worker's failure belongs to another call, which left it in a rank's
+  // reply queue: the workers did receive our call, and the next replies report its result.
   [[nodiscard]] EngineAnswer ask(std::string_view method, Json arguments, bool must) {
     Status raised;
     const auto call = [&](const std::string& asked, const Json& given) -> Result<Json> {
@@ -67,15 +67,15 @@ class VllmTransport final : public EngineTransport {
     return status.message().find(words) != std::string_view::npos;
   }
 
-  // Neither begins what is active nor finishes what is not, as far as the ranks tell: that raises
-  // on all of them, and their reply queue slips.
+  // Does not begin an update that is active or finish one that is not, as far as the ranks report:
+  // either call raises on all ranks, and then their reply queue slips.
   [[nodiscard]] Status begin() {
-    // Releases before 0.25 would prepare the model for a reload; later ones do not read this.
+    // Releases before 0.25 would otherwise prepare the model for a reload; later ones ignore this.
     const Json in_place = {{"is_checkpoint_format", false}};
     const auto end_another = [&] {
       const Status ignored = link_.post("/finish_weight_update", Json::object(), true).status();
     };
-    // One that this began, and could not finish, goes on.
+    // An update that this transport began, and could not finish, continues.
     if (updating_.value_or(false) && ours_) {
       session_ = true;
       return {};
@@ -117,13 +117,13 @@ class VllmTransport final : public EngineTransport {
 
   EngineLink link_;
   bool session_ = false, finish_failed_ = false;
-  bool ours_ = false;             // the active update was begun here
-  std::optional<bool> updating_;  // whether an update is active, as the ranks said last
+  bool ours_ = false;             // this transport began the active update
+  std::optional<bool> updating_;  // whether an update is active, as the ranks reported last
 };
 
 }  // namespace
 
-// What every vLLM server is told, whoever writes its weights.
+// The calls that every vLLM server takes, however its weights are written.
 EngineAnswer vllm_server_call(const EngineLink& link, const EngineCall& call) {
   const Json none = Json::object();
   switch (call.op) {

@@ -15,20 +15,23 @@ namespace driftless {
 namespace {
 
 constexpr std::size_t kHeldVersions = 4;
-constexpr std::uint64_t kRemembered = 64;  // versions that are gone
-// A file may be seen half written. What is still wrong after this stays so.
+constexpr std::uint64_t kRemembered = 64;  // versions whose files are gone
+// A file may be seen half written. An error that persists for this long, with no file changed, is
+// final.
 constexpr std::chrono::seconds kRestWait{10};
-// For reading a version: that a caller has no more time does not mean that it begins again.
+// The deadline for reading a version. It is separate from the caller's, so that a version is not
+// read again from its start when the caller's time is over.
 constexpr std::chrono::minutes kReadWait{30};
 
-// One of their versions, with what receivers want to know of it.
+// A version of the directory in the form that receivers take.
 struct HeldVersion {
   PublicationId id;
   std::string manifest;
-  std::vector<MappedFile> parts;  // path(): the name
+  std::vector<MappedFile> parts;  // path() is the part's name
 };
 
-// What a file was like: while it stays so it is the same one, whoever links to it.
+// The identity of a file: as long as it is equal, the file is the same one. Hard links do not
+// count.
 struct FileState {
   std::string path;
   FileInfo info = {};
@@ -52,7 +55,7 @@ class ForeignDirectory final : public ReceiveRoad {
 
   [[nodiscard]] Status open();
 
-  // Others make the directory: it is waited for.
+  // The directory is made by others, so this waits for it.
   Result<std::string> run_info(const Deadline& deadline) override {
     Backoff backoff(options_.poll_first, options_.poll_longest);
     Waiting waiting;
@@ -88,7 +91,7 @@ class ForeignDirectory final : public ReceiveRoad {
     return slices(whole, ranges);
   }
   [[nodiscard]] bool fetches_at_once() const override { return true; }
-  // Nobody there asks for it.
+  // Nobody reads reports in that directory.
   Status report(const ReceiverReport& report, const Deadline&) override {
     return check_report(report);
   }
@@ -96,26 +99,27 @@ class ForeignDirectory final : public ReceiveRoad {
 
  private:
   [[nodiscard]] Result<const HeldVersion*> find(const PublicationId& id) const;
-  // Their next version, if it is there: then it is held.
+  // Takes the next version, if it is there, and holds it.
   [[nodiscard]] Result<bool> take_next();
   [[nodiscard]] Result<std::vector<std::uint64_t>> look();
   [[nodiscard]] Status check_same_run(const std::vector<std::uint64_t>& there);
   enum class There : unsigned char { kAll, kSome, kOther };
   [[nodiscard]] There look_at(std::uint64_t version);
   [[nodiscard]] Status check_anchor();
-  // Whether the newest version that was taken is there as it was: then what follows builds on it.
+  // Whether the files of the newest version taken are unchanged: then the next delta builds on it.
   [[nodiscard]] bool newest_stands();
   [[nodiscard]] Result<VersionDirectory> open_number(std::uint64_t version);
   [[nodiscard]] Result<std::optional<VersionDirectory>> choose(
       const std::vector<std::uint64_t>& there);
-  // The files that are read of it, the one that names it first.
+  // The states of the version's files; first the file that identifies it.
   [[nodiscard]] Result<std::vector<FileState>> states_of(const VersionDirectory& version);
-  // Of all files that the next version may be made of: they change while it is written.
+  // The states of all files from which the next version may be made: they change while it is
+  // written.
   [[nodiscard]] std::vector<FileState> pending_states();
   [[nodiscard]] bool is_at_rest(const Status& failed);
   [[nodiscard]] Result<MappedFile> read_file(const VersionDirectory& version,
                                              const std::string& name);
-  // `version` then names them.
+  // Reads the parts and makes `version` name them.
   [[nodiscard]] Result<std::vector<MappedFile>> read_parts(VersionDirectory& version,
                                                            Manifest& manifest);
   [[nodiscard]] Status prove(const VersionDirectory& version, const std::vector<MappedFile>& parts,
@@ -142,20 +146,20 @@ class ForeignDirectory final : public ReceiveRoad {
   std::string run_info_;
   std::uint64_t newest_ = 0;
   std::deque<HeldVersion> held_;
-  std::map<std::uint64_t, Digest> digests_;  // of all versions that were followed
-  bool trl_ = false;                         // of TRL's layout
-  TrlStep step_;                             // of it, as read last
-  bool looked_ = false;                      // once
-  std::set<std::uint64_t> seen_;             // at the last look
+  std::map<std::uint64_t, Digest> digests_;  // of all versions followed
+  bool trl_ = false;                         // TRL's layout
+  TrlStep step_;                             // the TRL step read last
+  bool looked_ = false;                      // look() succeeded at least once
+  std::set<std::uint64_t> seen_;             // the versions seen last time
   struct Taken {
     bool trl = false;
     std::vector<FileState> files;
   };
   std::map<std::uint64_t, Taken> taken_;
-  FileState compared_;                  // an anchor that is what was followed
-  bool cut_off_ = false;                // no delta leads from newest_ on
-  std::optional<Deadline> rest_until_;  // from the first failure of a version on
-  std::vector<FileState> last_states_;  // what there was then
+  FileState compared_;                  // an anchor that equals the weights that were followed
+  bool cut_off_ = false;                // no delta can be applied to newest_ any more
+  std::optional<Deadline> rest_until_;  // starts with the first failure of a version
+  std::vector<FileState> last_states_;  // the files at that failure
   Status fenced_;
 };
 
@@ -165,7 +169,8 @@ Status ForeignDirectory::open() {
   info.layout = layout();
   info.base_digest = weights_->state().digest;
   info.tensor_digests = tensor_digests();
-  // The same for everybody who starts from this base; digests tell what numbers do not.
+  // Everyone who starts from this base gets the same run; digests show differences that numbers do
+  // not.
   info.run = run_ = xxh3_128(concat("weights that others publish: ", to_hex(info.base_digest)));
   run_info_ = run_info_to_json(info);
   return {};
@@ -210,7 +215,7 @@ Status ForeignDirectory::check_held(std::uint64_t version, std::string_view dige
   }
   DRIFTLESS_RETURN_IF_ERROR(followed);
   const auto found = digests_.find(version);
-  // One that a full version has passed over cannot be compared; that full version is taken next.
+  // A version that a full version has replaced cannot be compared; that full version is taken next.
   if (found == digests_.end() || to_hex(found->second) == digest) return {};
   return error(StatusCode::kWrongBase, said, ", and version ", version, " there has ",
                to_hex(found->second), again);
@@ -259,7 +264,7 @@ std::vector<FileState> ForeignDirectory::pending_states() {
   return states;
 }
 
-// Whether a failure stays: nothing of the version has changed for a while.
+// Whether a failure is final, because no file of the version has changed for a while.
 bool ForeignDirectory::is_at_rest(const Status& failed) {
   if (failed.code() == StatusCode::kIncomplete) return false;
   if (failed.code() == StatusCode::kMismatch) return true;
@@ -274,7 +279,7 @@ bool ForeignDirectory::is_at_rest(const Status& failed) {
 Result<std::vector<std::uint64_t>> ForeignDirectory::look() {
   DRIFTLESS_RETURN_IF_ERROR(before_read_.run());
   Result<std::vector<std::uint64_t>> there = list_versions(*fs_, options_.dir);
-  // It is made by the trainer, and emptied when that starts again.
+  // The trainer makes the directory, and empties it when it is restarted.
   if (there.status().code() == StatusCode::kNotFound) return std::vector<std::uint64_t>();
   DRIFTLESS_RETURN_IF_ERROR(there.status());
   if (!there->empty()) return there;
@@ -283,8 +288,9 @@ Result<std::vector<std::uint64_t>> ForeignDirectory::look() {
   return steps;
 }
 
-// What is there of a version that was taken: all of its files as they were, and no others; some of
-// them, if it is being removed; or another version, whose files may have other names.
+// Compares a version that was taken with the directory: all its files are unchanged and there are
+// no others (kAll); some are gone, because it is being removed (kSome); or it was replaced by
+// another version, whose files may have other names (kOther).
 ForeignDirectory::There ForeignDirectory::look_at(std::uint64_t version) {
   const Taken& taken = taken_.at(version);
   if (taken.trl != trl_) return There::kOther;
@@ -306,8 +312,8 @@ ForeignDirectory::There ForeignDirectory::look_at(std::uint64_t version) {
   return gone ? There::kSome : There::kAll;
 }
 
-// TRL's steps may have an anchor beside the delta that was taken: of this run it is the same, of a
-// trainer that resumed from an earlier step it is another.
+// A TRL step may have an anchor beside the delta that was taken. In the same run both agree; if the
+// trainer went back to an earlier step, the anchor differs.
 Status ForeignDirectory::check_anchor() {
   const TrlPlace place = trl_place(options_.dir, newest_, true);
   const std::string path = join_path(place.directory, place.name);
@@ -334,7 +340,8 @@ bool ForeignDirectory::newest_stands() {
   return newest_ == 0 || (taken_.contains(newest_) && look_at(newest_) == There::kAll);
 }
 
-// A number that was taken stands for the same directory, and none appears behind the newest.
+// Each number that was taken must still be the same version, and no version may appear below the
+// newest one.
 Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there) {
   const bool first = !std::exchange(looked_, true);
   for (const std::uint64_t version : there) {
@@ -349,7 +356,7 @@ Status ForeignDirectory::check_same_run(const std::vector<std::uint64_t>& there)
     return fenced_;
   }
   seen_ = {there.begin(), there.end()};
-  std::erase_if(taken_, [&](const auto& each) {  // the rest of a run that removes its versions
+  std::erase_if(taken_, [&](const auto& each) {  // the run may have removed these versions
     return each.first + kRemembered < newest_ && !seen_.contains(each.first);
   });
   return {};
@@ -373,7 +380,8 @@ Result<std::vector<FileState>> ForeignDirectory::states_of(const VersionDirector
   return states;
 }
 
-// The next number; or, if that is gone or never was, the first full version behind it.
+// The version with the next number, or, if that is gone or never existed, the first full version
+// after it.
 Result<std::optional<VersionDirectory>> ForeignDirectory::choose(
     const std::vector<std::uint64_t>& there) {
   for (const std::uint64_t version : there) {
@@ -382,12 +390,13 @@ Result<std::optional<VersionDirectory>> ForeignDirectory::choose(
     if (trl_ && opened.status().code() == StatusCode::kNotFound) continue;
     if (opened.status().code() == StatusCode::kIncomplete && version != there.back()) {
       return error(StatusCode::kCorrupt, opened.status().message(),
-                   "; and the next version is there already");  // it is not waited for in vain
+                   "; and the next version is there already");  // so do not wait in vain
     }
     DRIFTLESS_ASSIGN_OR_RETURN(VersionDirectory found, std::move(opened));
     const bool follows = found.base_version == newest_;
     const bool fits = found.full() || (follows && !cut_off_);
-    // Flush files have no end: that they are all there is told by what comes after them.
+    // Flush files have no end mark: only the next version, or DONE, shows that all of them are
+    // there.
     if (fits && found.open_ended && version == there.back()) {
       return error(StatusCode::kIncomplete, found.path, ": whether all of its files are there is ",
                    "known once the next version, or DONE, is");
@@ -414,7 +423,7 @@ Result<bool> ForeignDirectory::take_next() {
   return true;
 }
 
-// Into memory: the directory may go, and its server may.
+// Copies the file into memory: the directory may be removed, or its server fail.
 Result<MappedFile> ForeignDirectory::read_file(const VersionDirectory& version,
                                                const std::string& name) {
   DRIFTLESS_ASSIGN_OR_RETURN(const FileInfo info, fs_->info(join_path(version.path, name)));
@@ -465,7 +474,7 @@ Result<std::vector<MappedFile>> ForeignDirectory::read_parts(VersionDirectory& v
   return parts;
 }
 
-// What it makes of the weights: the digest after it, and the checksums that it names.
+// Computes the digest after the version, and checks the checksums that it names.
 Status ForeignDirectory::prove(const VersionDirectory& version,
                                const std::vector<MappedFile>& parts, Manifest& manifest) {
   WeightView view;
@@ -508,7 +517,7 @@ Status ForeignDirectory::prove(const VersionDirectory& version,
   return {};
 }
 
-// The copy takes it as a receiver would.
+// Applies the version to our copy of the weights, as a receiver would.
 Status ForeignDirectory::follow(const Manifest& manifest, const std::vector<MappedFile>& parts) {
   std::vector<FetchedVersion> chain(1);
   chain[0] = {.manifest = manifest,
@@ -524,8 +533,8 @@ Status ForeignDirectory::take(VersionDirectory version) {
     return error(StatusCode::kInvalidArgument, version.path,
                  ": was written by Driftless; follow it without road.shared_fs.foreign_base");
   }
-  // Opened again between two looks at its files: what is read is of one version, although others
-  // may replace it at any time.
+  // Open the version again between two looks at its files. If they are equal, all that was read is
+  // of one version, although others may replace the files at any time.
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<FileState> before, states_of(version));
   const std::vector<std::string> names = version.payload_files;
   DRIFTLESS_ASSIGN_OR_RETURN(version, open_number(version.version));
@@ -545,7 +554,7 @@ Status ForeignDirectory::take(VersionDirectory version) {
   if (!same_names || after != before) {
     return error(StatusCode::kIncomplete, version.path, ": was replaced while it was read");
   }
-  // Checksums are of the tensors that it changes: they do not tell its base.
+  // The checksums cover only the tensors that the delta changes: they do not identify its base.
   if (!version.full()) DRIFTLESS_RETURN_IF_ERROR(check_anchor());
   cut_off_ = !version.full() && !(trl_ && step_.base_digest) && !newest_stands();
   if (cut_off_) return cut_off_error();
@@ -565,7 +574,8 @@ Status ForeignDirectory::take(VersionDirectory version) {
   return {};
 }
 
-// Of whole versions no more are held than the newest.
+// Drops the oldest versions while there are more than kHeldVersions, or while their parts together
+// exceed the size of the weights. The newest one always stays.
 void ForeignDirectory::drop_old() {
   const auto bytes_of = [](const HeldVersion& version) {
     std::uint64_t sum = 0;

@@ -1,28 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory that slime, miles or TRL writes, as a road: version directories without a run.json
-// and without manifests (hf_delta, full checkpoints, flush files), or TRL's anchors and deltas.
+// A directory written by slime, miles or TRL, presented as a road. It contains version directories
+// without a run.json and without manifests (hf_delta, full checkpoints, flush files), or TRL's
+// anchors and deltas.
 //
-// What they do not say is worked out here, from a copy of the weights that follows them: the run
-// (named after its base), the digests before and after each version, and of each tensor. So a
-// receiver proves what it holds as on any road. The parts are their files as they are; TRL's deltas
-// become flush files.
+// The road keeps a copy of the weights that follows the versions, and computes from it what the
+// files do not name: the run (named after its base), the digests before and after each version, and
+// each tensor's digest. So a receiver proves what it holds as on any road. The parts are the files
+// themselves; TRL's deltas become flush files.
 //
-// Checked: all that open_version() and VersionSource::open() check; the checksum of every tensor
-// that a delta changes, after it; that versions follow each other. A version that is incomplete is
-// waited for; one that is damaged for as long as the caller's deadline, and at most kSettleWait.
-// If the directory was begun anew (a number that was followed is another version now), every call
-// ends with kWrongRun. The run is named after its base alone, so a receiver that holds a version
-// already is compared, by its digest, with what the files up to that version make of the base.
+// The road checks what open_version() and VersionSource::open() check, the checksum of every tensor
+// that a delta changes, after the change, and that the versions follow each other. It waits for an
+// incomplete version, and for a damaged one as long as the caller's deadline, at most kSettleWait.
+// If the directory was begun anew (a version that was followed has been replaced by another of the
+// same number), every call ends with kWrongRun. The run is named after its base alone. So a
+// receiver that already holds a version is checked by its digest against the base plus the versions
+// up to that one.
 //
-// Memory: the weights once, and the parts of the last few versions (of a whole one alone). Nothing
-// is written into the directory. There is one receiver for each road; it starts from the base.
+// Memory: the weights once, and the parts of the last few versions (only one, if it is a full
+// version). Nothing is written into the directory. Each road serves one receiver, which starts from
+// the base.
 #pragma once
 
 #include "collectives/shared_fs/shared_fs_road.h"
 
 namespace driftless {
 
-// `options.foreign_base` is version 0: the checkpoint that the trainer and the engines start from.
+// `options.foreign_base` is version 0: the checkpoint from which the trainer and the engines start.
 // Reads all of it. `fs` outlives the road.
 [[nodiscard]] Result<std::unique_ptr<ReceiveRoad>> make_foreign_receiver(
     FileSystem& fs, const SharedFsOptions& options, unsigned threads);

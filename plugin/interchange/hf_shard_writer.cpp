@@ -12,8 +12,8 @@
 namespace driftless {
 namespace {
 
-// Tensors are compressed side by side, each by one thread into memory. One whose payload outgrows
-// this is compressed again, by all threads, straight into the file.
+// Tensors are compressed in parallel, each by one thread into memory. A tensor whose payload
+// exceeds this size is compressed again, by all threads, directly into the file.
 constexpr std::uint64_t kBufferedBytes = std::uint64_t{16} << 20;
 constexpr std::uint64_t kChunkBytes = std::uint64_t{1} << 20;
 
@@ -21,7 +21,7 @@ std::string ours_text() { return std::to_string(kManifestFormat); }
 
 using BytesDelta = std::function<Status(const DeltaView&)>;
 
-// The bytes that differ, chunk by chunk.
+// Passes the bytes that differ to `use`, chunk by chunk.
 Status compare_bytes(std::span<const std::byte> before, std::span<const std::byte> after,
                      const BytesDelta& use) {
   std::vector<std::uint32_t> offsets(kChunkBytes + kDiffSlackUnits);
@@ -36,7 +36,7 @@ Status compare_bytes(std::span<const std::byte> before, std::span<const std::byt
   return {};
 }
 
-// The bytes that differ within changed units.
+// Passes the bytes that differ within changed units to `use`.
 Status split_units(std::span<const HfShardWriter::Changes> changes, const BytesDelta& use) {
   std::vector<std::uint32_t> offsets;
   std::vector<std::byte> values;
@@ -81,7 +81,7 @@ Status encode_overwrite(const TensorSpec& spec, const HfShardWriter::Tensor& ten
   return encoder.finish();
 }
 
-// XORs changed units into chunks of zeros that ascend.
+// XORs changed units into chunks of zeros, in ascending order.
 class ChangedUnits {
  public:
   explicit ChangedUnits(std::span<const HfShardWriter::Changes> changes) : changes_(changes) {}
@@ -107,7 +107,7 @@ class ChangedUnits {
   std::size_t piece_ = 0, unit_ = 0;  // the next one
 };
 
-// An upper bound of the header for all candidates, checksums included.
+// An upper bound for the size of the header with all candidates, checksums included.
 std::uint64_t header_room(const WeightLayout& layout, std::span<const std::uint32_t> candidates,
                           const ShardOptions& options) {
   const bool full = options.encoding == Encoding::kFull;
@@ -116,13 +116,14 @@ std::uint64_t header_room(const WeightLayout& layout, std::span<const std::uint3
   std::map<std::string, std::string> metadata;
   if (full) metadata = {{"format", "pt"}, {std::string(kOursKey), ours_text()}};
   std::size_t dimensions = 1;
-  std::uint64_t most_bytes = 0;  // zstd adds less than 1 % and a header to what it cannot compress
+  std::uint64_t most_bytes = 0;  // for incompressible data zstd adds less than 1 % and a header
   for (const std::uint32_t tensor : candidates) {
     const TensorSpec& spec = layout[tensor];
     names.push_back(spec.name);
     if (!full) metadata[spec.name] = checksum;
     dimensions = std::max(dimensions, full ? spec.shape.size() : 1);
-    most_bytes += 5 * (spec.size_bytes + spec.size_bytes / 64 + 1024);  // overwrite: 5 per byte
+    // Overwrite: 5 bytes for each byte.
+    most_bytes += 5 * (spec.size_bytes + spec.size_bytes / 64 + 1024);
   }
   return SafetensorsWriter::header_bytes_for(names, dimensions, metadata, most_bytes);
 }
@@ -136,10 +137,11 @@ Result<std::unique_ptr<HfShardWriter>> HfShardWriter::create(
       SafetensorsWriter writer,
       SafetensorsWriter::create(std::move(file), header_room(layout, candidates, options)));
   std::unique_ptr<HfShardWriter> shard(new HfShardWriter(std::move(writer), layout, options));
-  // Loaders ask for it in files that they take for a checkpoint's.
+  // Loaders expect this key in a checkpoint's files.
   if (options.encoding == Encoding::kFull) {
     DRIFTLESS_RETURN_IF_ERROR(shard->writer_.add_metadata("format", "pt"));
-    // So that nobody takes it for another tool's while index and manifest are not there yet.
+    // Marks the file as ours, so that it is not taken for another tool's while index and manifest
+    // are still missing.
     DRIFTLESS_RETURN_IF_ERROR(shard->writer_.add_metadata(std::string(kOursKey), ours_text()));
   }
   return shard;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One shard of an hf_delta version: compressed deltas of tensors, or whole tensors, in one
-// safetensors file, written as the tensors come.
+// Writes one shard of an hf_delta version, compressed deltas of tensors or whole tensors, into one
+// safetensors file as the tensors arrive.
 #pragma once
 
 #include "core/delta_view.h"
@@ -21,31 +21,31 @@ struct ShardOptions {
 // layout outlives it.
 class HfShardWriter {
  public:
-  // Units of a tensor that changed, and what they were.
+  // The changed units of a tensor, and their old values.
   struct Changes {
     DeltaView delta;
-    const std::byte* old_values = nullptr;  // as delta.values
+    const std::byte* old_values = nullptr;  // in the order of delta.values
   };
   struct Tensor {
     std::uint32_t tensor = 0;                  // index in the layout
-    std::span<const std::byte> before, after;  // `before` is not looked at for kFull
-    // If it is not empty, instead of `before`: all that changed, ascending.
+    std::span<const std::byte> before, after;  // `before` is ignored for kFull
+    // All changes, ascending; if it is not empty, `before` is ignored.
     std::span<const Changes> changes = {};
   };
-  // Only tensors out of `candidates` may be added: the header's room is made for them.
+  // Only tensors out of `candidates` may be added: the size of the header is reserved for them.
   [[nodiscard]] static Result<std::unique_ptr<HfShardWriter>> create(
       std::unique_ptr<File> file, const WeightLayout& layout,
       std::span<const std::uint32_t> candidates, const ShardOptions& options);
 
-  // Each tensor once. Compresses side by side, writes in order.
+  // Add each tensor once. Tensors are compressed in parallel and written in order.
   [[nodiscard]] Status add(std::span<const Tensor> tensors);
   // Writes the header and syncs. Returns the size of the file.
   [[nodiscard]] Result<std::uint64_t> finish();
-  // The checksum of every tensor added, by index: of its bytes after the change.
+  // By tensor index, the checksum of every tensor added: of its bytes after the change.
   [[nodiscard]] const std::map<std::uint32_t, std::string>& checksums() const { return checksums_; }
 
  private:
-  // The payload of one tensor, if it is not too large to be held.
+  // The compressed payload of one tensor, if it is small enough to be held in memory.
   struct Compressed {
     std::vector<std::byte> bytes;
     std::string checksum;

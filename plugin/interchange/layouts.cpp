@@ -19,7 +19,7 @@ constexpr std::array kFormats{
                       .takes_blocks = false,
                       .delta_shards = true,
                       .anchors_among_versions = true},
-    // Flush files have no whole tensors: a full version is a plain checkpoint.
+    // Flush files cannot hold whole tensors, so a full version is a plain checkpoint.
     PublicationFormat{.layout = DirectoryLayout::kFlush,
                       .in_directory = true,
                       .usual = Encoding::kDeltasZstd,
@@ -38,7 +38,7 @@ static_assert(all_listed());
 
 }  // namespace
 
-// A number that is no layout has no row: it is read as frames, which no file follows.
+// A number that is no layout has no row: it is treated as frames, which do not use files.
 const PublicationFormat& publication_format(DirectoryLayout layout) {
   const auto at = std::ranges::find(kFormats, layout, &PublicationFormat::layout);
   return at == kFormats.end() ? kFormats.front() : *at;
@@ -50,7 +50,7 @@ bool PublicationFormat::carries(Encoding encoding) const {
   return about.positional || (takes_blocks && encoding == Encoding::kCompact);
 }
 
-// The readers of slime, miles and SGLang cannot take a tensor in pieces.
+// The readers of slime, miles and SGLang cannot take a tensor in several pieces.
 std::optional<WidePositions> find_wide_positions(const PublicationFormat& format, Encoding encoding,
                                                  const WeightLayout& layout, std::uint64_t limit) {
   const bool bytes = format.delta_shards && encoding == Encoding::kOverwrite;

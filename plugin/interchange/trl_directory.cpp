@@ -53,7 +53,7 @@ class HeldFile final : public File {
   const std::shared_ptr<std::vector<std::byte>> bytes_;
 };
 
-// What the metadata says of the file, if it does.
+// Checks the counts in the file's metadata, if it has any.
 Status check_counts(const SafetensorsFile& file, std::uint64_t tensors, std::uint64_t elements,
                     std::uint64_t step) {
   const std::pair<const char*, std::uint64_t> counts[] = {{"model_version", step},
@@ -69,7 +69,7 @@ Status check_counts(const SafetensorsFile& file, std::uint64_t tensors, std::uin
   return {};
 }
 
-// A digest of ours.
+// Reads one of our digests from the metadata.
 Result<std::optional<Digest>> digest_in(const SafetensorsFile& file, std::string_view key) {
   const auto& metadata = file.header().metadata;
   const auto said = metadata.find(std::string(key));
@@ -78,7 +78,8 @@ Result<std::optional<Digest>> digest_in(const SafetensorsFile& file, std::string
   return std::optional(digest);
 }
 
-// One changed tensor: its two entries in the file, or without positions all of its values.
+// One changed tensor: its two entries in the file; without positions, the values are the whole
+// tensor.
 struct Patch {
   std::uint32_t tensor = 0;
   const SafetensorsEntry* positions = nullptr;
@@ -137,7 +138,8 @@ class DeltaReader {
                  ", expected raw or gap_delta");
   }
 
-  // Both spellings; each tensor once, with both halves, in the order of the layout.
+  // Pairs the entries in either spelling: every tensor occurs once, with both halves; in the order
+  // of the layout.
   [[nodiscard]] Result<std::vector<Patch>> pair_entries() const {
     constexpr std::pair<std::string_view, bool> kEnds[] = {
         {".indices", true}, {".idx", true}, {".values", false}, {".val", false}};
@@ -212,7 +214,7 @@ class DeltaReader {
     return value;
   }
 
-  // Positions ascend, and lie within the tensor.
+  // Adds the patch; its positions must ascend and lie within the tensor.
   [[nodiscard]] Status add(const Patch& patch, BucketBuilder& builder) {
     const TensorSpec& tensor = layout_[patch.tensor];
     const std::uint64_t count = patch.values->spec.units();
@@ -222,7 +224,7 @@ class DeltaReader {
     const std::byte* const stored = patch.whole ? nullptr : file_.bytes(*patch.positions).data();
     const std::byte* const values = file_.bytes(*patch.values).data();
     const unsigned unit = unit_bytes(tensor.dtype);
-    std::uint64_t next = 0;  // the least that may come
+    std::uint64_t next = 0;  // the least position allowed next
     std::vector<std::uint32_t> offsets;
     for (std::uint64_t done = 0; done < count; done += offsets.size()) {
       offsets.clear();
@@ -295,7 +297,7 @@ Result<VersionDirectory> open_trl_step(FileSystem& fs, const std::string& direct
   return version;
 }
 
-// The tensors that an anchor does not hold, as they are.
+// Keeps the present values of the tensors that an anchor does not contain.
 static Result<MappedFile> unchanged_part(const WeightLayout& layout, const CurrentBytes& current,
                                          VersionDirectory& version) {
   const std::string name = "model-unchanged.safetensors";

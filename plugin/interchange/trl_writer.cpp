@@ -18,13 +18,13 @@ namespace {
 
 using Metadata = std::map<std::string, std::string>;
 
-// A changed tensor: its pieces in the flush files, in ascending order.
+// A piece of a changed tensor in the flush files; a tensor's pieces ascend.
 struct Piece {
   const BucketView* bucket;
   const BucketEntry* entry;
 };
 
-// One step, written from the files of a publication in `directory`.
+// Writes one step from the files of a publication in `directory`.
 class StepWriter {
  public:
   StepWriter(FileSystem& fs, const WeightLayout& layout, Encoding encoding, std::string directory,
@@ -154,7 +154,7 @@ class StepWriter {
     return writer.finish().status();
   }
 
-  // Every delta of a tensor, in ascending order.
+  // Passes every delta of a tensor to `take`, in ascending order.
   [[nodiscard]] Status each_delta(const std::vector<Piece>& pieces, const auto& take) {
     for (const Piece& piece : pieces) {
       EntryCursor cursor(layout_, *piece.bucket, *piece.entry);
@@ -226,7 +226,7 @@ class TrlSender final : public SendRoad {
   Status announce(std::string_view run_info, const Deadline& deadline) override;
   Status begin(const PublicationId& id, const Deadline& deadline) override {
     for (const auto& [left, places] : std::exchange(written_, {})) {
-      const Status ignored = fs_.remove_file(places.hidden);  // write() looks again
+      const Status ignored = fs_.remove_file(places.hidden);  // write() checks again
     }
     id_ = id;
     return road_->begin(id, deadline);
@@ -253,7 +253,7 @@ class TrlSender final : public SendRoad {
   void progress() override { road_->progress(); }
 
  private:
-  // Where a step lies once it is there, and until then.
+  // The paths of a step: the final one, and the hidden one until then.
   struct Places {
     std::string directory, hidden, shown;
   };
@@ -268,11 +268,12 @@ class TrlSender final : public SendRoad {
   const SharedFsOptions options_;
   const Encoding encoding_;
   const std::unique_ptr<SendRoad> road_;
-  // In hidden names: a publisher that was overtaken and still writes does not reach another's.
+  // Part of the hidden names: a publisher that was replaced and still writes does not touch
+  // another's files.
   const std::string session_ = to_hex(random_hash128());
   WeightLayout layout_;
   PublicationId id_;
-  std::map<PublicationId, Places> written_;  // not shown yet
+  std::map<PublicationId, Places> written_;  // not renamed yet
 };
 
 TrlSender::Places TrlSender::places(std::uint64_t version, bool full) const {
@@ -312,12 +313,12 @@ Status TrlSender::announce(std::string_view run_info, const Deadline& deadline) 
   return {};
 }
 
-// The step of a publication that is there, if a publisher died before it showed it.
+// Makes the step of an existing publication, if a publisher died before it renamed the step.
 Status TrlSender::make_up(const PublicationId& id) {
   const std::string directory = join_path(options_.dir, shared_fs::publication_name(id));
   Result<std::string> manifest =
       shared_fs::read_small(fs_, join_path(directory, kManifestName), shared_fs::kMaxManifestBytes);
-  if (manifest.status().code() == StatusCode::kNotFound) return {};  // no version of ours
+  if (manifest.status().code() == StatusCode::kNotFound) return {};  // not a version of ours
   DRIFTLESS_RETURN_IF_ERROR(manifest.status());
   DRIFTLESS_RETURN_IF_ERROR(write(directory, *manifest, id));
   return show(id);
@@ -336,7 +337,8 @@ Status TrlSender::write(const std::string& directory, std::string_view manifest,
   return {};
 }
 
-// A step that is there already: of a full version, and again of its anchor.
+// Accepts a step that exists already if it is of this run and digest, as when an anchor follows a
+// full version of the same number.
 Status TrlSender::check_same(const std::string& path, const Manifest& manifest) {
   DRIFTLESS_ASSIGN_OR_RETURN(MappedFile mapped, fs_.map(path));
   DRIFTLESS_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(std::move(mapped)));
@@ -382,7 +384,8 @@ Result<std::vector<PublicationId>> TrlSender::prune(std::uint64_t version) {
   for (const PublicationId& id : removed) {
     const bool anchor = id.kind == PublicationKind::kAnchor;
     for (const bool full : {false, true}) {
-      // A version and an anchor of one number may be one step: the anchor's goes with it.
+      // A full version and an anchor of one number share a step. It is removed together with the
+      // anchor.
       const PublicationId other{id.version, PublicationKind::kAnchor};
       if (full ? !anchor && exists(fs_, join_path(options_.dir, shared_fs::publication_name(other)))
                : anchor) {

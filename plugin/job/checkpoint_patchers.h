@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The receivers that patch checkpoint directories, as their reports say: whether an engine may be
-// told to load its checkpoint as a version. One thread.
+// Tracks the receivers that patch checkpoint directories by their reports, and decides whether an
+// engine may be asked to load its checkpoint as a version. One thread.
 #pragma once
 
 #include <map>
@@ -12,13 +12,14 @@ namespace driftless {
 
 class CheckpointPatchers {
  public:
-  // All reports of the run, as they are now. A checkpoint whose receiver signed off or vanished is
-  // remembered until a receiver patches that directory again: on the same host, or as the first one
-  // on another, as a container that was started anew has it.
+  // Takes all current reports of the run. A checkpoint whose receiver signed off or vanished is
+  // remembered until a receiver patches that directory again, on the same host or as the first one
+  // on another host, as after a restart of a container.
   void listen(std::span<const ReceiverReport> reports);
-  // Ok if the checkpoint that an engine sees at `directory` is at the version, with this digest
-  // (hex): the receivers that announce that directory have reported so or, if none does because
-  // they see other paths, all that patch one. Else kIncomplete, with what they said.
+  // Ok if the checkpoint that an engine sees at `directory` is at the version with this digest
+  // (hex). The receivers that announce that directory must have reported so; if none announces it,
+  // because they see other paths, all receivers that patch a checkpoint must. Otherwise
+  // kIncomplete, with their reports.
   [[nodiscard]] Status check(const std::string& directory, std::uint64_t version,
                              const std::string& digest) const;
 
@@ -28,11 +29,11 @@ class CheckpointPatchers {
     friend auto operator<=>(const Place&, const Place&) = default;
   };
   struct Patcher {
-    std::string id;                       // of its receiver, the last one
-    std::vector<ReceiverReport> reports;  // none: it is gone
+    std::string id;                       // of its last receiver
+    std::vector<ReceiverReport> reports;  // empty: the receiver is gone
   };
   std::map<Place, Patcher> seen_;
-  std::size_t others_ = 0;  // receivers that patch none
+  std::size_t others_ = 0;  // receivers that patch no checkpoint
 };
 
 }  // namespace driftless

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads YAML into a Config, key by key, as the parser comes across them: no tree is built, so there
-// is nothing that anchors and aliases could blow up.
+// Reads YAML into a Config, key by key, as the parser reports them. No tree is built, so anchors
+// and aliases cannot blow up memory.
 #include "plugin/job/config.h"
 
 #include <yaml-cpp/eventhandler.h>
@@ -28,7 +28,7 @@ bool is_group(const ConfigTable& table, std::string_view name) {
   });
 }
 
-// Keys that are gone, and what a configuration without them does.
+// Keys that were removed, and what happens without them.
 constexpr std::pair<std::string_view, std::string_view> kGone[] = {
     {"agent.engines", "list them under engines, each with its kind"},
     {"agent.mirror", "remove it: workers that cannot decode compact are sent deltas"},
@@ -51,7 +51,7 @@ std::string unknown_key(const ConfigTable& table, std::string_view name) {
   return message + " (driftless info lists all)";
 }
 
-// What stands where in the file: a path of keys, "engines[1].url", and the name of its row,
+// A position in the file: a path of keys, as "engines[1].url", and the name of its row,
 // "engines[].url".
 struct Place {
   std::string path;
@@ -145,7 +145,8 @@ class ConfigReader final : public YAML::EventHandler {
   };
   static constexpr std::string_view kStrangeKey = "a key must be a plain word";
 
-  // Whether to look at an event at all. Tags would change the meaning of what follows.
+  // Whether to process an event at all. Tags are refused, because they would change the meaning of
+  // the value.
   bool accept(const YAML::Mark& mark, const std::string& tag) {
     if (!status_.ok()) return false;
     found_ = true;
@@ -165,7 +166,7 @@ class ConfigReader final : public YAML::EventHandler {
     frame.expects_key = false;
   }
 
-  // Of the value that comes next.
+  // The place of the value that comes next.
   Place next_place() {
     Frame& frame = frames_.back();
     if (!frame.list) return frame.place.below(frame.key);
@@ -210,7 +211,8 @@ class ConfigReader final : public YAML::EventHandler {
   std::vector<Frame> frames_;
 };
 
-// yaml-cpp takes some bytes for marks of its own (0x04 for the end), and guesses other encodings.
+// yaml-cpp treats some bytes as its own marks (0x04 as the end), and guesses other encodings:
+// refuse such text.
 Status check_text(std::string_view text, std::string_view what) {
   if (text.size() > kMaxConfigBytes) {
     return error(StatusCode::kInvalidArgument, what, ": is longer than ", kMaxConfigBytes,
@@ -257,7 +259,7 @@ Status read_yaml(std::string_view text, std::string_view what, Config& config) {
   }
 }
 
-// "engines[1].url" into its row's name and the item; grows the list by at most one.
+// Splits "engines[1].url" into its row's name and the item; grows the list by at most one.
 Result<Place> override_place(Config& config, std::string_view path) {
   Place place{std::string(path), std::string(path), 0};
   const std::size_t open = path.find('[');

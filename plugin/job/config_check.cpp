@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which settings can be together.
+// Checks which settings may be combined.
 #include "core/line_log.h"
 #include "core/setting_values.h"
 #include "plugin/interchange/layouts.h"
@@ -25,13 +25,14 @@ void complete_layout(Config& config) {
   config.publisher.encoding_auto = format.takes_blocks;
 }
 
-// Files and objects pile up; other roads hold a bounded number of versions anyway. Old ones can be
-// removed only behind an anchor, so one is taken whenever the versions since the last have outgrown
-// it; a version that is whole outgrows it at once, so there anchors go by number.
+// On roads of files and objects old versions pile up; other roads hold only a bounded number of
+// versions. Old versions can be removed only once an anchor is newer. So an anchor is made whenever
+// the versions since the last one exceed its size. A full version alone exceeds it, so with full
+// versions anchors are made by number.
 void complete_pruning(Config& config) {
   constexpr std::uint64_t kKeptDeltas = 16;
   constexpr std::uint64_t kKeptWhole = 2;
-  constexpr std::uint64_t kTrlEvery = 10;  // TRL's workers begin with an anchor, and only there
+  constexpr std::uint64_t kTrlEvery = 10;  // TRL's workers can start only from an anchor
   PublisherOptions& publisher = config.publisher;
   const bool files = config.kind().keeps || !config.fallback().empty();
   const bool whole = publisher.mode == UpdateMode::kFull;
@@ -45,7 +46,8 @@ void complete_pruning(Config& config) {
   }
 }
 
-// The flag --update-weight-local-checkpoint-dir, or receiver.checkpoint_dir, is for engines too.
+// The flag --update-weight-local-checkpoint-dir, or receiver.checkpoint_dir, also sets the
+// directory of the engines.
 void complete_engines(Config& config) {
   if (config.checkpoint_dir.find('{') != std::string::npos) return;
   for (EngineEndpoint& engine : config.engines) {
@@ -63,7 +65,7 @@ Status check_polls(const Config& config) {
   return refuse("road.poll_first: ", first, " is longer than road.poll_longest: ", longest);
 }
 
-// The fallback keeps what was published there: a run goes on there when it is started again.
+// The fallback must keep what was published there: a run continues there after a restart.
 Status check_fallback(const Config& config) {
   const std::string name = config.fallback();
   if (name.empty()) return {};

@@ -12,7 +12,7 @@ namespace {
 using namespace setting;
 using Job = Rows<Config>;
 
-// Settings do not depend on what was built, and nothing is linked for them.
+// Stand-in for what was built: settings do not depend on it, so nothing is linked for them.
 struct NotAsked {
   static constexpr bool kHere = false, kMpi = false, kHdf5 = false, kNccl = false, kTcp = false,
                         kStore = false;
@@ -66,7 +66,7 @@ struct SwitchOrAuto : Switch {
   }
 };
 
-// "staged", "always", or how many versions lie between two sweeps.
+// "staged", "always", or the number of versions between two sweeps.
 struct ProofName {
   static Result<ProofRule> parse(std::string_view value) {
     if (value == "staged" || value == "always") return ProofRule{value == "always", 1};
@@ -372,7 +372,7 @@ Config Config::of_fallback() const {
 
 void Config::use_gpu(int device) {
   if (!gpu_device_auto) return;
-  // Also of the roads that have it. A number that the key refuses is no GPU.
+  // Sets it for the roads that have this key, too. A number that the key refuses is not a GPU.
   static_cast<void>(table->find("gpu.device")->apply(*this, 0, std::to_string(device)));
   gpu_device_auto = true;
 }
@@ -441,7 +441,7 @@ template <typename Settings>
 ConfigKey& ConfigTable::row(const SettingKey<Settings>& row) {
   auto at = std::ranges::find(keys_, row.name, &ConfigKey::name);
   if (at == keys_.end()) {
-    // Keys of roads come after the job's own of "road."
+    // The roads' keys follow the job's own "road." keys.
     const auto last = std::ranges::find_if(keys_.rbegin(), keys_.rend(), [](const ConfigKey& key) {
       return key.name.starts_with("road.");
     });
@@ -483,10 +483,10 @@ const ConfigKey* ConfigTable::find_former(std::string_view name) const {
 std::string_view ConfigTable::nearest(std::string_view name) const {
   if (name.size() > 128) return {};
   std::string_view nearest;
-  std::size_t least = name.size() / 2 + 2;  // further away it would only puzzle
+  std::size_t least = name.size() / 2 + 2;  // a key further away would not help
   const auto last_word = [](std::string_view text) { return text.substr(text.rfind('.') + 1); };
   for (const ConfigKey& key : keys_) {
-    // A key that stands under the wrong name ("dir" for "road.dir") is near, too.
+    // A key with the wrong section ("dir" for "road.dir") counts as similar, too.
     const std::size_t distance = std::min(edit_distance(name, key.name),
                                           edit_distance(last_word(name), last_word(key.name)) + 1);
     if (distance >= least) continue;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// devices.h where CUDA is in the build.
+// Implements devices.h in builds with CUDA.
 #include "plugin/job/devices.h"
 
 namespace driftless {

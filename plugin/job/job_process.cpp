@@ -16,14 +16,14 @@
 namespace driftless {
 namespace {
 
-// A process that no MPI joins to others.
+// A process that does not use MPI.
 class SoloProcess final : public JobProcess {
  public:
   SoloProcess(const Config& config, const Road& road, JobRole role, Launch launch)
       : JobProcess(config, road, role), launch_(std::move(launch)) {}
 
-  // Rollouts that srun or torchrun started beside each other have files of their own. Trainers are
-  // one, unless a group joins them.
+  // Rollouts that srun or torchrun started together number their files by rank. Trainers are one
+  // process, unless a group joins them.
   [[nodiscard]] unsigned rank() const override {
     return role_ == JobRole::kRollout || groups_by_hub() ? launch_.rank : 0;
   }
@@ -49,17 +49,18 @@ class SoloProcess final : public JobProcess {
  private:
   [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes, const Deadline&) override {
     RoadPlace place{role_, 0, 1, rollouts(), anchor_bytes, nullptr};
-    // A rollout's launcher names a host of the rollouts, not of the trainers.
+    // The address from a rollout's launcher is a host of the rollouts, not of the trainers.
     if (role_ == JobRole::kTrainer) place.leader_host = launch_.address;
     place.port = port_;
     return place;
   }
 
   const Launch launch_;
-  unsigned groups_ = 0;  // that were made
+  unsigned groups_ = 0;  // groups made so far
 };
 
-// A number that the ranks of this start of the trainers share, and those of another start do not.
+// A number that is equal on all ranks of this start of the trainers, and differs from those of
+// other starts.
 Result<std::uint64_t> agree_on_start(Group& group, const Deadline& deadline) {
   group.next_epoch();
   const std::string drawn = to_hex(random_hash128());
@@ -74,7 +75,7 @@ Status check_part(const RoadTable& table, std::string_view name, std::string_vie
   return error(StatusCode::kUnsupported, key, ": ", name, " is not in this build: ", at->why_not);
 }
 
-// " mpi_rma shared_fs": all roads, or those between processes.
+// " mpi_rma shared_fs": the names of all roads, or of those between processes.
 std::string names_of(const RoadTable& table) {
   std::string names;
   for (const Road& row : table.roads) {
@@ -101,7 +102,7 @@ bool needs_mpi(const Road& road, JobRole role) {
   return road.needs_mpi != nullptr && road.needs_mpi(role);
 }
 
-// "shared_fs, object_store": between hosts, and without MPI for this role.
+// "shared_fs, object_store": the roads between hosts that this role can use without MPI.
 std::string names_without_mpi(const RoadTable& table, JobRole role) {
   std::string names;
   for (const Road& row : table.roads) {
@@ -133,14 +134,14 @@ Result<const RoadTable*> load_roads(const Availability& at) {
   return roads;
 }
 
-// What the road loads by itself.
+// Checks the libraries that the road loads itself.
 Status usable(const Road& road) {
   return road.opener == nullptr || road.opener->usable == nullptr ? Status()
                                                                   : road.opener->usable();
 }
 
-// A process that an MPI launcher started joins by MPI, whatever its road: the library of MPI will
-// do if the road is in it.
+// A process that an MPI launcher started uses MPI, whatever its road: if the MPI library contains
+// the road, one library is enough.
 bool library_of_mpi_has(const RoadTable& linked, const Config& config) {
   if (linked.mpi.library.empty()) return false;
   const Result<const RoadTable*> loaded = load_roads(linked.mpi);
@@ -149,7 +150,7 @@ bool library_of_mpi_has(const RoadTable& linked, const Config& config) {
   return road.ok() && (*road)->at.library.empty();
 }
 
-// The table that can open the configuration's road: the one that is linked, or a library's.
+// The table that can open the configuration's road: the linked one, or a library's.
 Result<const RoadTable*> table_for(const RoadTable& linked, const Config& config, bool launched) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const road, road_of(linked, config));
   const bool by_road =
@@ -164,7 +165,8 @@ Result<const RoadTable*> table_for(const RoadTable& linked, const Config& config
                                        : concat("road.kind: ", config.road);
   Result<const RoadTable*> table = &linked;
   if (!at.library.empty()) table = load_roads(at);
-  // A road's own library without MPI, because that of MPI does not load.
+  // This is the road's own library, which has no MPI: it was chosen because MPI's library does not
+  // load. Load that one, so that the error has the reason.
   if (table.ok() && launched && (*table)->join_mpi == nullptr) table = load_roads(linked.mpi);
   if (!table.ok()) return table.status().with_context(context);
   DRIFTLESS_ASSIGN_OR_RETURN(const Road* const found, road_of(**table, config));
@@ -186,7 +188,7 @@ Status check_parts(const RoadTable& table, const Config& config) {
   return config.told_engines().empty() ? Status() : check_part(table, "engines", "engines");
 }
 
-// Of a row that was built: the reason why it cannot be used here, or nothing.
+// The reason why a row that was built cannot be used here, or nothing.
 std::string why_not_usable(const Road& row) {
   if (row.at.library.empty()) return std::string(usable(row).message());
   const Result<const RoadTable*> loaded = load_roads(row.at);
@@ -209,7 +211,7 @@ Result<const MonitorTable*> monitor_of(const RoadTable& table) {
   return static_cast<const MonitorTable*>(loaded);
 }
 
-// A table that makes ports.
+// A table that can make ports.
 Result<const RoadTable*> hub_table(const RoadTable& table) {
   if (table.make_port != nullptr) return &table;
   if (table.hub.library.empty()) {
@@ -218,7 +220,7 @@ Result<const RoadTable*> hub_table(const RoadTable& table) {
   return load_roads(table.hub);
 }
 
-// [trainers] One port for the group and every road.
+// [trainers] Makes one port, shared by the group and every road.
 Status JobProcess::make_port(const Launch& launch, JobRole role) {
   if (role != JobRole::kTrainer || !config_.hub_group) return {};
   if (launch.world == 0) {
@@ -259,7 +261,7 @@ Result<std::unique_ptr<ReceiveRoad>> JobProcess::receiver(const Deadline& deadli
   DRIFTLESS_ASSIGN_OR_RETURN(const RoadPlace place, meet(0, deadline));
   std::unique_ptr<Watchdog> watched = watch();
   DRIFTLESS_ASSIGN_OR_RETURN(open_, open(place));
-  watched.reset();  // a receiver waits for its trainer with deadlines of its own
+  watched.reset();  // a receiver waits for its trainer with its own deadlines
   return open_.receiver();
 }
 

@@ -10,7 +10,8 @@
 namespace driftless {
 namespace {
 
-// An id that no other receiver of this process has: the second of a name is "name_2".
+// An id that is unique among the receivers of this process: a second one with the same name gets
+// "name_2".
 class OwnId {
  public:
   explicit OwnId(const std::string& name) : id_(name) {
@@ -43,7 +44,7 @@ class OwnId {
 
 struct Kept {
   std::shared_ptr<JobProcess> process;  // outlives the road
-  std::optional<OwnId> id;              // none: the caller chose it
+  std::optional<OwnId> id;              // none: the caller chose the id
   std::unique_ptr<RecordSinks> sinks;
   std::unique_ptr<ReceiveRoad> road;
 };

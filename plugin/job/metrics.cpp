@@ -40,7 +40,7 @@ VersionRecord record_of(const PublishReport& report, unsigned rank) {
       report.total_ms, stages.compare_ms, stages.encode_ms,  stages.send_ms,
       report.seal_ms};
   const LiveCosts& live = report.live;
-  if (live.step_ms > 0) {  // without a snapshot
+  if (live.step_ms > 0) {  // a publisher without a snapshot
     record.captured = {live.captured_bytes, live.resent_tensors, live.capture_ms, live.sweep_ms,
                        live.step_ms};
   }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every process writes to metrics.file: a JSON object on a line of its own per version.
+// The metrics.file of a process: one JSON object per version, each on its own line.
 //
-// Training never stops for them: a line that cannot be written is dropped, and the first time this
-// happens is told. One thread at a time.
+// Training never waits for metrics: a line that cannot be written is dropped, and the first loss is
+// reported. One thread at a time.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -15,21 +15,21 @@
 
 namespace driftless {
 
-// To be called when it is done: the record holds the time.
+// Call it when the publication has ended: the record contains the time.
 [[nodiscard]] VersionRecord record_of(const PublishReport& report, unsigned rank);
 [[nodiscard]] VersionRecord record_of(const UpdateReport& report, unsigned rank);
-// One line, without its end, whatever bytes the texts in it hold.
+// One line without its end; it escapes whatever bytes the texts contain.
 [[nodiscard]] std::string json_line(const nlohmann::ordered_json& json);
 
-// The sink of monitor.spans_file ("{role}" and "{rank}" in it filled in), which is made if it is
-// missing. Null if the path is empty.
+// Opens the sink of monitor.spans_file, with "{role}" and "{rank}" replaced; creates the file if it
+// is missing. Null if the path is empty.
 [[nodiscard]] Result<std::unique_ptr<RecordSink>> open_spans(const std::string& path,
                                                              std::string_view role, unsigned rank);
 
 class MetricsWriter final : public RecordSink {
  public:
-  // Appends to `path` ("{role}" and "{rank}" in it filled in), which is made if it is missing;
-  // several processes may share it, on a local file system: a line is one write. Null if the path
+  // Opens `path`, with "{role}" and "{rank}" replaced; creates the file if it is missing. Several
+  // processes may share it on a local file system, because each line is one write. Null if the path
   // is empty.
   [[nodiscard]] static Result<std::unique_ptr<MetricsWriter>> open(const std::string& path,
                                                                    std::string_view role,
@@ -47,7 +47,7 @@ class MetricsWriter final : public RecordSink {
  private:
   explicit MetricsWriter(std::unique_ptr<LineFile> file) : file_(std::move(file)) {}
   std::unique_ptr<LineFile> file_;
-  Status trouble_;  // of write(), until somebody takes it
+  Status trouble_;  // of write(), until take_trouble()
 };
 
 }  // namespace driftless

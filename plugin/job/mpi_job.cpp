@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process that an MPI launcher started, or whose road needs MPI.
 //
-// Waits are loops of short looks with sleeps between them: on a machine with fewer cores than
-// processes a rank that spins takes the time of the one it waits for. One thread at a time, the one
-// that initialized MPI.
+// Waits poll briefly and sleep in between: on a machine with fewer cores than processes, a rank
+// that spins takes CPU time from the rank for which it waits. One thread at a time, the one that
+// initialized MPI.
 #include <array>
 #include <cstdlib>
 #include <cstring>
@@ -26,7 +26,7 @@ using Numbers = std::array<std::uint64_t, kNumbers>;
 
 #define DRIFTLESS_MPI(call) DRIFTLESS_RETURN_IF_ERROR(mpi_status(call, #call))
 
-// FNV-1a: the same number for the same text in every process.
+// FNV-1a: equal texts give equal numbers in every process.
 std::uint64_t number_of(std::string_view text) {
   std::uint64_t number = 0xcbf29ce484222325;
   for (const char c : text) number = (number ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -49,14 +49,15 @@ class MpiProcess final : public JobProcess {
  public:
   MpiProcess(const Config& config, const Road& road, JobRole role, LateHandler late)
       : JobProcess(config, road, role), late_(std::move(late)) {}
-  ~MpiProcess() override {  // without close(): the others may be gone
+  ~MpiProcess() override {  // if close() was not called: the others may be gone
     static_cast<void>(everybody_.release());
     static_cast<void>(all_together_.release());
   }
 
-  // Collective over MPI_COMM_WORLD. Initializes MPI if nobody has, asking for MPI_THREAD_MULTIPLE
-  // and taking what it gets; from then on MPI's errors come back. MPI waits for all processes here
-  // without an end: past the deadline `late` is called (watchdog.h).
+  // Collective over MPI_COMM_WORLD. Initializes MPI if that was not done, requests
+  // MPI_THREAD_MULTIPLE and accepts the level it gets; afterwards MPI returns errors instead of
+  // aborting. Here MPI waits for all processes without limit: past the deadline `late` is called
+  // (watchdog.h).
   [[nodiscard]] Status start() {
     const Watchdog watchdog(connect(),
                             "deadlines.connect: MPI_Init waits for all processes that the launcher "
@@ -124,11 +125,11 @@ class MpiProcess final : public JobProcess {
     return heard_;
   }
 
-  // Without it nothing collective is done at the end: the others may be gone.
+  // Without close() the end does nothing collective, because the others may be gone.
   [[nodiscard]] Status close(const Deadline& deadline) override {
     if (role_ == JobRole::kBystander) return finish(deadline);
     DRIFTLESS_RETURN_IF_ERROR(meet_to_end(*everybody_, deadline));
-    // What waits for others there has deadlines of its own, which come first.
+    // The waits inside have their own deadlines, which expire first.
     const Watchdog watchdog(Deadline::after(config_.connect_deadline + kCloseGrace),
                             late_text("freeing windows and MPI_Finalize"), late_);
     if (open_.close) DRIFTLESS_RETURN_IF_ERROR(open_.close());
@@ -174,8 +175,8 @@ class MpiProcess final : public JobProcess {
     return {};
   }
 
-  // Collective: the largest of each number. Also a meeting: none passes before all have come, and
-  // rank 0 names those that have not.
+  // Collective: the maximum of each number. It is also a barrier: no rank passes before all have
+  // come, and rank 0 names the missing ones.
   [[nodiscard]] static Result<Numbers> largest(Group& group, const Numbers& mine,
                                                std::string_view what, const Deadline& deadline) {
     group.next_epoch();
@@ -198,7 +199,8 @@ class MpiProcess final : public JobProcess {
     return largest(group, {}, "waiting for all processes of the job to end", deadline).status();
   }
 
-  // All processes have read their configuration, and mean the same road.
+  // Returns once all processes have read their configuration; it checks that they use the same
+  // road.
   [[nodiscard]] Result<RoadPlace> meet(std::uint64_t anchor_bytes,
                                        const Deadline& deadline) override {
     const std::string_view layout = to_string(config_.publisher.layout);
@@ -216,7 +218,8 @@ class MpiProcess final : public JobProcess {
                  to_string(role_), " ", rank_, ") has ", config_.road, " with ", layout);
   }
 
-  // Collective over all, bystanders too: frees what start() made, and ends MPI if start() began it.
+  // Collective over all processes, with bystanders: frees what start() made, and finalizes MPI if
+  // start() initialized it.
   [[nodiscard]] Status finish(const Deadline& deadline) {
     DRIFTLESS_RETURN_IF_ERROR(meet_to_end(*all_together_, deadline));
     everybody_.reset();
@@ -236,12 +239,12 @@ class MpiProcess final : public JobProcess {
   }
 
   LateHandler late_;
-  bool began_ = false;  // MPI was initialized here
+  bool began_ = false;  // start() initialized MPI
   unsigned rank_ = 0, trainers_ = 0, rollouts_ = 0;
   MPI_Comm all_ = MPI_COMM_NULL;  // bystanders included
   MpiComms comms_;
-  std::optional<std::string> heard_;  // the trainer's last word: whoever asks again hears it again
-  std::unique_ptr<Group> everybody_, all_together_;  // of these communicators; for meetings
+  std::optional<std::string> heard_;  // the trainer's end-of-run message; kept for repeated reads
+  std::unique_ptr<Group> everybody_, all_together_;  // groups on these communicators, for barriers
 };
 
 #undef DRIFTLESS_MPI

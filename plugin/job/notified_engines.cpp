@@ -17,7 +17,7 @@ Result<std::unique_ptr<NotifiedEngines>> NotifiedEngines::open(const Config& con
   if (options.engines.empty()) return std::unique_ptr<NotifiedEngines>();
   DRIFTLESS_ASSIGN_OR_RETURN(std::unique_ptr<EngineNotifier> notifier,
                              EngineNotifier::create(std::move(options)));
-  // The engines have another working directory.
+  // The engines have another working directory, so the path must be absolute.
   std::error_code failed;
   const std::string given = config.kind().directory(config.road_options());
   const std::string dir = std::filesystem::absolute(given, failed).string();
@@ -41,8 +41,9 @@ std::chrono::milliseconds NotifiedEngines::longest(const Config& config) {
   using std::chrono::milliseconds;
   if (config.told_engines().empty()) return milliseconds(0);
   const EngineCalls& each = config.engine_calls;
-  // Its label, five times, and pull and load; or pause, flush the cache and go on, too. Each is
-  // tried retries + 1 times; the waits double. Retries are at most 10.
+  // The longest sequence of calls: read the label five times, pull and load; or also pause, flush
+  // the cache and resume. Each call is tried retries + 1 times, with doubling waits; retries are at
+  // most 10.
   const double calls = config.notify.pause ? 10 : 7;
   const double tries = each.retries + 1.0;
   const double waits = static_cast<double>(1U << each.retries) - 1;
@@ -86,8 +87,8 @@ std::vector<Status> NotifiedEngines::notify(std::uint64_t version,
   return failures;
 }
 
-// An engine that is started anew is not told to load what is not there: it would be paused for it.
-// The oldest go first.
+// Forgets versions whose files are gone, oldest first: a restarted engine must not be asked to load
+// them, because it would stay paused when that fails.
 void NotifiedEngines::forget_pruned() {
   while (!told_.empty() && !exists(posix_file_system(), version_dir(*told_.begin()))) {
     notifier_->forget(*told_.begin());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opens a road for a process of a job. Directories that others write or read are put around it.
+// Opens a road for a process of a job, and wraps it if other tools write or read the directory.
 #include "formats/manifest.h"
 #include "plugin/interchange/foreign_directory.h"
 #include "plugin/interchange/trl_writer.h"
@@ -21,7 +21,7 @@ Result<OpenRoad> open_foreign(const Config& config, const SharedFsOptions& optio
   return road;
 }
 
-// TRL's files lie beside our own, and after_publish is run once both are there.
+// TRL's files are written beside our own; after_publish runs once both are there.
 Result<OpenRoad> open_trl(const Road& row, const Config& config, const SharedFsOptions& options,
                           const RoadPlace& place) {
   SharedFsOptions inner = options;

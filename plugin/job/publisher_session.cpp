@@ -58,7 +58,8 @@ Result<PublishReport> PublisherSession::publish(WeightSource& weights,
                                                 std::optional<std::uint64_t> step) {
   wait_behind(true);
   Result<PublishReport> report = publish_now(weights, true, step);
-  if (report.ok() && behind_ && !behind_->ok()) behind_.reset();  // this one has its changes
+  // This version contains the failed one's changes.
+  if (report.ok() && behind_ && !behind_->ok()) behind_.reset();
   return report;
 }
 
@@ -66,7 +67,7 @@ void PublisherSession::publish_behind(WeightSource& weights, WeightSource& live,
                                       std::optional<std::uint64_t> step) {
   Stopwatch watch;
   wait_behind();
-  // What it finds is what the version finds.
+  // A failure here recurs when the version is published.
   static_cast<void>(publisher_->observe(weights, stream, process_.threads()));
   if (!process_.threads()) {
     behind_ = publish_now(live, true, step);
@@ -112,7 +113,8 @@ Result<PublishReport> PublisherSession::publish_now(WeightSource& weights, bool 
   return report;
 }
 
-// The server shows what was reported by now: nobody else may use the road between versions.
+// Updates the status server with the rollouts' reports now, because nothing else may use the road
+// between versions.
 void PublisherSession::record(Result<PublishReport>& report) {
   if (records().empty()) return;
   if (!report.ok()) return records().failed(report.status());
@@ -188,7 +190,8 @@ std::map<std::string, Status> PublisherSession::patched(std::uint64_t version,
   return found;
 }
 
-// Before, an engine would load the version before, or parts of two, and get the label of this one.
+// Waits until the checkpoints are patched. Otherwise an engine would load the version before, or
+// parts of two, and get the label of this one.
 std::map<std::string, Status> PublisherSession::wait_patched(std::uint64_t version,
                                                              std::size_t rollouts) {
   Backoff backoff(std::chrono::milliseconds(5), std::chrono::milliseconds(200));
@@ -235,14 +238,15 @@ std::vector<Status> PublisherSession::tell_engines(std::uint64_t version, std::s
 Status PublisherSession::declare_end() {
   wait_behind();
   if (behind_ && !behind_->ok()) return std::exchange(behind_, std::nullopt)->status();
-  // Removes nothing, and fails where another publisher has taken the road over: its rollouts must
-  // not end with this one's last version.
+  // prune(0) removes nothing, but fails if another publisher has taken the road over: that
+  // publisher's rollouts must not end with this one's last version.
   Status alone = leads() ? road_->prune(0).status() : Status();
   if (!alone.ok() && alone.code() != StatusCode::kIncomplete) return alone;
-  // Started again, and without a version since: what this process did not say, it does not know.
+  // The process was restarted and has published no version since: it does not know which engines
+  // were notified.
   const bool resumed = publisher_->resumed() && newest().version > 0;
   if (engines_ != nullptr && resumed && engines_->newest() == 0) {
-    static_cast<void>(tell_engines(newest().version));  // engines() has what failed
+    static_cast<void>(tell_engines(newest().version));  // engines() has the failures
   }
   DRIFTLESS_RETURN_IF_ERROR(
       process_.tell_end(end_to_json(newest()), Deadline::after(config_.connect_deadline)));

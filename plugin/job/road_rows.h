@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of roads. It is read twice: by the table of what was built (roads.cpp), and by the
+// The list of roads. Two files use it: the table of what was built (roads.cpp), and the
 // configuration, which has the settings of every road, built or not (config_keys.cpp).
 #pragma once
 
@@ -16,17 +16,18 @@
 
 namespace driftless {
 
-// What is linked here; null: it is in a library, or not built. Then nothing refers to it.
+// The function if it is linked here; null if it is in a library or not built. Then nothing refers
+// to the function.
 template <bool kLinked, auto kFunction>
 inline constexpr std::remove_const_t<decltype(kFunction)> kIfLinked = kLinked ? kFunction : nullptr;
 
-// Of `Built`: whether a backend is linked (kHere: this build has any road at all, kMpi, ...), and
-// its Availability (kMpiAt, ...). In the order of the documentation.
+// `Built` says which backends are linked (kHere: this build has any road at all, kMpi, ...), and
+// their Availability (kMpiAt, ...). The rows are in the order of the documentation.
 template <typename Built>
 struct RoadRows {
   static constexpr bool always(JobRole) { return true; }
   static constexpr bool if_trainer(JobRole role) { return role == JobRole::kTrainer; }
-  // NCCL and MPI: MPI's library has both.
+  // Needs NCCL and MPI; MPI's library contains both.
   static constexpr Availability kNcclWithMpiAt =
       Built::kNcclAt.why_not.empty()
           ? Availability{Built::kMpiAt.needs,
@@ -34,7 +35,7 @@ struct RoadRows {
                                                        : Built::kMpiAt.library,
                          Built::kMpiAt.why_not}
           : Built::kNcclAt;
-  // NCCL and TCP: NCCL's library has both.
+  // Needs NCCL and TCP; NCCL's library contains both.
   static constexpr Availability kNcclWithTcpAt =
       Built::kNcclAt.why_not.empty()
           ? Availability{Built::kTcpAt.needs, Built::kNcclAt.library, Built::kTcpAt.why_not}

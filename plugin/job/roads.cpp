@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of roads. This file alone knows what was built; it is compiled once for every library
-// and program that lists roads, and holds nothing else.
+// The table of roads. Only this file knows what was built. It is compiled separately for every
+// library and program that lists roads, and contains nothing else.
 #include "plugin/job/job_process.h"
 #include "plugin/job/on_demand/loaded_library.h"
 #include "plugin/job/road_rows.h"

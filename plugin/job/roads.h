@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Roads by name: the table of what this build has.
+// The table of roads by name, with what this build has.
 //
-// road_rows.h has the only list. A road is a folder in collectives/ and a row there; one that was
-// not built stays listed, with the reason. A row may also say that the road is in a library which
+// road_rows.h has the only list. A road is a folder in collectives/ and a row there; a road that
+// was not built stays listed, with the reason. A row may also name a library with the road, which
 // is loaded when a job asks for it (on_demand/loaded_library.h).
 #pragma once
 
@@ -21,10 +21,10 @@ class JobProcess;
 // kInvalidArgument for a bystander.
 [[nodiscard]] Status check_has_road(JobRole role);
 
-// Whether a backend is linked here, is in a library that is loaded on demand, or is not built.
+// Whether a backend is linked here, is in a library that is loaded on demand, or was not built.
 struct Availability {
-  std::string_view needs;    // the library of others that it brings along: "MPI"
-  std::string_view library;  // ours, if it is in one that is loaded
+  std::string_view needs;    // the external library on which it depends: "MPI"
+  std::string_view library;  // our library that contains it, if that is loaded on demand
   std::string_view why_not;  // empty: built
 };
 
@@ -33,25 +33,25 @@ struct Road {
   std::string_view help;
   Availability at = {};                // linked
   const RoadOpener* opener = nullptr;  // null: in a library, or not built
-  // Whether a process of this role has to be an MPI process; null: none.
+  // Whether a process of this role must be an MPI process; null: no role.
   bool (*needs_mpi)(JobRole role) = nullptr;
-  std::string_view key = "road.kind";  // the setting that asks for it
-  bool takes_groups = false;           // of trainers that something else than MPI joined
-  // Its trainer ranks connect to each other, and have to know ranks of an earlier start of the job
-  // (RoadPlace::start).
+  std::string_view key = "road.kind";  // the setting that selects it
+  bool takes_groups = false;           // works with trainers that were joined without MPI
+  // Its trainer ranks connect to each other, and must recognize ranks of an earlier start of the
+  // job (RoadPlace::start).
   bool knows_starts = false;
-  // For a road of frames in device memory.
+  // Hashes frames in device memory, for a road that has them there.
   Result<std::vector<Hash128>> (*hash)(std::span<const std::span<const std::byte>>) = nullptr;
   const RoadKind* kind = nullptr;  // its settings; null: it has none, or is a variant
 };
 
-// The configuration's road, opened for one process. Collective, if the processes meet by MPI.
+// Opens the configuration's road for one process. Collective, if the processes meet by MPI.
 [[nodiscard]] Result<OpenRoad> open_road(const Road& row, const Config& config, RoadPlace place);
-// A ReadParts.
+// Implements ReadParts.
 [[nodiscard]] Result<std::vector<PartReceipt>> parts_of_manifest(std::string_view manifest,
                                                                  std::string_view what);
 
-// What is no road, and may be missing all the same.
+// A component other than a road that may be missing from a build.
 struct Part {
   std::string_view name, help, why_not;
 };
@@ -60,7 +60,7 @@ using MakePort = std::shared_ptr<hub::Port> (*)(const HubOptions& options, std::
 using JoinMpi = Result<std::unique_ptr<JobProcess>> (*)(const Config& config, const Road& road,
                                                         JobRole role, const LateHandler& late);
 
-// What shows the state of a process, and needs libraries of others.
+// The functions that show a process's state; they need external libraries.
 struct MonitorTable {
   const char* build = nullptr;  // build_text()
   StartHttpServer serve_http = nullptr;
@@ -68,23 +68,23 @@ struct MonitorTable {
 };
 
 struct RoadTable {
-  const char* build = nullptr;  // build_text(): a loaded library's must be the same
+  const char* build = nullptr;  // build_text(): must equal a loaded library's
   std::span<const Road> roads;
   std::span<const Part> parts;
-  Availability mpi;                             // of processes that an MPI launcher started
+  Availability mpi;                             // for processes that an MPI launcher started
   JoinMpi join_mpi = nullptr;                   // null: not linked here
-  Availability monitor = {};                    // of the status server
+  Availability monitor = {};                    // the status server
   const MonitorTable* monitor_parts = nullptr;  // null: not linked here
-  Availability hub = {};                        // over TCP
+  Availability hub = {};                        // the hub over TCP
   MakePort make_port = nullptr;                 // null: not linked here
-  decltype(&use_process_log) use_log = &use_process_log;  // of this table's code
+  decltype(&use_process_log) use_log = &use_process_log;  // the function of this table's library
 };
-// What is linked, or in a library that is loaded. kUnsupported, with the reason.
+// The linked table, or that of a library, which is loaded. kUnsupported, with the reason.
 [[nodiscard]] Result<const MonitorTable*> monitor_of(const RoadTable& table);
 // The table that is linked.
 [[nodiscard]] const RoadTable& road_table();
 
-// A row of either kind, for people. Loads the libraries to know.
+// A row of either kind for output. Loads the libraries to find out.
 struct Backend {
   std::string name;  // "mpi_rma", "shared_fs/hdf5", "engines", ...
   std::string help;

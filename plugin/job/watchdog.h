@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Watchdog: a deadline for calls into a library that has none (MPI_Init, making windows).
+// Watchdog: a deadline for calls into a library that have none (MPI_Init, creating windows).
 #pragma once
 
 #include <condition_variable>
@@ -13,13 +13,14 @@
 
 namespace driftless {
 
-// Called on a thread of the watchdog with "<what>: gave up after 5000 ms" (kDeadlineExceeded),
-// while the call that was watched still holds its own. There is no way out of such a call but the
-// end of the process, so this is for programs: it says why and ends the process.
+// Called on the watchdog's thread with "<what>: gave up after 5000 ms" (kDeadlineExceeded), while
+// the watched call still blocks its own thread. Such a call can only be ended together with the
+// process. So this is for programs: the handler reports the reason and ends the process.
 using LateHandler = std::function<void(const Status& why)>;
 
-// Watches from its construction to its destruction, which waits for a handler that returns. It
-// prints what the process waits for (core/waiting.h). Without a handler it does no more.
+// Watches from construction to destruction, which waits for a running handler. Meanwhile it prints
+// what the process waits for (core/waiting.h), and at the deadline it calls the handler, if there
+// is one.
 class Watchdog {
  public:
   Watchdog(const Deadline& deadline, std::string what, const LateHandler& late) {

@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kDrainBytes = 64 << 10;
 constexpr milliseconds kDrain{500};
-constexpr milliseconds kLook{100};  // whether the server is to end
+constexpr milliseconds kLook{100};  // how often to check whether the server shall end
 
 constexpr std::string_view kBusy =
     "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
@@ -34,7 +34,7 @@ void send_at_once(int socket, std::string_view bytes) {
   static_cast<void>(::send(socket, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
 }
 
-// False: the deadline passed, or the server is to end.
+// False: the deadline passed, or the server shall end.
 bool wait_to_send(int socket, const Deadline& deadline, const std::atomic<bool>& over) {
   pollfd watched{socket, POLLOUT, 0};
   for (;;) {
@@ -113,7 +113,8 @@ void HttpConnections::come_back(Connection connection) {
   wake();
 }
 
-// To close a socket with unread input resets the connection, and the answer may be lost with it.
+// Closing a socket with unread input resets the connection, and the answer may be lost with it: so
+// first only shut down the sending side.
 void HttpConnections::close_after(Descriptor socket, std::string_view answer) {
   send_at_once(socket.get(), answer);
   ::shutdown(socket.get(), SHUT_WR);
@@ -124,7 +125,7 @@ void HttpConnections::read() {
   while (!over_) {
     try {
       look();
-    } catch (const std::exception&) {  // lack of memory: all connections are closed
+    } catch (const std::exception&) {  // out of memory: all connections are closed
       open_.clear();
     }
   }
@@ -150,7 +151,7 @@ void HttpConnections::look() {
   }
   for (Connection& each : coming) {
     if (!each.answered && !read_some(each)) continue;
-    if (open_.size() == HttpServer::kReading) {  // that which has waited longest goes
+    if (open_.size() == HttpServer::kReading) {  // drop the connection that has waited longest
       if (!open_.front().answered) send_at_once(open_.front().socket.get(), kBusy);
       open_.pop_front();
     }
@@ -173,7 +174,7 @@ bool HttpConnections::read_some(Connection& connection) {
     const std::size_t look = text.size() < 3 ? 0 : text.size() - 3;
     text.append(piece.data(), static_cast<std::size_t>(got));
     const std::size_t end = text.find("\r\n\r\n", look);
-    if (end != std::string::npos) text.resize(end + 4);  // a body, or a second request, is not read
+    if (end != std::string::npos) text.resize(end + 4);  // ignore a body or a second request
     if (text.size() > HttpServer::kHeaderBytes) {
       close_after(std::move(connection.socket), kTooLong);
       return false;
@@ -186,7 +187,8 @@ bool HttpConnections::read_some(Connection& connection) {
 
 void HttpConnections::dispatch(Connection& connection) {
   std::string& text = connection.request;
-  if (text.find('\0') != std::string::npos) {  // a text would end there for whoever compares it
+  // Code that compares C strings would stop at the NUL byte.
+  if (text.find('\0') != std::string::npos) {
     return close_after(std::move(connection.socket), kBad);
   }
   Lane& lane = is_probe(text) ? probes_ : others_;
@@ -213,7 +215,7 @@ void HttpConnections::work(Lane& lane, bool waits) {
       const std::string answer = answer_(std::move(request.text), request.socket.get());
       if (waits) send_all(request.socket.get(), over_, answer);
       close_after(std::move(request.socket), waits ? std::string_view() : answer);
-    } catch (const std::exception&) {  // lack of memory: the connection is closed
+    } catch (const std::exception&) {  // out of memory: the connection is closed
     }
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// HttpServer with cpp-httplib: its listening socket, its parser and its replies. The bounds are
-// ours: HttpConnections reads a request whole before the parser sees it, and sends its answer from
-// memory.
+// HttpServer with cpp-httplib, which provides the listening socket, the parser and the replies. The
+// limits are ours: HttpConnections reads a whole request before the parser sees it, and sends the
+// answer from memory.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <httplib.h>
@@ -33,7 +33,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRetry{1'000};
 
-// A thread that is begun while this lives receives no signal: they are the process's own.
+// Blocks all signals while it lives, so that threads started meanwhile receive none: the process
+// handles its signals on its own threads.
 class WithoutSignals {
  public:
   WithoutSignals() {
@@ -49,8 +50,8 @@ class WithoutSignals {
   sigset_t before_{};
 };
 
-// A request that was read, and room for its answer. Which of these are virtual, and which are
-// asked, differs between releases of cpp-httplib.
+// A complete request and its answer, as the library's stream. Which member functions are virtual,
+// and which the library calls, differs between releases of cpp-httplib.
 // NOLINTBEGIN(modernize-use-override,cppcoreguidelines-explicit-virtual-functions)
 class Exchange final : public httplib::Stream {
  public:
@@ -83,7 +84,7 @@ class Exchange final : public httplib::Stream {
 };
 // NOLINTEND(modernize-use-override,cppcoreguidelines-explicit-virtual-functions)
 
-// Runs a connection's job at once: it only passes the connection on.
+// Runs a connection's job immediately: the job only passes the connection on.
 class InPlace final : public httplib::TaskQueue {
  public:
   using Enqueued = decltype(std::declval<httplib::TaskQueue&>().enqueue({}));
@@ -101,8 +102,8 @@ class Listener final : public httplib::Server {
           return reply(std::move(request), socket);
         }) {
     new_task_queue = [] { return new InPlace; };
-    // Two processes on one port would share its connections (SO_REUSEPORT): the second one is
-    // refused. A port that a killed process left is free again at once.
+    // With SO_REUSEPORT two processes would share the connections to one port; so the second
+    // process is refused. A port that a killed process left can be bound again at once.
     set_socket_options([](socket_t socket) {
       const int on = 1;
       ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -112,28 +113,28 @@ class Listener final : public httplib::Server {
       return HandlerResponse::Handled;
     });
   }
-  // The library lets 5 connections wait to be accepted: a burst of more would be lost.
+  // The library lets only 5 connections wait to be accepted: a larger burst would be lost.
   void let_more_wait() { ::listen(svr_sock_, static_cast<int>(HttpServer::kWaiting)); }
   [[nodiscard]] Status start(std::uint16_t port) {
     port_ = port;
     return connections_.start();
   }
-  // Before the server is stopped.
+  // Call it before the server is stopped.
   void end() { connections_.end(); }
 
  private:
-  // Where the library would read from the socket itself.
+  // Replaces the library's reading from the socket.
   bool process_and_close_socket(socket_t accepted) override {
     Descriptor socket(accepted);
     ::fcntl(socket.get(), F_SETFD, FD_CLOEXEC);
     try {
       connections_.add(std::move(socket));
-    } catch (const std::exception&) {  // lack of memory: it is closed
+    } catch (const std::exception&) {  // out of memory: the connection is closed
       return false;
     }
     return true;
   }
-  // Empty: lack of memory.
+  // Empty: out of memory.
   std::string reply(std::string request, int socket) {
     try {
       Exchange exchange(std::move(request), socket);
@@ -147,7 +148,7 @@ class Listener final : public httplib::Server {
   template <typename Self>
   static void process(Self& self, httplib::Stream& stream) {
     bool closed = false;
-    // Parts of an answer are not for sale: many of them would take many times its memory.
+    // Remove range requests: many ranges would take many times the memory of the answer.
     const std::function<void(httplib::Request&)> change = [](httplib::Request& request) {
       request.ranges.clear();
     };
@@ -168,7 +169,7 @@ class Listener final : public httplib::Server {
     HttpReply reply;
     try {
       reply = handler_(asked);
-    } catch (...) {  // lack of memory; the library would answer with the exception's text
+    } catch (...) {  // out of memory; the library would answer with the exception's text
       reply.status = 500;
     }
     response.status = reply.status;
@@ -196,7 +197,7 @@ class HttplibServer final : public HttpServer {
   explicit HttplibServer(HttpHandler handler) : listener_(new Listener(std::move(handler))) {}
   HttplibServer(const HttplibServer&) = delete;
   HttplibServer& operator=(const HttplibServer&) = delete;
-  // In a forked child there are no threads to be joined: all of it is the parent's.
+  // In a forked child there are no threads to join: they belong to the parent.
   ~HttplibServer() override {
     if (!thread_.joinable()) return;
     if (::getpid() != owner_) {
@@ -206,7 +207,7 @@ class HttplibServer final : public HttpServer {
     }
     over_ = true;
     listener_->end();
-    while (!ended_ && !listener_->is_running()) {  // before, stop() would do nothing
+    while (!ended_ && !listener_->is_running()) {  // before it runs, stop() would do nothing
       std::this_thread::sleep_for(milliseconds(1));
     }
     listener_->stop();
@@ -238,7 +239,7 @@ class HttplibServer final : public HttpServer {
     listener_->let_more_wait();
     return {};
   }
-  // accept() may fail for want of descriptors: the library then gives up, and this binds again.
+  // If no descriptors are left, accept() fails and the library gives up: bind again.
   void serve(const HttpAddress& address) {
     while (!over_) {
       listener_->listen_after_bind();

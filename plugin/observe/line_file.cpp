@@ -12,14 +12,15 @@
 namespace driftless {
 namespace {
 
-// write(), and its errno. A pipe whose reader has left is an error like any other: the signal that
-// it sends to this thread is taken back.
+// Calls write() and returns its result and errno. If the reader of a pipe has left, write() also
+// raises SIGPIPE for this thread: the signal is removed, and the failure treated like any other.
 std::pair<ssize_t, int> write_quietly(int file, std::string_view text) {
   sigset_t pipe, before, pending;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
   sigpending(&pending);
-  const bool others = sigismember(&pending, SIGPIPE) == 1;  // not ours to take
+  // A SIGPIPE that was pending before is not ours.
+  const bool others = sigismember(&pending, SIGPIPE) == 1;
   pthread_sigmask(SIG_BLOCK, &pipe, &before);
   ssize_t written = -1;
   do {
@@ -36,7 +37,7 @@ std::pair<ssize_t, int> write_quietly(int file, std::string_view text) {
 
 Result<std::unique_ptr<LineFile>> LineFile::open(std::string key, std::string path) {
   std::string name = concat(key, ": ", path);
-  // A pipe without a reader is refused, and one that is full loses lines: nobody waits for them.
+  // Never block: a pipe without a reader is refused, and a full pipe loses lines.
   Descriptor fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!fd.valid()) return errno_status(errno, name);
   return std::unique_ptr<LineFile>(new LineFile(std::move(name), std::move(fd)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that includes prometheus-cpp. What the library throws is caught here.
+// The only file that includes prometheus-cpp. It catches the library's exceptions.
 #include "plugin/observe/prometheus_metrics.h"
 
 #include <prometheus/counter.h>
@@ -30,7 +30,7 @@ const Histogram::BucketBoundaries& stage_bounds() {
       0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120};
   return bounds;
 }
-// One histogram per engine: fewer.
+// Fewer buckets, because there is one histogram per engine.
 const Histogram::BucketBoundaries& pause_bounds() {
   static const Histogram::BucketBoundaries bounds{0.001, 0.01, 0.05, 0.1, 0.25, 0.5,
                                                   1,     2.5,  5,    10,  30,   60};
@@ -55,8 +55,8 @@ bool is_plain(std::string_view name) {
          std::ranges::all_of(name, [](char c) { return c >= ' ' && c <= '~'; });
 }
 
-// A name from outside as the value of a label. Prometheus refuses all metrics of a process if one
-// label is not UTF-8, so other bytes are replaced.
+// An external name as a label value. Prometheus refuses all metrics of a process if one label is
+// not UTF-8, so other bytes are replaced.
 std::string label_value(std::string_view name) {
   std::string text(name.substr(0, PrometheusMetrics::kMostLabelBytes));
   if (is_plain(text)) return text;
@@ -84,15 +84,15 @@ constexpr std::array<const char*, kStages> kStageNames{"compare", "encode", "sen
                                                        "publish", "fetch",  "process", "stage",
                                                        "pause",   "apply",  "resume",  "commit"};
 
-// What an engine, or a receiver, is at.
+// The metrics of one engine or receiver.
 struct Follower {
   Gauge* version = nullptr;
   Gauge* lag = nullptr;
   Gauge* proven = nullptr;
-  Histogram* pause = nullptr;  // of an engine
-  Gauge* reachable = nullptr;  // of an engine
+  Histogram* pause = nullptr;  // engines only
+  Gauge* reachable = nullptr;  // engines only
   std::uint64_t held = 0;
-  std::uint64_t turn = 0;  // of its last record
+  std::uint64_t turn = 0;  // when its last record came
 
   void set(std::uint64_t newest) const {
     version->Set(static_cast<double>(held));
@@ -100,7 +100,7 @@ struct Follower {
   }
 };
 
-// The followers of one kind, which have a label for their name.
+// All engines, or all receivers, labelled by name.
 class Followers {
  public:
   // `pauses` may be null.
@@ -117,7 +117,7 @@ class Followers {
                                      : &gauges(registry, "driftless_" + kind + "_reachable",
                                                "0: it has answered no call for a while")) {}
 
-  // Null: kMostSeries have records of this turn.
+  // Null: kMostSeries others already have records of this turn.
   Follower* at(std::string_view name, std::uint64_t turn) {
     std::string cleaned;
     std::string_view label = name;
@@ -133,7 +133,7 @@ class Followers {
   void set_lags(std::uint64_t newest) const {
     for (const auto& [name, follower] : followers_) follower.set(newest);
   }
-  // Those without a record since `turn`.
+  // Keeps only followers with a record since `turn`.
   void keep_since(std::uint64_t turn) {
     for (auto each = followers_.begin(); each != followers_.end();) {
       each = each->second.turn < turn ? remove(each) : std::next(each);
@@ -179,7 +179,8 @@ class Metrics final : public PrometheusMetrics {
   explicit Metrics(const RecordOrigin& origin) : origin_(origin) {
     for (unsigned code = 1; code <= static_cast<unsigned>(StatusCode::kInternal); ++code) {
       const std::string name(to_string(static_cast<StatusCode>(code)));
-      failures_.at(code) = &failure_family_.Add({{"code", name}});  // increase() needs a 0
+      // increase() needs a first sample of 0
+      failures_.at(code) = &failure_family_.Add({{"code", name}});
     }
     name_run("");
   }
@@ -205,7 +206,7 @@ class Metrics final : public PrometheusMetrics {
   }
 
  private:
-  // A sink never fails: a metric that memory lacks for is left out.
+  // A sink never fails: if memory runs out, the metric is left out.
   template <typename Work>
   static void guard(const Work& work) {
     try {
@@ -214,7 +215,7 @@ class Metrics final : public PrometheusMetrics {
     }
   }
 
-  // Versions count from 1 again in another run.
+  // In another run, versions count from 1 again.
   void note(const Hash128& run, std::uint64_t version) {
     if (run != run_ && !run.is_zero()) {
       run_ = run;
@@ -354,7 +355,7 @@ class Metrics final : public PrometheusMetrics {
   Family<Histogram>& stage_family_ =
       histograms(registry_, "driftless_stage_seconds",
                  "Time that a stage of a version, or of an engine's update, took");
-  std::array<Histogram*, kStages> stages_{};  // made when they are first observed
+  std::array<Histogram*, kStages> stages_{};  // created when first observed
   Followers engines_{registry_, "engine", "engine",
                      &histograms(registry_, "driftless_engine_pause_seconds",
                                  "Time from the call that pauses an engine to its answer")};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// PrometheusMetrics: the records of one process as Prometheus' metrics, in the text format 0.0.4.
-// docs/operate/metrics.md describes each metric.
+// PrometheusMetrics: exports the records of one process as Prometheus metrics, in the text format
+// 0.0.4. docs/operate/metrics.md describes each metric.
 //
-// Records come from one thread at a time; any thread may call text() meanwhile. Engines and
-// receivers are labels, so their number is bounded: at most kMostSeries of each have metrics.
+// One thread at a time adds records; any thread may call text() meanwhile. Engines and receivers
+// are labels, so their number is bounded: at most kMostSeries of each have metrics.
 #pragma once
 
 #include <memory>
@@ -16,11 +16,11 @@ namespace driftless {
 class PrometheusMetrics : public RecordSink, public MetricsText {
  public:
   static constexpr std::size_t kMostSeries = 1'024;
-  static constexpr std::size_t kMostLabelBytes = 512;  // longer names are cut
+  static constexpr std::size_t kMostLabelBytes = 512;  // longer names are cut off
 };
 
-// For the process that `origin` names. kUnsupported without prometheus-cpp; the message names the
-// package to install.
+// Metrics for the process named by `origin`. kUnsupported without prometheus-cpp; the message names
+// the package to install.
 [[nodiscard]] Result<std::unique_ptr<PrometheusMetrics>> make_prometheus_metrics(
     const RecordOrigin& origin);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In place of prometheus_metrics.cpp if prometheus-cpp was not found.
+// Built in place of prometheus_metrics.cpp if prometheus-cpp was not found.
 #include "plugin/observe/prometheus_metrics.h"
 
 namespace driftless {

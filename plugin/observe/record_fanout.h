@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // RecordFanout: passes each record to every sink that it owns, in the order in which they were
-// added. A process pushes its records in one place, into one of these. One thread at a time.
+// added. A process pushes all its records into one RecordFanout. One thread at a time.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ class RecordFanout final : public RecordSink {
     for (const auto& sink : sinks_) sink->failed(status);
   }
   void add(const EndRecord& record) override { each(&RecordSink::add, record); }
-  // The failures of all sinks, as one.
+  // The failures of all sinks, combined.
   [[nodiscard]] Status take_trouble() override {
     Status all;
     for (const auto& sink : sinks_) {

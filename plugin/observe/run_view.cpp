@@ -13,7 +13,7 @@ void RunView::open(const Hash128& run, std::uint64_t version, std::string digest
   see(run, version, std::move(digest));
 }
 
-// The trainer is alive while it makes records.
+// The trainer counts as alive while it makes records.
 void RunView::see(const Hash128& run, std::uint64_t version, std::string digest) {
   now_.run = run;
   now_.version = version;
@@ -26,7 +26,7 @@ void RunView::see(const Hash128& run, std::uint64_t version, std::string digest)
 void RunView::made(std::string_view created) {
   const Moment when = parse_utc(created).value_or(Moment::clock::now());
   const std::scoped_lock lock(mutex_);
-  if (!made_.empty() && when <= made_.back()) return;  // an anchor of a version before
+  if (!made_.empty() && when <= made_.back()) return;  // an anchor of an earlier version
   made_.push_back(when);
   if (made_.size() > kMostMoments) made_.pop_front();
   now_.trainer_seen = utc_text(when);
@@ -42,7 +42,7 @@ void RunView::listed(std::uint64_t version) {
   listed_ = version;
 }
 
-// The end, once it is declared, and what a trainer says of itself stay.
+// A declared end stays, and so does the state that a trainer reports about itself.
 TrainerState RunView::trainer() const {
   if (role_ == "trainer" || now_.trainer == TrainerState::kEnded) return now_.trainer;
   if (!reaches_) return TrainerState::kSilent;
@@ -107,7 +107,7 @@ bool RunView::failing() const {
 }
 
 void RunView::add(const EndRecord& record) {
-  if (role_ != "trainer") return;  // an agent's end is not the run's
+  if (role_ != "trainer") return;  // an agent's end does not end the run
   const std::scoped_lock lock(mutex_);
   see(record.run, record.version, record.digest);
   now_.trainer = TrainerState::kEnded;

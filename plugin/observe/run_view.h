@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// RunView: what a process knows of its run, from its records: the newest versions, the engines, the
-// rollouts and the failures so far. The status server answers from it.
+// RunView: what a process knows about its run, collected from its records: the newest versions, the
+// engines, the rollouts and the failures so far. The status server answers from it.
 //
 // Any thread may make any call; each holds a mutex for a moment. Memory is bounded: the newest
 // kVersions versions (at most about 30 MB), kPeers engines and as many rollouts, and kCodes codes
@@ -17,13 +17,14 @@
 
 namespace driftless {
 
-// Whether the process does its work: a trainer whose run is open, or an agent whose engines follow.
+// Whether the process does its work: for a trainer, whether its run is open; for an agent, whether
+// its engines follow.
 struct Readiness {
   bool ready = false;
   Hash128 run;
-  std::uint64_t version = 0;  // the newest of the run that the process knows
+  std::uint64_t version = 0;  // the newest version of the run known to the process
   std::uint64_t lag = 0;      // of the engine that is furthest behind
-  std::string reason;         // why it is not ready
+  std::string reason;         // why the process is not ready
 };
 
 class RunView final : public RecordSink {
@@ -35,21 +36,23 @@ class RunView final : public RecordSink {
 
   RunView(std::string_view role, unsigned rank) : role_(role), rank_(rank) {}
 
-  // The run is open at this version. `digest` is hex; empty: not known.
+  // Reports that the run is open at this version. `digest` is hex; empty: not known.
   void open(const Hash128& run, std::uint64_t version, std::string digest);
-  // The engines as of now: the whole list each time, in place of what their records reported.
+  // Replaces the list of engines, and what their records reported. Always the whole list.
   void replace(std::vector<EngineRecord> engines);
 
-  // An agent could not take the next version. Holds until it takes one, or for kFailing.
+  // Reports that an agent could not take the next version. Valid until it takes one, or for
+  // kFailing.
   void cannot_take(const Status& why);
 
-  // Of an agent, which sees no trainer but by its versions: when the newest one was made, as its
-  // manifest says, before its record is added; and whether reports reach the trainer.
+  // For an agent, which observes the trainer only through its versions: reports when the newest
+  // version was made, according to its manifest, before its record is added; and whether reports
+  // reach the trainer.
   void made(std::string_view created);
   void reaches_trainer(bool reaches);
-  // Of an agent: the newest version that its road lists, whether it was taken or not.
+  // For an agent: reports the newest version listed on its road, even if the agent did not take it.
   void listed(std::uint64_t version);
-  // The trainer has declared the end of the run.
+  // Reports that the trainer has declared the end of the run.
   void end_run();
 
   void add(const VersionRecord& record) override;
@@ -58,9 +61,10 @@ class RunView final : public RecordSink {
   void failed(const Status& status) override;
   void add(const EndRecord& record) override;
 
-  // The versions above `since`, at most the newest kVersions.
+  // The status with the versions above `since`, at most the newest kVersions.
   [[nodiscard]] RunStatus status(std::uint64_t since = 0) const;
-  // `max_lag`: versions that an agent and its engines may be behind the newest one on the road.
+  // `max_lag`: by how many versions an agent and its engines may be behind the newest one on the
+  // road.
   [[nodiscard]] Readiness readiness(std::uint64_t max_lag) const;
 
  private:
@@ -72,13 +76,13 @@ class RunView final : public RecordSink {
   const unsigned rank_;
   mutable std::mutex mutex_;
   bool open_ = false;
-  // The list below is copied by its pointers, so that the mutex is held for a moment.
+  // Readers copy the pointers of this list, so they hold the mutex only for a moment.
   std::deque<std::shared_ptr<const VersionRecord>> versions_;
-  std::deque<Moment> made_;   // of an agent: the newest versions, ascending
-  bool reaches_ = true;       // of an agent: the trainer
-  std::uint64_t listed_ = 0;  // of an agent: the newest version on its road
+  std::deque<Moment> made_;   // an agent: times of the newest versions, ascending
+  bool reaches_ = true;       // an agent: whether its reports reach the trainer
+  std::uint64_t listed_ = 0;  // an agent: the newest version on its road
   RunStatus now_;             // without versions
-  std::chrono::steady_clock::time_point failed_at_{};  // now_.failing
+  std::chrono::steady_clock::time_point failed_at_{};  // when now_.failing was set
 };
 
 }  // namespace driftless

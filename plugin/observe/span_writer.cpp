@@ -20,7 +20,7 @@ OrderedJson attribute(std::string_view key, std::string_view type, Value&& value
   made["value"][type] = std::forward<Value>(value);
   return made;
 }
-// OTLP's JSON: 64-bit numbers are strings.
+// In OTLP's JSON 64-bit numbers are strings.
 OrderedJson attribute(std::string_view key, std::string_view value) {
   return attribute(key, "stringValue", value);
 }
@@ -35,10 +35,10 @@ OrderedJson attribute(std::string_view key, bool value) {
 }
 
 struct Interval {
-  double begin_ms = 0, end_ms = 0;  // before the record's time
+  double begin_ms = 0, end_ms = 0;  // milliseconds before the record's time
 };
 
-// The spans of one record: one of all of it, and its stages.
+// The spans of one record: one for the whole record, and one for each stage.
 class RecordSpans {
  public:
   RecordSpans(const RecordOrigin& origin, const Hash128& run, std::uint64_t version)
@@ -51,7 +51,7 @@ class RecordSpans {
   void note(std::string_view key, const Value& value) {
     attributes_.push_back(attribute(key, value));
   }
-  // `all_ms` long, up to the record's time.
+  // A span of `all_ms` that ends at the record's time.
   void whole(const std::string& name, const std::string& id, std::string_view parent, double all_ms,
              const Status& status = {}) {
     id_ = id;
@@ -61,7 +61,7 @@ class RecordSpans {
     made["status"] = {{"code", 2},
                       {"message", without_users(status.to_string())}};  // STATUS_CODE_ERROR
   }
-  // Stages that did not take place have no span.
+  // A stage that did not take place gets no span.
   void stage(const std::string& name, const std::string& id, const Interval& when) {
     if (when.begin_ms > when.end_ms) add(name, id, id_, when);
   }
@@ -102,7 +102,7 @@ class RecordSpans {
   const RecordOrigin& origin_;
   std::string trace_, id_;
   std::int64_t end_ms_;
-  OrderedJson attributes_ = OrderedJson::array();  // of the span of all
+  OrderedJson attributes_ = OrderedJson::array();  // of the span for the whole record
   OrderedJson spans_ = OrderedJson::array();
 };
 
@@ -114,7 +114,7 @@ class SpanWriter final : public RecordSink {
     guard(record.version, [&] { return line_of(record); });
   }
   void add(const EngineRecord& record) override {
-    if (record.looked()) return;  // it was no update
+    if (record.looked()) return;  // a look, not an update
     guard(record.goal, [&] { return line_of(record); });
   }
   void replace(std::span<const RolloutRecord>) override {}
@@ -123,7 +123,7 @@ class SpanWriter final : public RecordSink {
   [[nodiscard]] Status take_trouble() override { return std::exchange(trouble_, {}); }
 
  private:
-  // A sink never fails: what memory lacks for is dropped.
+  // A sink never fails: if memory runs out, the line is dropped.
   template <typename MakeLine>
   void guard(std::uint64_t version, const MakeLine& make_line) {
     try {
@@ -152,7 +152,7 @@ class SpanWriter final : public RecordSink {
                   record.received->fetch_ms + length(commit));
       add(spans, commit, record.received->fetch_ms);
     } else if (record.delivered) {
-      // Fetching is a part of it.
+      // Fetching is a child span of it.
       const auto& [needed, plain, fetch_ms, process_ms, apply_ms, carrier] = *record.delivered;
       const double all_ms = process_ms + apply_ms;
       spans.whole("follow version " + number, next_id(), root, all_ms);
@@ -179,11 +179,11 @@ class SpanWriter final : public RecordSink {
     spans.stage("seal", next_id(), {published.seal_ms, 0});
   }
 
-  // Added up as the stages are below: another order rounds to another nanosecond.
+  // Summed in the same order as the stages below: another order would round to another nanosecond.
   [[nodiscard]] static double length(const CommitTimes& commit) {
     return commit.resume_ms + commit.apply_ms + commit.pause_ms + commit.stage_ms;
   }
-  // One after the other, up to the record's time.
+  // Adds the stages, one after the other, so that the last ends at the record's time.
   void add(RecordSpans& spans, const CommitTimes& commit, double fetch_ms) {
     const double resume = commit.resume_ms, apply = resume + commit.apply_ms,
                  pause = apply + commit.pause_ms, stage = pause + commit.stage_ms;
@@ -209,9 +209,9 @@ class SpanWriter final : public RecordSink {
   }
 
   std::unique_ptr<LineFile> file_;
-  Status trouble_;  // the first line that was lost, until somebody takes it
+  Status trouble_;  // the first line that was lost, until take_trouble()
   Hash128 process_ = environment().random();
-  std::uint64_t spans_ = 0;  // ids given
+  std::uint64_t spans_ = 0;  // number of span ids given out
 };
 
 }  // namespace

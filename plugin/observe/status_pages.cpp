@@ -15,7 +15,7 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kJson = "application/json";
-// The page is one file: nothing is loaded from elsewhere, and no other page may show it.
+// The page is one file: it loads nothing from elsewhere, and no other page may embed it.
 constexpr std::string_view kPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -27,7 +27,7 @@ HttpReply json_reply(int status, const OrderedJson& json) {
 }
 HttpReply refusal(int status, std::string_view why) { return json_reply(status, {{"error", why}}); }
 
-// Takes the same time wherever they differ.
+// Compares in constant time, so that the time does not show where they differ.
 bool same_secret(std::string_view given, std::string_view secret) {
   unsigned different = given.size() == secret.size() ? 0 : 1;
   for (std::size_t at = 0; at < given.size(); ++at) {
@@ -36,7 +36,7 @@ bool same_secret(std::string_view given, std::string_view secret) {
   return different == 0;
 }
 
-// Empty: not base64. Padding may be left out.
+// Decodes base64; padding may be missing. Empty: not base64.
 std::string from_base64(std::string_view text) {
   constexpr std::string_view kDigits =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -61,12 +61,12 @@ bool same_word(std::string_view text, std::string_view lower) {
   });
 }
 
-// Ends a path or a URL within a message.
+// Whether this character ends a path or a URL within a message.
 bool ends_word(char each) {
   return static_cast<unsigned char>(each) <= ' ' ||
          std::string_view("'\"`,;()<>|").find(each) != std::string_view::npos;
 }
-// A "/" behind one of these is within a name.
+// Whether a "/" after this character belongs to a name rather than starts a path.
 bool within_name(char each) {
   return (each >= '0' && each <= '9') || (each >= 'a' && each <= 'z') ||
          (each >= 'A' && each <= 'Z') || static_cast<unsigned char>(each) >= 0x80 ||
@@ -130,8 +130,8 @@ bool StatusPages::may_see(const HttpRequest& request) const {
          same_secret(std::string_view(pair).substr(colon + 1), options_.token);
 }
 
-// A page of somebody else's may bring a browser here under a name of its own, which it had resolved
-// to this address (DNS rebinding).
+// Another site may resolve its own name to this address (DNS rebinding), and so make a browser send
+// requests here.
 bool StatusPages::names_this_server(const HttpRequest& request) const {
   const std::string port = concat(":", request.port);
   std::string_view host = request.host;

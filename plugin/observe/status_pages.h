@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// StatusPages: the answers of the status server, without the server: the page, /status.json,
-// /metrics and /ready, for those who may see them.
+// StatusPages: the answers of the status server, independent of the server itself: the page,
+// /status.json, /metrics and /ready, for clients that may see them.
 //
-// Answers hold no secret and no path of this machine (public_text()). Any thread; what it is given
-// outlives it. docs/operate/status.md describes every answer.
+// Answers contain no secret and no path of this machine (public_text()). Any thread may call it;
+// its arguments outlive it. docs/operate/status.md describes every answer.
 #pragma once
 
 #include <mutex>
@@ -14,20 +14,21 @@
 
 namespace driftless {
 
-// `text` as strangers may read it: "user:password@" and queries of URLs are left out, and of an
+// `text` without private parts: "user:password@" and the queries of URLs are left out, and of an
 // absolute path all but its last part.
 [[nodiscard]] std::string public_text(std::string_view text);
-// The texts of a status made public: URLs and errors of engines.
+// Applies public_text() to the texts of a status: URLs and errors of engines.
 void make_public(RunStatus& status);
 
 class StatusPages {
  public:
   struct Options {
-    std::string token{};  // empty: none is asked for
-    std::string host{};   // that it is bound to: requests name it if there is no token
+    std::string token{};  // empty: no token is required
+    // The host that the server is bound to: without a token, requests must name it.
+    std::string host{};
     std::uint64_t max_lag = 1;
     MetricsText* metrics = nullptr;  // null: /metrics answers 501
-    std::string no_metrics{};        // why
+    std::string no_metrics{};        // the reason
   };
   StatusPages(const RunView& view, Options options) : view_(view), options_(std::move(options)) {}
 
@@ -42,7 +43,7 @@ class StatusPages {
 
   const RunView& view_;
   const Options options_;
-  std::mutex rendering_;  // one large answer at a time: it takes memory
+  std::mutex rendering_;  // one large answer at a time, because it takes memory
 };
 
 }  // namespace driftless

@@ -16,10 +16,11 @@ using bench::BenchData;
 using bench::HostTimes;
 using bench::RivalTimes;
 
-// Two sides here, two on their way to the rival, two there, and what both work with.
+// Two sides here, two on their way to the Python process, two in it, and the working memory of
+// both.
 constexpr std::uint64_t kMemoryPerSideByte = 9;
 
-// Memory that can be had without pushing others out; 0 if the system does not say.
+// Memory available without displacing other data; 0 if the system does not report it.
 std::uint64_t available_memory() {
   std::ifstream file("/proc/meminfo");
   for (std::string line; std::getline(file, line);) {
@@ -47,7 +48,7 @@ class ReportMaker {
   void add(std::string name, double value, std::string unit, std::string detail) {
     report_.figures.push_back({std::move(name), value, std::move(unit), std::move(detail)});
   }
-  // Times as fast as reading: the share of the reading speed that is left.
+  // Adds the speed relative to reading: the fraction of the reading speed that is left.
   void add_vs_read(std::string name, std::string_view work) {
     const double read = host_.seconds("read"), ours = host_.seconds(work);
     add(std::move(name), read / ours, "ratio",
@@ -75,7 +76,8 @@ class ReportMaker {
     report_.figures.push_back(std::move(figure));
   }
 
-  // What a comparison that costs nothing would reach against numpy: both must read the memory.
+  // Adds the limit against numpy: the ratio of a comparison that costs nothing, because both must
+  // read the memory.
   void add_ceiling(const Result<RivalTimes>& rival) {
     if (!rival.ok()) return;
     for (const bench::Timing& timing : rival->timings) {
@@ -118,7 +120,7 @@ BenchReport make_report(const BenchData& data, unsigned threads, const HostTimes
 }  // namespace
 
 Result<BenchReport> run_bench(const BenchOptions& options) {
-  constexpr std::uint64_t kMaxSide = std::uint64_t{64} << 30;  // tensors below 2^32 units
+  constexpr std::uint64_t kMaxSide = std::uint64_t{64} << 30;  // keeps tensors below 2^32 units
   const unsigned threads = options.threads == 0 ? default_threads() : options.threads;
   const unsigned repeats = std::max(1U, options.repeats);
   const std::uint64_t side = std::min(fitting_bytes(options.side_bytes), kMaxSide);

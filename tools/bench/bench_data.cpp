@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 
-// A weight: random sign and mantissa, each exponent half as frequent as the one above it.
+// A weight: random sign and mantissa; each exponent is half as frequent as the one above it.
 std::uint16_t weight_bits(std::uint64_t random) {
   const auto steps = static_cast<unsigned>(__builtin_ctzll(random | (std::uint64_t{1} << 20)));
   const std::uint64_t sign_and_mantissa = (random >> 32) & 0x807f;
@@ -41,7 +41,7 @@ Result<BenchData> make_bench_data(std::uint64_t side_bytes, unsigned threads) {
   const std::uint64_t tensor_bytes = std::max(kPage, side_bytes / kTensors / kPage * kPage);
   std::vector<TensorSpec> specs;
   for (std::size_t i = 0; i < kTensors; ++i) {
-    // Names of one length, so that their order is the order of the numbers.
+    // Names of equal length, so that they sort by number.
     DRIFTLESS_ASSIGN_OR_RETURN(TensorSpec spec, TensorSpec::make(concat("tensor_", i / 10, i % 10),
                                                                  DType::kBF16, {tensor_bytes / 2}));
     specs.push_back(std::move(spec));

@@ -14,8 +14,8 @@
 namespace driftless::bench {
 namespace {
 
-// Reads both, and nothing else: the floor under every comparison. Independent sums, so that loads
-// and not additions are the limit.
+// Only reads both arrays: the lower bound for every comparison. The sums are independent, so that
+// loads and not additions are the limit.
 std::uint64_t read_both(const std::byte* a, const std::byte* b, std::uint64_t size) {
   using Vector = std::uint64_t __attribute__((vector_size(16)));
   constexpr std::size_t kSums = 8;
@@ -40,7 +40,7 @@ std::span<const std::byte> new_bytes(const TensorPair& pair) {
   return {pair.new_data, pair.units * pair.unit_bytes};
 }
 
-// What changed, held for the scatter.
+// Changes kept for the scatter.
 struct Changes {
   std::vector<std::vector<std::uint32_t>> offsets{kTensors};
   std::vector<std::vector<std::byte>> values{kTensors};
@@ -102,8 +102,8 @@ class HostBench {
                         [&](std::size_t i, unsigned) { return overwrite_payload(i); });
   }
 
-  // Into the new weights, which hold these values already: the same memory traffic, again and
-  // again.
+  // Writes into the new weights, which have these values already: every repeat has the same memory
+  // traffic.
   Status scatter() {
     return parallel_for(kTensors, threads_, [&](std::size_t i, unsigned) {
       kernels_.scatter(const_cast<std::byte*>(data_.pairs[i].new_data), 2,
@@ -133,7 +133,7 @@ class HostBench {
                         [&](const DiffPiece& piece) { return bucket.add(piece.delta); });
   }
 
-  // Three comparisons, as long as memory is to stay bounded: to count, for positions, for values.
+  // Compares three times, to keep memory bounded: to count, for positions, and for values.
   Status overwrite_payload(std::size_t index) {
     const TensorPair bytes{static_cast<std::uint32_t>(index), 1,
                            old_bytes(data_.pairs[index]).size(), data_.pairs[index].old_data,
@@ -181,7 +181,7 @@ class HostBench {
   BucketBuilder indices_, deltas_;
   std::vector<std::vector<std::byte>> payloads_;
   Changes changes_;
-  std::atomic<std::uint64_t> seen_ = 0;  // so that no compiler drops a read
+  std::atomic<std::uint64_t> seen_ = 0;  // keeps the compiler from removing reads
   std::uint64_t changed_ = 0;
 };
 
@@ -219,8 +219,8 @@ Result<HostTimes> measure_host(const BenchData& data, unsigned threads, unsigned
   HostBench bench(data, threads);
   DRIFTLESS_RETURN_IF_ERROR(bench.collect_changes());
   std::vector<std::vector<double>> seconds(std::size(kOperations));
-  // The first round only warms up. Rounds go through all steps, so that a machine that slows down
-  // for a while does so for both sides of a ratio.
+  // The first round is a warm-up. Each round runs all kinds of work, so that a temporary slowdown
+  // of the machine affects both sides of a ratio.
   for (unsigned round = 0; round <= repeats; ++round) {
     for (std::size_t i = 0; i < std::size(kOperations); ++i) {
       const auto start = std::chrono::steady_clock::now();

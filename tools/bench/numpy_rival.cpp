@@ -24,7 +24,7 @@ Status fill(const MemoryFile& file, std::span<const std::byte> bytes) {
   return error(StatusCode::kNoSpace, "a file of ", bytes.size(), " bytes in memory");
 }
 
-// Runs `source`; its output is lost unless `arguments` send it elsewhere.
+// Runs `source`; its output is discarded unless `arguments` redirect it.
 Status run_python(const std::string& python, const std::string& source, std::string_view arguments,
                   std::chrono::milliseconds limit) {
   return shared_fs::run_hook({"bench",
@@ -33,7 +33,7 @@ Status run_python(const std::string& python, const std::string& source, std::str
                              limit, Deadline::after(limit));
 }
 
-// The first that has both packages, or else the first that has numpy at least.
+// The first Python that has both packages, otherwise the first that has numpy.
 Result<std::string> find_python(const std::string& wanted) {
   std::vector<std::string> candidates{"python3", "/usr/bin/python3"};
   if (!wanted.empty()) candidates = {wanted};

@@ -15,7 +15,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// The policy as it goes through the steps.
+// The policy's weights at the present step of the trace.
 class Replay {
  public:
   static Result<Replay> open(FileSystem& fs, const std::string& directory) {
@@ -32,7 +32,7 @@ class Replay {
     return replay;
   }
 
-  // Takes the weights to step `step`; false if the trace has none.
+  // Moves the weights to step `step`; false if the trace has no such step.
   Result<bool> advance(unsigned step) {
     std::string number = std::to_string(step);
     number.insert(0, 3 - std::min<std::size_t>(3, number.size()), '0');

@@ -9,7 +9,7 @@
 namespace driftless::cli {
 namespace {
 
-// What an agent prints on the way: with --verbose what it did. A failure goes to stderr.
+// An agent's output while it runs: with --verbose its actions; failures go to stderr.
 class AgentLog {
  public:
   AgentLog(bool json, bool verbose, std::string id, unsigned rank)

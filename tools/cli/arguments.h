@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of the command's subcommands, as CLI11 fills them in. Each file *_arguments.cpp adds
-// the subcommands of one kind.
+// The options of the subcommands, filled in by CLI11. Each file *_arguments.cpp adds the
+// subcommands of one kind.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,7 +12,7 @@
 
 namespace driftless::cli {
 
-// All options of a command line. Lives until the command has run.
+// All options of a command line. It lives until the command has ended.
 struct Arguments {
   Common common;
   SynthOptions synth;
@@ -44,7 +44,7 @@ inline void runs(CLI::App& command, Arguments& all, std::function<Result<int>()>
   command.callback([&all, run = std::move(run)] { all.run = run; });
 }
 
-// CLI::Range lets NaN pass.
+// Needed because CLI::Range accepts NaN.
 inline CLI::Validator is_number() {
   return {[](const std::string& text) {
             double number = 0;
@@ -54,7 +54,7 @@ inline CLI::Validator is_number() {
           ""};
 }
 
-// A number within bounds, whose default is shown.
+// Adds a number with bounds; the help shows its default.
 template <typename Number, typename Bound>
 CLI::Option* add_number(CLI::App& command, const char* name, Number& number, const char* help,
                         Bound least, Bound most) {
@@ -63,7 +63,7 @@ CLI::Option* add_number(CLI::App& command, const char* name, Number& number, con
       ->check(is_number())
       ->capture_default_str();
 }
-// One of these words: help, man page and completion list them.
+// Adds an option that takes one of these words; help, man page and completion list them.
 template <typename List, typename Name>
 CLI::IsMember one_of(const List& list, const Name& name) {
   std::vector<std::string> words;

@@ -115,7 +115,7 @@ int answer(const Common& common, bool identical, const std::string& text,
   return identical ? kExitOk : kExitDifferent;
 }
 
-// Without what the run does not publish, as the checkpoint's state tells.
+// Opens the checkpoint without the tensors that the run does not publish, according to its state.
 Result<Checkpoint> open_published(FileSystem& fs, const std::string& path) {
   DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(fs, path));
   DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, path));
@@ -134,7 +134,7 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-// The files beside the weights that differ: noted, and returned.
+// Prints notes on the files beside the weights that differ, and returns them.
 std::vector<std::string> compare_files(FileSystem& fs, const VerifyArguments& options) {
   CompanionDifferences found = compare_companions(fs, options.checkpoint, options.like);
   const auto say = [](const std::vector<std::string>& names, const std::string& text) {
@@ -196,10 +196,11 @@ struct Expected {
   Hash128 layout;  // zero: unknown
   Digest digest;
   std::string source;
-  std::map<std::string, Digest> tensors = {};  // as far as they are known
+  std::map<std::string, Digest> tensors = {};  // the known ones
 };
 
-// From a manifest (the file, or its version directory), or from the checkpoint's own state.
+// The digest from a manifest (the file, or its version directory), or from the checkpoint's own
+// state.
 Result<Expected> expected_digest(FileSystem& fs, const VerifyArguments& options) {
   if (options.manifest.empty()) {
     DRIFTLESS_ASSIGN_OR_RETURN(const CheckpointState state, load_state(fs, options.checkpoint));
@@ -319,7 +320,7 @@ Result<int> run_verify(const Common& common, const VerifyArguments& options) {
 
 namespace {
 
-// Numbers as numbers, except in what others have named or written.
+// Numbers become JSON numbers, except in names and texts from others.
 nlohmann::ordered_json inspected(const std::string& name, const std::string& value) {
   if (name == "tensor" || name == "file" || name == "dataset" || name.starts_with("metadata ")) {
     return value;

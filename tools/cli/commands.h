@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The subcommands of `driftless`: what each is told, and what runs it. Every run_ function prints
-// its result and returns the exit code; a failure is left to the caller to report. main.cpp
-// fills the structs.
+// The subcommands of `driftless`: their arguments and the functions that run them. Every run_
+// function prints its result and returns the exit code; the caller reports failures. main.cpp fills
+// the structs.
 #pragma once
 
 #include <chrono>
@@ -33,7 +33,7 @@ struct QuantizeArguments {
   QuantizeOptions quantize;
   std::string scheme = "fp8_block";
   std::string rule = "linear";
-  unsigned group = 32;  // of int4_group
+  unsigned group = 32;  // for int4_group
 };
 
 struct ApplyArguments {
@@ -58,7 +58,7 @@ struct VerifyEngineArguments {
   std::string shm_dir = HostShmOptions().dir;
   double timeout_seconds = 120;
   bool all = false;
-  std::string checkpoint;  // of the version; empty: none is at hand
+  std::string checkpoint;  // the version's checkpoint; empty: none is available
 };
 
 struct CompareArguments {
@@ -69,10 +69,10 @@ struct CompareArguments {
 };
 
 struct ReportArguments {
-  std::string run;   // a directory or an object store's URL; empty: metrics alone
-  JobArguments job;  // settings of its road; no file
+  std::string run;   // a directory or an object store's URL; empty: only metrics files
+  JobArguments job;  // settings of its road; without a file
   std::string out;
-  std::string base;  // empty: the run's oldest whole version
+  std::string base;  // empty: the run's oldest full version
   std::vector<std::string> metrics;
   bool force = false;
 };
@@ -92,12 +92,12 @@ inline constexpr std::uint64_t kDefaultSteps = 10;
 
 struct TrainerArguments {
   JobArguments job;
-  std::string replay;                  // empty: a run is made up
-  std::string base;                    // of a replay; empty: its step 0
-  std::optional<std::uint64_t> steps;  // kDefaultSteps, or all that there are to replay
-  SynthOptions synth;                  // the run that is made up
+  std::string replay;                  // empty: makes up a run
+  std::string base;                    // base of a replay; empty: its step 0
+  std::optional<std::uint64_t> steps;  // empty: kDefaultSteps, or all steps of the replay
+  SynthOptions synth;                  // the run to make up
   std::uint64_t interval_ms = 0;
-  std::optional<unsigned> rollouts;  // to wait for, where they are not part of the job
+  std::optional<unsigned> rollouts;  // how many to wait for, if they are not part of the job
 };
 
 struct RolloutArguments {
@@ -116,12 +116,12 @@ struct PresignArguments {
 };
 
 struct DoctorArguments {
-  JobArguments job;  // config empty: none
+  JobArguments job;  // config empty: no configuration
   std::vector<std::string> engines;
   std::string token_file;
   std::string python;             // empty: python3
   std::vector<std::string> only;  // groups; empty: all
-  bool mpi_probe = false;         // one of the ranks that doctor itself starts
+  bool mpi_probe = false;         // this process is one of the ranks that doctor itself starts
 };
 
 struct StatusArguments {
@@ -139,13 +139,13 @@ struct ConfigInitArguments {
 
 struct AgentArguments {
   JobArguments job;
-  std::string base;  // hand-over checkpoint: copied if the directory is missing
+  std::string base;  // checkpoint to hand over: copied if the directory is missing
   bool once = false;
   bool verbose = false;
 };
 
 struct PlanArguments {
-  PlanInput input;    // as far as options fill it
+  PlanInput input;    // filled from the options, as far as they go
   std::string model;  // a config.json; empty: `params`
   std::optional<std::uint64_t> params;
   std::string link = "100Gbit";
@@ -160,7 +160,7 @@ struct PlanArguments {
   std::vector<std::string> set_figures;  // "name=value"
   bool explain = false;
   bool measure = false;
-  std::uint64_t bytes = MeasureOptions().side_bytes;  // of the weights to measure with
+  std::uint64_t bytes = MeasureOptions().side_bytes;  // size of the weights to measure with
 };
 
 [[nodiscard]] Result<int> run_synth(const Common& common, SynthOptions options);
@@ -175,7 +175,7 @@ struct PlanArguments {
 [[nodiscard]] Result<int> run_inspect(const Common& common, const std::string& path);
 [[nodiscard]] Result<int> run_bench_command(const Common& common, BenchArguments options);
 [[nodiscard]] Result<int> run_demo(const Common& common, DemoArguments options);
-// `all`: also keys that have their defaults.
+// `all`: also keys with default values.
 [[nodiscard]] Result<int> run_config_check(const Common& common, const JobArguments& arguments,
                                            bool all);
 [[nodiscard]] Result<int> run_config_init(const Common& common,
@@ -185,7 +185,7 @@ struct PlanArguments {
 [[nodiscard]] Result<int> run_doctor(const Common& common, const DoctorArguments& arguments);
 [[nodiscard]] Result<int> run_plan(const Common& common, const PlanArguments& arguments);
 [[nodiscard]] Result<int> run_info(const Common& common);
-// Version, and every backend: built, or why not.
+// The release, and every backend: built, or why it is not.
 [[nodiscard]] std::string version_text();
 [[nodiscard]] Result<int> run_trainer(const Common& common, const TrainerArguments& arguments);
 [[nodiscard]] Result<int> run_rollout(const Common& common, RolloutArguments arguments);

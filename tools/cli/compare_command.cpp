@@ -71,7 +71,7 @@ std::string verdict(const CheckpointComparison& found) {
                        found.changed_tensors, " of ", common);
 }
 
-// Empty if no type that changed has ULPs.
+// Empty if no changed tensor has a type with ULPs.
 std::string ulp_text(const UlpCounts& ulps) {
   if (ulps.changed == 0) return {};
   return concat(one_ulp_share(ulps), " % of the changes of floats are 1 ULP; the largest is ",

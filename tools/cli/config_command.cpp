@@ -13,7 +13,8 @@
 namespace driftless::cli {
 namespace {
 
-// As a JSON value: what the key takes says which kind. Sizes and durations keep their units.
+// As a JSON value: its kind follows from what the key accepts. Sizes and durations keep their
+// units.
 nlohmann::ordered_json typed(std::string_view expected, const std::string& text) {
   if (expected.starts_with("true") && (text == "true" || text == "false")) {
     return text == "true";
@@ -36,12 +37,12 @@ std::string_view expected_of(const std::string& name) {
   return key == nullptr ? std::string_view() : key->expected;
 }
 
-// By row: what each key would be if only the road were chosen.
+// By row: the value of each key if only the road is chosen.
 std::map<std::string, std::string> defaults_beside(const Config& config) {
   Config plain;
   plain.road = config.road;
   plain.engines.emplace_back();
-  // Fills in what `auto` stands for; that a directory is missing is no matter here.
+  // Replaces `auto`; a missing directory does not matter here.
   const Status ignored = complete_config(plain);
   std::map<std::string, std::string> defaults;
   for (const ConfigKey& key : config.table->keys()) {
@@ -51,7 +52,7 @@ std::map<std::string, std::string> defaults_beside(const Config& config) {
   return defaults;
 }
 
-// What `auto` leaves to the run.
+// The meaning of an `auto` that is decided during the run.
 std::string meaning(const Config& config, const std::string& key, const std::string& value) {
   if (key != "encoding" || !config.publisher.encoding_auto) return value;
   return concat("auto: ", info(config.publisher.encoding).name,

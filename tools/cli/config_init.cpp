@@ -11,20 +11,21 @@ namespace {
 
 constexpr std::size_t kColumns = 96;
 
-// The keys that one role alone reads, by the group that they are in; others are everybody's.
+// The keys that only one role reads, by their group; all others are for every role.
 constexpr std::pair<std::string_view, std::string_view> kOfRole[] = {{"anchors.", "trainer"},
                                                                      {"capture.", "trainer"},
                                                                      {"notify.", "trainer"},
                                                                      {"quantize.", "trainer"},
                                                                      {"agent.", "agent"}};
 
-// A road's row without help is of a key that the job has for everybody: gpu.device.
+// Whether a key belongs to the road itself. A road's row without help belongs to a key of the job:
+// gpu.device.
 bool is_roads(const RoadKind& kind, std::string_view name) {
   return std::ranges::any_of(
       kind.keys, [&](const RoadKey& key) { return key.name == name && !key.help.empty(); });
 }
 
-// Whether a process of the role on this road has a use for the key.
+// Whether a process of this role on this road uses the key.
 bool matters(const ConfigKey& key, const RoadKind& road, std::string_view role) {
   for (const auto& [group, reader] : kOfRole) {
     if (!role.empty() && role != reader && key.name.starts_with(group)) return false;
@@ -39,7 +40,7 @@ bool matters(const ConfigKey& key, const RoadKind& road, std::string_view role) 
   return !others;
 }
 
-// The keys without which no configuration of this road is right.
+// The keys that a configuration of this road must have.
 std::set<std::string_view> required_keys(const RoadKind& road) {
   Config config;
   config.road = road.name;
@@ -98,7 +99,7 @@ class ConfigFile {
   }
 
  private:
-  // The keys whose names begin with `prefix`, which have the group's header above them.
+  // Writes the keys whose names begin with `prefix`, below the group's header.
   void add_group(const std::string& prefix, const std::vector<const ConfigKey*>& keys,
                  std::size_t indent) {
     std::set<std::string> done;
@@ -148,7 +149,7 @@ class ConfigFile {
 }  // namespace
 
 Result<int> run_config_init(const Common& common, const ConfigInitArguments& arguments) {
-  // The command line names one of them.
+  // The command line accepts only existing roads.
   const auto road = std::ranges::find(config_table().kinds(), arguments.road, &RoadKind::name);
   ConfigFile file(**road, arguments.role);
   const std::string text = file.text();

@@ -59,8 +59,8 @@ unsigned Common::thread_count() const { return threads == 0 ? default_threads() 
 
 void report_line(const Status& status) {
   process_log().flush();
-  // Names from hostile files end here: one line, whatever they hold. At once: other ranks write
-  // there, too.
+  // Names from hostile files are made harmless here: the message is one line, whatever they
+  // contain. One write, because other ranks write there, too.
   std::cerr << concat("driftless: ", one_line(status.to_string()), "\n");
 }
 
@@ -76,7 +76,7 @@ int report(const Common& common, const Status& status) {
 }
 
 nlohmann::ordered_json number_or_text(const std::string& text) {
-  constexpr std::size_t kMostDigits = 19;  // more is a hash
+  constexpr std::size_t kMostDigits = 19;  // longer numbers are hashes
   const bool number = !text.empty() && text.size() <= kMostDigits &&
                       (text == "0" || text[0] != '0' || text.starts_with("0.")) &&
                       text.find_first_not_of("0123456789.") == std::string::npos &&

@@ -7,13 +7,13 @@
 namespace driftless::cli {
 namespace {
 
-// Nothing if there are no changes, or if the bytes are those of whole tensors.
+// Nothing if there are no changes, or if the files contain whole tensors.
 std::optional<double> bits_per_changed(const EncodingCost& cost, std::uint64_t changed_units) {
   if (changed_units == 0 || cost.encoding == Encoding::kFull) return std::nullopt;
   return 8.0 * ratio(cost.bytes, changed_units);
 }
 
-// Short times keep their digits.
+// Short times get more digits.
 std::string seconds_text(double seconds) {
   return fixed(seconds, seconds < 0.01 ? 6 : seconds < 10 ? 3 : 1);
 }

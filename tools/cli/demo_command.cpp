@@ -19,7 +19,7 @@ namespace stdfs = std::filesystem;
 struct Row {
   DirectoryLayout layout;
   Encoding encoding;
-  std::uint64_t bytes = 0;  // payload of all versions
+  std::uint64_t bytes = 0;  // payload bytes of all versions
   std::uint64_t full_bytes = 0;
   std::uint64_t changed_units = 0;
   double publish_seconds = 0;
@@ -46,7 +46,8 @@ Status publish(const Common& common, const SynthReport& run, const std::string& 
   return {};
 }
 
-// Applies what was published to a copy of the base, and proves that it became the last step.
+// Applies the published versions to a copy of the base, and proves that the result is the last
+// step.
 Status follow(const Common& common, const SynthReport& run, const std::string& directory,
               const std::string& copy, Row& row) {
   FileSystem& fs = posix_file_system();

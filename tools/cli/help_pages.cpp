@@ -14,7 +14,7 @@ struct ExitText {
   int code;
   std::string_view meaning;
 };
-// docs/operate/command.md has the same table, and what to do next.
+// docs/operate/command.md has the same table, with advice.
 constexpr std::array kExitTexts = {
     ExitText{kExitOk, "done; verify: identical; status: nothing is wrong"},
     ExitText{kExitDifferent,
@@ -31,7 +31,7 @@ constexpr std::array kExitTexts = {
     ExitText{kExitInternal, "a defect of ours"},
 };
 
-// A subcommand that does something, and its words: "config check".
+// A subcommand that can be run, and its words: "config check".
 struct Leaf {
   const CLI::App* app;
   std::string words;
@@ -61,12 +61,12 @@ std::vector<Leaf> leaves_of(const CLI::App& app) {
 std::vector<const CLI::Option*> options_of(const CLI::App& app, bool positional) {
   std::vector<const CLI::Option*> options = app.get_options();
   std::erase_if(options, [&](const CLI::Option* each) {
-    return each->get_positional() != positional || each->get_group().empty();  // hidden
+    return each->get_positional() != positional || each->get_group().empty();  // hidden options
   });
   return options;
 }
 
-// "-h,--help" as it may be typed.
+// The names of an option as they can be typed, from "-h,--help".
 std::vector<std::string> names_of(const CLI::Option& option) {
   std::vector<std::string> names;
   for (const std::string& name : option.get_snames()) names.push_back("-" + name);
@@ -76,7 +76,7 @@ std::vector<std::string> names_of(const CLI::Option& option) {
 
 bool takes_value(const CLI::Option& option) { return option.get_expected_max() > 0; }
 
-// "TEXT:{auto,vllm}": the words that it takes; empty: any.
+// The words that an option accepts, from "TEXT:{auto,vllm}"; empty: any.
 std::vector<std::string> choices_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   const std::size_t open = type.find('{'), close = type.find('}');
@@ -146,7 +146,7 @@ void add_command(const Leaf& leaf, std::string& out) {
 
 // --- completion ---
 
-// The words that the positionals of a command take; empty: any, or it has none.
+// The words that a command's positional arguments accept; empty: any, or it has none.
 std::vector<std::string> positional_choices(const CLI::App& app) {
   std::vector<std::string> choices;
   for (const CLI::Option* const each : options_of(app, true)) {
@@ -154,12 +154,12 @@ std::vector<std::string> positional_choices(const CLI::App& app) {
   }
   return choices;
 }
-// Whether file names may follow the words of a command.
+// Whether file names may follow a command.
 bool takes_files(const CLI::App& app) {
   return !options_of(app, true).empty() && positional_choices(app).empty();
 }
 
-// The words after which `names` may follow: the tree's inner nodes and leaves.
+// Adds, for each position in the command tree, the names that may follow.
 void add_bash_cases(const CLI::App& app, const std::string& words, std::string& steps,
                     std::string& names, std::string& values) {
   std::vector<std::string> next = positional_choices(app);
@@ -213,14 +213,14 @@ complete -o filenames -F _driftless driftless
 )");
 }
 
-// Within single quotes of a shell.
+// Quotes a text for a shell with single quotes.
 std::string single_quoted(std::string_view text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
   return out + "'";
 }
 
-// One line, and no ':' for zsh, which cuts there.
+// Makes one line without ':', at which zsh would split it.
 std::string zsh_entry(std::string_view name, std::string_view help) {
   return concat(" ", single_quoted(concat(name, ":", help)));
 }
@@ -280,7 +280,7 @@ _driftless "$@"
 void add_fish_lines(const CLI::App& app, const std::string& words, std::string& out) {
   std::vector<std::string> next;
   for (const CLI::App* const each : below(app)) next.push_back(each->get_name());
-  // A word of this node was typed, and none of the next.
+  // True if a word of this node was typed, but none of its children's.
   std::string when =
       words.empty() ? ""
                     : concat("__fish_seen_subcommand_from ", words.substr(words.rfind(' ') + 1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages that are made from the command's own options: the man page, the completion of shells, and
-// the paragraph on exit codes.
+// Pages generated from the command's options: the man page, the shell completion, and the paragraph
+// on exit codes.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ namespace driftless::cli {
 
 // For `driftless --help`.
 [[nodiscard]] std::string exit_codes_text();
-// troff, for man(1). `app` has all subcommands.
+// In troff, for man(1). `app` has all subcommands.
 [[nodiscard]] std::string man_page(const CLI::App& app, std::string_view release);
 // `shell`: bash, zsh or fish.
 [[nodiscard]] Result<std::string> completion(const CLI::App& app, std::string_view shell);

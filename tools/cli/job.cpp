@@ -10,7 +10,7 @@
 namespace driftless::cli {
 namespace {
 
-// A handler can reach nothing else.
+// A signal handler can only reach a global variable.
 std::atomic<int> stop_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
@@ -42,8 +42,8 @@ Result<int> run_in_job(const Common& common, const Config& config, JobRole role,
     if (clean_up) clean_up();
     const int code = report(common, why);
     std::cout.flush();
-    // mpirun kills the others when the first one ends; they are late at about the same time, and
-    // have files to remove, too.
+    // When the first rank ends, mpirun kills the others. They time out at about the same moment and
+    // still have files to remove.
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     std::_Exit(code);
   };

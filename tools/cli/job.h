@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `driftless trainer` and `driftless rollout` have in common: the configuration and signals.
+// The common parts of `driftless trainer` and `driftless rollout`: configuration and signals.
 #pragma once
 
 #include <chrono>
@@ -20,10 +20,10 @@ struct JobArguments {
   std::vector<std::string> set;
 };
 
-// The configuration that the arguments name, of a kind that was built.
+// Reads the configuration that the arguments name, and checks that its road was built.
 [[nodiscard]] Result<Config> job_config(const Common& common, const JobArguments& arguments);
 
-// From its construction on SIGINT and SIGTERM only ask to stop. One object in a process.
+// While it lives, SIGINT and SIGTERM only set a request to stop. One object per process.
 class StopSignals {
  public:
   StopSignals();
@@ -34,13 +34,14 @@ class StopSignals {
   [[nodiscard]] static int received();
 };
 
-// Joins the job, runs `work`, and returns the exit code. If that fails it is reported, `clean_up`
-// (may be empty) runs, and the process ends without waiting for others, who may be gone; so it does
-// if MPI holds it for too long. What `work` made must not be destroyed before.
+// Joins the job, runs `work` and returns the exit code. If `work` fails, this reports the failure,
+// runs `clean_up` (may be empty) and ends the process without waiting for others, who may be gone;
+// likewise if MPI blocks for too long. Objects made by `work` must not be destroyed before.
 using JobWork = std::function<Result<int>(const std::shared_ptr<JobProcess>& process)>;
 [[nodiscard]] Result<int> run_in_job(const Common& common, const Config& config, JobRole role,
                                      std::string_view word, const std::function<void()>& clean_up,
                                      const JobWork& work);
-inline constexpr auto kStopWait = std::chrono::seconds(10);  // for others, after a signal
+// The time to wait for other processes after a signal.
+inline constexpr auto kStopWait = std::chrono::seconds(10);
 
 }  // namespace driftless::cli

@@ -52,13 +52,13 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports,
   }
   for (const ReceiverReport& report : reports) {
     if (!counts(report.id)) continue;
-    Rollout& rollout = rollouts_[report.id];  // one that is stranded counts, too
+    Rollout& rollout = rollouts_[report.id];  // also for a rollout that cannot follow
     rollout.left = false;
     if (report.proof == kAnchorWanted) {
       anchor_wanted_ = true;
     }
     if (report.proof == kAnchorWanted || report.proof.empty()) {
-      rollout.lost = true;  // what it held before does not count any more
+      rollout.lost = true;  // the version it held before does not count any more
       rollout.wrong = false;
       rollout.last_proof.clear();
       rollout.before = report.proof.empty() ? report.version : 0;
@@ -67,8 +67,9 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports,
     if (report.proof == rollout.last_proof) continue;
     rollout.lost = false;
     const ReportProof proof = parse_proof(report.proof);
-    // Only what never was before: one that comes and goes, or starts over, does not get on. Nor do
-    // ever new ones.
+    // Progress is a rollout's first version, or one higher than any it held before. A rollout that
+    // comes and goes, or starts over, makes none; beyond the expected number new rollouts make none
+    // either.
     const bool new_one = !rollout.there && rollouts_.size() <= std::max<std::size_t>(least_, 1);
     progress_ += new_one || (rollout.there && report.version > rollout.best) ? 1 : 0;
     rollout.best = std::max(rollout.best, report.version);
@@ -83,7 +84,7 @@ void JobProgress::heard(const std::vector<ReceiverReport>& reports,
     rollout.wrong = comparable && proof.digest != digest;
     if (at == versions_.end()) continue;
     Version& version = at->second;
-    if (!proof.timed) continue;  // its times come in the next report
+    if (!proof.timed) continue;  // the next report will have its times
     version.staged = true;
     version.stage_ms = std::max(version.stage_ms, proof.stage_ms);
     version.commit_ms = std::max(version.commit_ms, proof.commit_ms);

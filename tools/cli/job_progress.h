@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the leading trainer knows of a job, and prints: a line per version and a summary.
+// The leading trainer's view of a job, and its output: a line per version and a summary.
 //
-// A version's line waits until every expected rollout has got that far, so that it can name their
-// times, but never for long. One thread.
+// A version's line is delayed until every expected rollout has reached the version, so that it can
+// show their times, but never for long. One thread.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +20,34 @@ namespace driftless::cli {
 
 class JobProgress {
  public:
-  // `expected`: the rollouts' ids. Empty: at least `least` rollouts, or, if that is 0, whoever
-  // reports and does not sign off.
+  // `expected`: the rollouts' ids. If empty, at least `least` rollouts are expected; if that is 0,
+  // too, all that report and have not signed off.
   JobProgress(bool json, std::vector<std::string> expected, std::size_t least);
 
-  // The first version of this process, already there.
+  // Sets the version that exists when this process starts.
   void start(const EndOfRun& newest);
   void published(const PublishReport& report, std::string fallback);
-  // `left`: the ids of those that signed off.
+  // Takes the rollouts' reports. `left`: ids of rollouts that signed off.
   void heard(const std::vector<ReceiverReport>& reports, const std::vector<std::string>& left);
-  // Prints the versions that need not wait any more; with `all` every one.
+  // Prints the lines of versions that are complete or have waited long enough; with `all` every
+  // line.
   void print(bool all);
 
-  // All rollouts that are expected have reported.
+  // Whether all expected rollouts have reported.
   [[nodiscard]] bool present() const;
-  // All that are waited for hold the last version, with its digest as far as they can tell.
+  // Whether all expected rollouts hold the last version, and its digest if they can tell.
   [[nodiscard]] bool complete() const;
-  // There is nobody to wait for.
+  // Whether there is no rollout to wait for.
   [[nodiscard]] bool nobody() const;
-  // Which are not, in one line; the second once nobody waits any more.
+  // The missing rollouts, in one line. The first form is for the wait, the second for its end.
   [[nodiscard]] std::string missing() const { return missing(" have not come yet"); }
   [[nodiscard]] std::string missing_for_good() const { return missing(" never came"); }
-  // Some rollout fell too far behind and finds no anchor, as of the last heard().
+  // Whether, at the last heard(), a rollout was too far behind and found no anchor.
   [[nodiscard]] bool anchor_wanted() const { return anchor_wanted_; }
-  // Grows whenever a rollout gets on.
+  // A counter that grows whenever a rollout makes progress.
   [[nodiscard]] std::uint64_t progress() const { return progress_; }
 
-  // `engines`: what those that were told took.
+  // `engines`: the counts of the notified engines.
   void print_summary(std::span<const EngineTally> engines) const;
 
  private:
@@ -55,24 +56,24 @@ class JobProgress {
     std::uint64_t mirror_bytes = 0;
     std::vector<std::string> notes;
     std::string digest;
-    double stage_ms = 0, commit_ms = 0;  // the slowest rollout's
-    bool staged = false;                 // some rollout ended a commit here
+    double stage_ms = 0, commit_ms = 0;  // of the slowest rollout
+    bool staged = false;                 // a rollout has committed this version
   };
   struct Rollout {
     std::uint64_t version = 0;
-    std::uint64_t best = 0;    // the highest that it ever said
-    bool there = false;        // holds a version at all
-    bool wrong = false;        // reported another digest than the trainer's, last
-    bool parts = false;        // holds some tensors only, and so has a digest of its own
-    bool left = false;         // signed off
-    bool lost = false;         // said since that it holds nothing, or cannot follow
-    std::uint64_t before = 0;  // then: what it last held, as it said; 0: nothing
+    std::uint64_t best = 0;    // the highest version it ever reported
+    bool there = false;        // it holds a version
+    bool wrong = false;        // its last report had another digest than the trainer's
+    bool parts = false;        // it holds only some tensors, so its digest is not the version's
+    bool left = false;         // it signed off
+    bool lost = false;         // it has reported since that it holds nothing or cannot follow
+    std::uint64_t before = 0;  // the version it held before that, by its report; 0: none
     std::string last_proof;
   };
   [[nodiscard]] std::string missing(std::string_view absent) const;
   [[nodiscard]] bool counts(const std::string& id) const;
   [[nodiscard]] bool holds_last(const Rollout& rollout) const;
-  // Empty: it proved the digest of what it holds.
+  // Why the rollout has not proven the digest of what it holds; empty: it has.
   [[nodiscard]] static std::string unproven(const Rollout& rollout);
   [[nodiscard]] std::string closing_line(bool engines) const;
   [[nodiscard]] bool passed(std::uint64_t version) const;
@@ -90,7 +91,7 @@ class JobProgress {
   Hash128 run_;
   std::uint64_t last_version_ = 0;
   std::string last_digest_;
-  std::map<std::uint64_t, Version> versions_;  // of this process
+  std::map<std::uint64_t, Version> versions_;  // published by this process
   std::uint64_t printed_ = 0;
   bool header_ = false;
   std::map<std::string, Rollout> rollouts_;

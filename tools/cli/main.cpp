@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The `driftless` command: parses its line and runs one subcommand.
+// The `driftless` command: parses the command line and runs one subcommand.
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
@@ -17,7 +17,7 @@ void add_common(CLI::App& command, Common& common) {
       ->check(CLI::Range(1, 1024));
 }
 
-// Empty, or what is wrong with the first words of the line: "config WORD" has two.
+// The error in the first words of the command line, or empty; "config WORD" has two words.
 std::string unknown_command(const CLI::App& app, int argc, char** argv) {
   const CLI::App* at = &app;
   for (int i = 1; i < argc && argv[i][0] != '-'; ++i) {
@@ -35,7 +35,7 @@ std::string unknown_command(const CLI::App& app, int argc, char** argv) {
   return {};
 }
 
-// The exit code. What is wrong has been printed.
+// Returns the exit code. Errors have been printed.
 int run(int argc, char** argv) {
   CLI::App app{"Driftless ships exactly the changed weights, losslessly."};
   app.name("driftless");
@@ -45,7 +45,7 @@ int run(int argc, char** argv) {
   add_checkpoint_commands(app, all);
   add_job_commands(app, all);
   add_operator_commands(app, all);
-  app.footer(exit_codes_text());  // subcommands would inherit it
+  app.footer(exit_codes_text());  // subcommands would inherit the footer
   for (CLI::App* command : app.get_subcommands({})) {
     const auto below = command->get_subcommands({});
     if (below.empty()) add_common(*command, all.common);

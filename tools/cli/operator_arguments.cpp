@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Subcommands that show what a run does, what a host can do, and what to expect.
+// Subcommands that show the state of a run, the abilities of a host, and the expected performance.
 #include "tools/cli/arguments.h"
 
 #include <functional>
@@ -12,7 +12,7 @@
 namespace driftless::cli {
 namespace {
 
-// What is printed as it is, with --json as the member `text`.
+// Prints a text unchanged; with --json it is the member `text`.
 Result<int> print_text(const Common& common, const Result<std::string>& text) {
   DRIFTLESS_RETURN_IF_ERROR(text.status());
   if (common.json) {
@@ -94,11 +94,11 @@ void add_doctor(CLI::App& app, Arguments& all) {
   command->add_option("--only", options.only, "Only these groups, with commas between them")
       ->delimiter(',')
       ->check(one_of(doctor::all_groups(), std::identity()));
-  command->add_flag("--mpi-probe", options.mpi_probe)->group("");  // what doctor itself starts
+  command->add_flag("--mpi-probe", options.mpi_probe)->group("");  // used only by doctor itself
   runs(*command, all, [&all] { return run_doctor(all.common, all.doctor); });
 }
 
-// What the trainer, the engines and the links are like.
+// Options on the trainer, the engines and the links.
 void add_plan_layout(CLI::App& command, PlanArguments& options) {
   PlanInput& input = options.input;
   const auto add_count = [&](const char* name, std::uint64_t& number, const char* help) {

@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kPatience{60'000};  // for one part of a ver
 
 bool is_url(const std::string& run) { return run.find("://") != std::string::npos; }
 
-// The road that these settings choose, to read what it holds.
+// Opens the road that these settings choose, to read its content.
 Result<std::unique_ptr<ReceiveRoad>> open_history(const std::vector<std::string>& settings) {
   DRIFTLESS_ASSIGN_OR_RETURN(const Config config,
                              parse_config("mode: delta\n", "report", settings));
@@ -31,7 +31,7 @@ Result<std::unique_ptr<ReceiveRoad>> open_history(const std::vector<std::string>
   return row->opener->history(config.road_options());
 }
 
-// Whether the newest version is one HDF5 file.
+// Whether the newest version is a single HDF5 file.
 bool holds_hdf5(FileSystem& fs, const std::string& directory) {
   const auto versions = list_versions(fs, directory);
   return versions.ok() && !versions->empty() &&

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kMostListed = 50;  // failures
 constexpr std::size_t kMostTensors = 30;
 constexpr std::size_t kMostVersions = 200;
-constexpr std::size_t kMostLines = 6;  // of a chart
+constexpr std::size_t kMostLines = 6;  // in a chart
 
 std::string number(const PublicationId& id) { return std::to_string(id.version); }
 
@@ -39,7 +39,7 @@ void add_density(HtmlPage& page, const RunHistory& history) {
   page.heat_map(map);
 }
 
-// Bits of each encoding, by version.
+// The bits per change of each encoding, by version.
 LineChart bits_chart(const RunHistory& history) {
   LineChart chart{{}, {}, "version", "bits per change"};
   for (const HistoryVersion& version : history.versions) {
@@ -217,7 +217,7 @@ void add_versions(HtmlPage& page, const RunHistory& history) {
   page.table(table.header, table.rows);
 }
 
-// Without versions: what the trainer's lines say about them.
+// For reports without versions: the figures from the trainer's lines.
 void add_trained(HtmlPage& page, const MetricsSummary& metrics) {
   if (metrics.versions.empty()) return;
   LineChart density{{}, {{"density", {}}}, "version", "% of the weights"};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page that `driftless report` writes.
+// The HTML page of `driftless report`.
 #pragma once
 
 #include "tools/compare/recommend.h"
@@ -7,14 +7,14 @@
 namespace driftless::cli {
 
 struct RunReport {
-  std::string source;  // RUN, without what a URL may hide; empty: metrics files alone
-  RunHistory history;  // empty if there is no RUN
+  std::string source;  // RUN without the private parts of a URL; empty: only metrics files
+  RunHistory history;  // empty without a RUN
   std::optional<MetricsSummary> metrics;
   std::vector<Recommendation> settings;
   std::string yaml;
 
-  [[nodiscard]] std::string run_id() const;  // "unknown" if nobody names it
-  // What was left out or could not be read, in sentences.
+  [[nodiscard]] std::string run_id() const;  // "unknown" if no source names it
+  // Sentences about what was left out or could not be read.
   [[nodiscard]] std::vector<std::string> notes() const;
 };
 

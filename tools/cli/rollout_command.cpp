@@ -39,12 +39,13 @@ class Rollout {
   }
 
  private:
-  // A signal, or --timeout, ended the wait for the run.
+  // The result of a failed wait for the run: 128 plus the signal, if a signal ended the wait;
+  // otherwise the failure, which names --timeout if that is over.
   [[nodiscard]] Result<int> stopped_or(const Status& failure) const {
     if (const int signal = StopSignals::received(); signal != 0) return 128 + signal;
     return timeout_ && timeout_->expired() ? failure.with_context("--timeout") : failure;
   }
-  // Until the other side is there: no longer than --timeout, or a signal.
+  // The deadline for the other side to appear: not beyond --timeout, and ended by a signal.
   [[nodiscard]] Deadline within(std::chrono::milliseconds wait) const {
     const Deadline until = timeout_ ? timeout_->sooner(wait) : Deadline::after(wait);
     return until.unless([] { return StopSignals::received() != 0; });
@@ -52,9 +53,9 @@ class Rollout {
 
   [[nodiscard]] Status open() {
     const Deadline deadline = within(config_.connect_deadline);
-    // Before the meeting of all processes: a wrong base is told at once.
+    // Opened before all processes meet, so that a wrong base is reported at once.
     DRIFTLESS_ASSIGN_OR_RETURN(weights_, open_weights(config_, process_->rank(), arguments_.base));
-    // Trainers that mpirun started beside us may first make up a run; if they fail, the job ends.
+    // Trainers that mpirun started with us may first make up a run; if they fail, the job ends.
     DRIFTLESS_ASSIGN_OR_RETURN(JoinedRoad joined,
                                join_road(config_, process_, std::nullopt,
                                          within(process_->together() ? std::chrono::hours(24)
@@ -86,14 +87,14 @@ class Rollout {
     return arguments_.target_version && at_least(*arguments_.target_version);
   }
 
-  // Until the end of the run, --target-version, --timeout or a signal.
+  // Follows until the end of the run, --target-version, --timeout or a signal.
   [[nodiscard]] Status follow() {
     while (StopSignals::received() == 0 && !reached()) {
       DRIFTLESS_ASSIGN_OR_RETURN(const bool staged,
                                  receiver_->stage_patiently(Deadline::after(kLookForVersion)));
       if (staged) {
         DRIFTLESS_RETURN_IF_ERROR(commit());
-        tell(receiver_->report());  // with the times of the commit
+        tell(receiver_->report());  // reports the times of the commit
         after_end_.reset();
       }
       DRIFTLESS_RETURN_IF_ERROR(receiver_->check_contact());
@@ -126,15 +127,15 @@ class Rollout {
     return {};
   }
 
-  // A trainer that cannot be heard is check_contact()'s.
+  // check_contact() handles a trainer that does not answer.
   static void tell(const Status& status) {
     if (status.ok() || status.code() == StatusCode::kDeadlineExceeded) return;
     process_log().warning(status.to_string());
   }
 
   [[nodiscard]] Status close() {
-    // One that only went to --target-version stays known: it will come back, and whoever counts the
-    // rollouts must still find it.
+    // A rollout that stopped at --target-version does not sign off: it will come back, and the
+    // trainer must still count it.
     if (!reached() || end_) tell(receiver_->leave());
     const bool stopped = StopSignals::received() != 0 && !end_;
     counts_ = receiver_->counts();
@@ -183,7 +184,7 @@ class Rollout {
   Status trouble_;
   std::optional<EndOfRun> end_;
   std::optional<Deadline> timeout_;    // --timeout
-  std::optional<Deadline> after_end_;  // until when what is missing is waited for
+  std::optional<Deadline> after_end_;  // time limit for what is missing
 };
 
 }  // namespace

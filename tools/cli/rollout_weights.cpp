@@ -42,8 +42,8 @@ Digest digest_of(const TensorView& tensor, unsigned threads) {
   return digest_on_host(std::span(&bytes, 1), std::max(1U, threads));
 }
 
-// What the base holds beside the run's tensors: a tied tensor's copy, with the bits that it has
-// now, and what is left alone, which must still be what was loaded.
+// Adds the tensors that the base has beside the run's: a tied tensor's copy with its present bits,
+// and tensors left as they are, which must still have the bits that were loaded.
 Status add_others(const MappedTarget& held, const std::string& path, unsigned threads,
                   std::vector<Tensor>& tensors) {
   if (held.left_tensors().empty()) return {};
@@ -89,7 +89,7 @@ RolloutWeights in_memory(std::unique_ptr<MappedTarget> target, const std::string
   return {std::move(target), tensors, base};
 }
 
-// Its files hold all of it.
+// The checkpoint's own files have all tensors.
 RolloutWeights in_checkpoint(const std::string& path, std::unique_ptr<WeightTarget> target) {
   const auto tensors = [path]() -> Result<std::vector<Tensor>> {
     DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint opened, Checkpoint::open(posix_file_system(), path));
@@ -105,7 +105,7 @@ RolloutWeights in_checkpoint(const std::string& path, std::unique_ptr<WeightTarg
   return {std::move(target), tensors, path};
 }
 
-// Configuration and tokenizer. Returns what was left out.
+// Copies configuration and tokenizer. Returns the names of files that were left out.
 Result<std::vector<std::string>> copy_companions(const std::string& from, const std::string& to) {
   FileSystem& fs = posix_file_system();
   if (from.empty() || !exists(fs, join_path(from, "."))) return std::vector<std::string>();
@@ -122,7 +122,8 @@ Result<std::vector<std::string>> copy_companions(const std::string& from, const 
 
 Result<RolloutWeights> open_weights(const Config& config, unsigned rank, const std::string& base) {
   FileSystem& fs = posix_file_system();
-  // Others, who bring weights of their own, may land on the device whatever the target.
+  // Programs with their own weights may let frames arrive on the device whatever the target. This
+  // command's weights can take such frames only on the device.
   if (config.target != TargetKind::kDevice && config.frames_on_device()) {
     return error(StatusCode::kInvalidArgument,
                  "road.nccl.arrival: device needs receiver.target: device: other weights are "

@@ -17,25 +17,26 @@ namespace driftless::cli {
 
 struct RolloutWeights {
   std::unique_ptr<WeightTarget> target;
-  // A tensor, and a function that calls `use` with its bytes, in one or more pieces.
+  // A tensor, and a function that passes its bytes to `use`, in one or more pieces.
   using Use = std::function<Status(std::span<const std::byte>)>;
   struct Tensor {
     TensorSpec spec;
     std::function<Status(const Use& use)> visit;
   };
-  // All that a checkpoint of them holds: what the run publishes, and what the base has beside it.
+  // Returns all tensors of a checkpoint: those that the run publishes, and the others that the base
+  // stores.
   std::function<Result<std::vector<Tensor>>()> tensors;
-  std::string directory;  // with configuration and tokenizer; empty: none is known
+  std::string directory;  // contains configuration and tokenizer; empty: unknown
 };
 
-// As receiver.target says. `base` (empty: none) is where they start; a checkpoint directory that is
-// not there yet is made as a copy of it.
+// Opens the weights as receiver.target says. They start as `base` (empty: none). A missing
+// checkpoint directory is created as a copy of `base`.
 [[nodiscard]] Result<RolloutWeights> open_weights(const Config& config, unsigned rank,
                                                   const std::string& base);
 
-// Writes DIR/rollout_{rank:02d}/, a Hugging Face checkpoint with the tensors of the base that the
-// run does not publish and the files beside its weights, if there is a base. It appears whole;
-// kAlreadyExists where something is there. Returns notes: files that were left out.
+// Writes DIR/rollout_{rank:02d}/ as a Hugging Face checkpoint. If there is a base, it includes the
+// base's tensors that the run does not publish and the files beside its weights. The directory
+// appears whole; kAlreadyExists if it exists. Returns notes on files that were left out.
 [[nodiscard]] Result<std::vector<std::string>> save_weights(const RolloutWeights& weights,
                                                             const std::string& directory,
                                                             unsigned rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless status: a look at a run, or a look again and again.
+// driftless status: one look at a run, or repeated looks.
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kLookWait{30};
 std::string or_dash(const std::string& text) { return text.empty() ? "-" : text; }
 std::string ms(double value) { return value > 0 ? fixed(value, 1) : "-"; }
 
-// Its age; with `absolute` its time, which does not change from look to look.
+// The age of a time; with `absolute` the time itself, which does not change between looks.
 std::string when(const std::string& time, bool absolute) {
   const auto moment = parse_utc(time);
   if (absolute || !moment) return or_dash(time);
@@ -133,7 +133,7 @@ nlohmann::ordered_json to_json(const Sighting& sighting, std::size_t most) {
   return json;
 }
 
-// Shows looks one after the other: on a terminal it draws anew, elsewhere it prints what changed.
+// Shows one look after the other: on a terminal it redraws, elsewhere it prints what changed.
 class Watch {
  public:
   explicit Watch(bool json) : json_(json), terminal_(::isatty(STDOUT_FILENO) == 1 && !json) {}
@@ -156,7 +156,7 @@ class Watch {
     last_ = {lines.begin(), lines.end()};
     std::cout << text << std::flush;
   }
-  // The source cannot be read now; the watch goes on.
+  // The source cannot be read at the moment; the watch goes on.
   static void show(const Status& status) { process_log().warning(status.to_string()); }
 
  private:
@@ -169,8 +169,9 @@ int answer(const Sighting& sighting) {
   return problems(sighting).empty() ? kExitOk : kExitDifferent;
 }
 
-// Until a signal: kExitOk. Until the run has ended, and nothing is wrong or --patience is over: as
-// one look. Until the source could not be read for --patience: its failure.
+// Watches until a signal (kExitOk), until the run has ended and nothing is wrong or --patience is
+// over (the code of a single look), or until the source could not be read for --patience (its
+// failure).
 Result<int> watch(const Common& common, const StatusArguments& arguments, StatusReader& reader,
                   std::size_t most, Result<Sighting> sighting) {
   const StopSignals signals;
@@ -181,8 +182,9 @@ Result<int> watch(const Common& common, const StatusArguments& arguments, Status
   const auto interval = milliseconds(arguments.interval_seconds);
   const auto patience = milliseconds(arguments.patience_seconds);
   const auto stopped = [] { return StopSignals::received() != 0; };
-  Deadline over = Deadline::after(patience);  // since the run ended, or the source cannot be read
-  bool read = true;                           // which of the two
+  // Starts when the run has ended, or when the source cannot be read.
+  Deadline over = Deadline::after(patience);
+  bool read = true;  // which of the two started `over`
   for (;;) {
     if (!sighting.ok()) {
       Watch::show(sighting.status());

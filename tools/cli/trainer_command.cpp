@@ -24,16 +24,16 @@
 namespace driftless::cli {
 namespace {
 
-constexpr unsigned kMostSynthesized = 16;  // checkpoints on disk, played to and fro
-constexpr int kMostFailures = 3;           // of one version, one after the other
-constexpr std::uint64_t kMostSkipped = 4;  // numbers of versions that were never seen
+constexpr unsigned kMostSynthesized = 16;  // checkpoints on disk, played forth and back
+constexpr int kMostFailures = 3;           // consecutive ones, of one version
+constexpr std::uint64_t kMostSkipped = 4;  // version numbers without a visible version
 constexpr auto kLongest = std::chrono::hours(24);
 
 // The weights to publish: the checkpoints DIR/step_000000/ (the base), step_000001/, ... without a
 // gap.
 class RunSteps {
  public:
-  // The first `steps` of them, or all. kNotFound if there are not so many.
+  // The first `steps` of them, or all. kNotFound if there are fewer.
   [[nodiscard]] static Result<RunSteps> replay(const std::string& directory,
                                                std::optional<std::uint64_t> steps) {
     DRIFTLESS_ASSIGN_OR_RETURN(const RunSteps found, find(directory, steps));
@@ -41,8 +41,8 @@ class RunSteps {
     return error(StatusCode::kNotFound, found.step_path(found.last_ + 1),
                  ": is not there, and --steps asks for ", *steps);
   }
-  // The same directories, played to and fro (0 1 2 3 2 1 0 1 ...) up to `steps` versions: so many
-  // versions as one likes from a few checkpoints.
+  // The same directories, played forth and back (0 1 2 3 2 1 0 1 ...) up to `steps` versions, so
+  // that a few checkpoints make any number of versions.
   [[nodiscard]] static Result<RunSteps> to_and_fro(const std::string& directory,
                                                    std::uint64_t steps) {
     DRIFTLESS_ASSIGN_OR_RETURN(RunSteps found, find(directory, steps));
@@ -51,7 +51,7 @@ class RunSteps {
   }
 
   [[nodiscard]] std::uint64_t last() const { return last_; }
-  // The checkpoint of a version, 0 to last().
+  // The checkpoint of a version from 0 to last().
   [[nodiscard]] std::string path(std::uint64_t version) const {
     if (distinct_ == 0) return step_path(0);
     const std::uint64_t place = version % (2 * distinct_);
@@ -59,7 +59,7 @@ class RunSteps {
   }
 
  private:
-  // Those that follow each other; kNotFound if not even the base is there.
+  // Finds the consecutive steps; kNotFound if not even the base exists.
   [[nodiscard]] static Result<RunSteps> find(const std::string& directory,
                                              std::optional<std::uint64_t> enough) {
     RunSteps steps;
@@ -77,12 +77,12 @@ class RunSteps {
 
   std::string directory_;
   std::uint64_t last_ = 0;
-  std::uint64_t distinct_ = 0;  // directories past the base
+  std::uint64_t distinct_ = 0;  // directories after the base
 };
 
-// Where the leader puts a run that it makes up. Whoever kills a job gives a second of notice, too
-// short for some waits: at a signal the files go at once. What is mapped stays readable, and no
-// further version is begun.
+// The directory for a run that the leader makes up. A job that is killed may get only a second of
+// notice, too short for some waits; so at a signal the files are removed at once. Mapped files stay
+// readable, and no further version is started.
 class RunFiles {
  public:
   [[nodiscard]] Result<std::string> create() {
@@ -104,10 +104,10 @@ class RunFiles {
 
  private:
   std::optional<TemporaryDirectory> directory_;
-  std::jthread watcher_;  // joined before the directory goes
+  std::jthread watcher_;  // joined before the directory is removed
 };
 
-// One rank of the trainer. The leader decides, the others follow.
+// One rank of the trainer. The leader decides, and the other ranks follow.
 class Trainer {
  public:
   Trainer(const Common& common, const TrainerArguments& arguments, Config config,
@@ -118,13 +118,14 @@ class Trainer {
         process_(process),
         progress_(common.json, expected(), arguments.rollouts.value_or(0)) {}
 
-  // The exit code; a failure ends the job.
+  // Returns the exit code; a failure ends the job.
   [[nodiscard]] Result<int> run() {
     DRIFTLESS_ASSIGN_OR_RETURN(group_, process_.group());
     DRIFTLESS_RETURN_IF_ERROR(prepare_steps());
     DRIFTLESS_RETURN_IF_ERROR(open());
     if (leads()) absent_ = wait_for_rollouts();
-    // Those of this job have failed, and end it; others that do not come are the run's outcome.
+    // Missing rollouts of this job have failed and end the job. Other rollouts that do not come are
+    // only part of the run's result.
     if (process_.together() || absent_.code() != StatusCode::kDeadlineExceeded) {
       DRIFTLESS_RETURN_IF_ERROR(absent_);
     }
@@ -153,7 +154,7 @@ class Trainer {
     return synthesize(posix_file_system(), synth).status();
   }
 
-  // The leader makes up a run if there is none to replay; all ranks then know where it is.
+  // The leader makes up a run if there is none to replay; then all ranks learn its path.
   [[nodiscard]] Status prepare_steps() {
     std::string directory = arguments_.replay;
     if (directory.empty()) {
@@ -175,7 +176,7 @@ class Trainer {
   [[nodiscard]] Status open() {
     FileSystem& fs = posix_file_system();
     DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(fs, path_of(0)));
-    // A tied tensor's copy that the base stores and the last step does not is not published.
+    // A tied tensor's copy that the base stores, and the last step does not, is not published.
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint last,
                                Checkpoint::open(fs, steps_.path(steps_.last())));
     DRIFTLESS_ASSIGN_OR_RETURN(quantized_as_,
@@ -187,12 +188,12 @@ class Trainer {
     if (leads()) std::ranges::for_each(left_out, [this](const std::string& note) { say(note); });
     layout_ = base.layout();
     companions_dir_ = base.directory();
-    if (quantizes_) {  // a step that does not fit shows now
+    if (quantizes_) {  // report a step that does not fit now
       DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint step, open_step(steps_.last()));
       DRIFTLESS_RETURN_IF_ERROR(source_of(steps_.last(), step, 0, 1).status());
     }
     CheckpointSource source(base, process_.rank(), process_.trainers());
-    // Making up a run took the time it took: only now the others are waited for.
+    // It may take long to make up a run, so the wait for the others starts only here.
     DRIFTLESS_ASSIGN_OR_RETURN(config_.publisher.device, open_device(config_));
     if (leads() && !arguments_.replay.empty()) DRIFTLESS_RETURN_IF_ERROR(look_first());
     DRIFTLESS_ASSIGN_OR_RETURN(session_, PublisherSession::open(config_, process_, source));
@@ -210,7 +211,7 @@ class Trainer {
     return version == 0 && !arguments_.base.empty() ? arguments_.base : steps_.path(version);
   }
 
-  // The weights of a step that the run publishes.
+  // Opens the weights of a step that the run publishes.
   [[nodiscard]] Result<Checkpoint> open_step(std::uint64_t step) const {
     FileSystem& fs = posix_file_system();
     DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint weights, Checkpoint::open(fs, path_of(step)));
@@ -218,7 +219,7 @@ class Trainer {
     return weights;
   }
 
-  // What stage `stage` of `stages` publishes of a step.
+  // The weights that stage `stage` of `stages` publishes of a step.
   [[nodiscard]] Result<std::unique_ptr<WeightSource>> source_of(std::uint64_t step,
                                                                 const Checkpoint& weights,
                                                                 unsigned stage,
@@ -242,8 +243,9 @@ class Trainer {
     return digest_source(*source, common_.thread_count());
   }
 
-  // To open a publisher is to take the road over, and to take back that its run has ended: a run
-  // that is another's is left alone. What cannot be read is the publisher's to judge.
+  // To open a publisher takes the road over and withdraws its end-of-run message. So this checks
+  // first, and does not touch another run. Content that cannot be read is left to the publisher to
+  // judge.
   [[nodiscard]] Status look_first() {
     const Deadline now = Deadline::after(std::chrono::milliseconds(0));
     const auto history = process_.history();
@@ -263,8 +265,9 @@ class Trainer {
     return find_step({run->run, newest.version, manifest->digest});
   }
 
-  // The version there must be one of these steps: else nothing, or a mixture, would be published.
-  // Numbers that a killed trainer used up are skipped, so that it may be a somewhat earlier step.
+  // The version on the road must be one of these steps; otherwise nothing, or a mixture, would be
+  // published. A killed trainer may have used up some version numbers, so the step may be somewhat
+  // lower.
   [[nodiscard]] Status find_step(const EndOfRun& there) {
     if (there.version == 0) return {};
     const std::uint64_t newest = std::min(there.version, steps_.last());
@@ -291,7 +294,8 @@ class Trainer {
     return {};
   }
 
-  // Those that are expected: whoever comes later might find the ring past its first version.
+  // Waits for the expected rollouts: a later one might find that the ring no longer has the first
+  // version.
   [[nodiscard]] Status wait_for_rollouts() {
     const Deadline deadline = Deadline::after(config_.connect_deadline);
     Backoff backoff(std::chrono::milliseconds(2), std::chrono::milliseconds(50));
@@ -306,13 +310,14 @@ class Trainer {
     }
   }
 
-  // What the leader may do between two versions while the others wait.
+  // The longest time for which the other ranks may wait while the leader works between two
+  // versions.
   [[nodiscard]] std::chrono::milliseconds longest_pause() const {
     return std::chrono::milliseconds(arguments_.interval_ms) + NotifiedEngines::longest(config_);
   }
 
-  // The step that all ranks publish next; nothing: the run is over. Said by the leader, who hears
-  // from every rank whether it was asked to stop.
+  // The step that all ranks publish next; nothing: the run is over. The leader decides, after every
+  // rank has reported whether it was asked to stop.
   [[nodiscard]] Result<std::optional<std::uint64_t>> next_step() {
     group_->begin_epoch(++round_);
     const Deadline deadline =
@@ -351,7 +356,7 @@ class Trainer {
       if (!leads()) continue;
       at_ = *step;
       progress_.published(*report, session_->fallback());
-      // An engine that fails is told of and counted; the run goes on.
+      // A failing engine is reported and counted; the run goes on.
       for (const Status& failure :
            session_->tell_engines(report->version, arguments_.rollouts.value_or(0))) {
         tell(failure);
@@ -367,7 +372,7 @@ class Trainer {
     return session_->publish(*source);
   }
 
-  // What a trainer would do in between: here, nothing.
+  // A real trainer would compute here.
   [[nodiscard]] Status pause() {
     const Deadline until = Deadline::after(std::chrono::milliseconds(arguments_.interval_ms));
     do {
@@ -382,22 +387,22 @@ class Trainer {
     if (!status.ok()) process_log().warning(status.to_string());
   }
 
-  // There is no next version to bring the anchor that a rollout asks for. All ranks make it.
+  // A rollout asks for an anchor, and no further version will bring one: all ranks make it now.
   [[nodiscard]] Status help_stranded() {
-    if (anchored_) return {};  // it is there; the rollout will find it
+    if (anchored_) return {};  // the anchor exists; the rollout will find it
     anchored_ = true;
     DRIFTLESS_RETURN_IF_ERROR(lead_word("anchor").status());
     return make_anchor();
   }
 
-  // One that came with the version is as good.
+  // An anchor that was made with the version will do, too.
   [[nodiscard]] Status make_anchor() {
     const Status made = session_->publisher().publish_anchor();
     if (made.code() != StatusCode::kAlreadyExists) tell(made);
     return {};
   }
 
-  // Waits as long as rollouts get on.
+  // Waits as long as rollouts make progress.
   [[nodiscard]] Status wait_for_last() {
     std::uint64_t progress = progress_.progress();
     Deadline deadline = Deadline::after(stopped_ ? kStopWait : config_.connect_deadline);
@@ -421,13 +426,13 @@ class Trainer {
   }
 
   [[nodiscard]] Result<int> close() {
-    Status missed = absent_;  // what the leader found missing
+    Status missed = absent_;  // the missing rollouts found by the leader
     if (leads() && absent_.ok()) {
       DRIFTLESS_RETURN_IF_ERROR(wait_for_last());
       DRIFTLESS_RETURN_IF_ERROR(session_->declare_end());
       missed = finish();
     }
-    // The rollouts let go of the road before its windows go; nobody is waited for for ever.
+    // The rollouts must release the road before its windows are freed; but no wait is unlimited.
     const auto wait = stopped_ ? kStopWait : config_.connect_deadline;
     DRIFTLESS_RETURN_IF_ERROR(end_group());
     session_.reset();
@@ -439,7 +444,7 @@ class Trainer {
     return missed.ok() ? int{kExitOk} : int{kExitDifferent};
   }
 
-  // The closing line, and the engines or rollouts that do not have all they should.
+  // Prints the last line, and the engines or rollouts that miss something.
   [[nodiscard]] Status finish() {
     const NotifiedEngines* const engines = session_->engines();
     progress_.print_summary(engines == nullptr ? std::span<const EngineTally>()
@@ -450,8 +455,8 @@ class Trainer {
                  progress_.missing_for_good(), missed.ok() ? "" : "; ", missed.message());
   }
 
-  // The other ranks learn from the leader that the rollouts are done: their windows must stay until
-  // then, and the sink of HDF5 is left by all ranks together.
+  // The other ranks learn from the leader that the rollouts are done. Until then their windows must
+  // stay. All ranks also leave the HDF5 sink together.
   [[nodiscard]] Status end_group() {
     if (leads()) return lead_word("end").status();
     for (;;) {
@@ -472,15 +477,15 @@ class Trainer {
   JobProgress progress_;
   RunFiles temporary_;
   RunSteps steps_;
-  WeightLayout layout_;         // that the run publishes
-  std::string companions_dir_;  // of the base
+  WeightLayout layout_;         // published by the run
+  std::string companions_dir_;  // the base's configuration and tokenizer
   QuantizedAs quantized_as_;
-  bool quantizes_ = false;        // steps become the base's tensors
+  bool quantizes_ = false;        // steps are quantized to the base's tensors
   std::unique_ptr<Group> group_;  // for this command
   std::unique_ptr<PublisherSession> session_;
   std::uint64_t round_ = 0;
-  std::uint64_t at_ = 0;  // the step that the last version holds
-  Status absent_;         // the rollouts that did not come
+  std::uint64_t at_ = 0;  // the step of the last version
+  Status absent_;         // failure that names rollouts that did not come
   bool stopped_ = false;
   bool anchored_ = false;  // the last version has its anchor
 };

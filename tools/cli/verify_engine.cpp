@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// driftless verify --engine: what every rank of a running engine holds, added up.
+// driftless verify --engine: adds up what every rank of a running engine holds.
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -50,7 +50,7 @@ void print(const EngineProof& proof, const std::vector<RankShares>& ranks, bool 
             << "\n";
 }
 
-// Elements that are shown: enough to see whether a bit, a row or everything is wrong.
+// The number of elements shown: enough to see whether a bit, a row or everything is wrong.
 constexpr std::size_t kPlacesShown = 16;
 
 void print(const DifferentPlaces& found) {
@@ -72,7 +72,7 @@ void print(const DifferentPlaces& found) {
 
 Result<int> run_verify_engine(const Common& common, const VerifyEngineArguments& options) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::unique_ptr<EngineTransport> transport, connect(options));
-  // As it is: neither paused nor resumed by this.
+  // Neither pauses nor resumes the engine.
   DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<RankShares> ranks,
                              ask_shares(*transport, true, PauseState::kPaused));
   const EngineProof proof = add_up(ranks);

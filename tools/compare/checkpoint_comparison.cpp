@@ -17,7 +17,8 @@ std::string shown_spec(const TensorSpec& spec) {
   return concat(info(spec.dtype).name, " ", spec.shape_string());
 }
 
-// Floats of one sign ascend as their magnitudes do: a number line of the bits.
+// Maps a float's bits to a number line on which neighbours differ by one: within one sign, floats
+// are ordered like their magnitudes.
 std::int64_t place_on_line(const CompactFields& fields, std::uint32_t bits) {
   const auto magnitude = static_cast<std::int64_t>(bits & fields.magnitude_mask());
   return ((bits >> fields.magnitude_bits()) & 1) != 0 ? -magnitude : magnitude;
@@ -39,7 +40,7 @@ UlpCounts count_ulps(const CompactFields& fields, const DiffPiece& piece) {
   return counts;
 }
 
-// Lists what differs, and leaves in both what they have in common.
+// Lists the differences, and restricts both checkpoints to their common tensors.
 Status keep_common(Checkpoint& before, Checkpoint& after, CheckpointComparison& found) {
   std::vector<TensorSpec> common;
   for (const TensorSpec& spec : before.layout().tensors()) {
@@ -87,7 +88,7 @@ class Comparer {
   }
 
  private:
-  // On any thread.
+  // Called on any thread.
   Status count(const DiffPiece& piece) {
     if (piece.delta.offsets.empty()) return {};
     ComparedTensor& tensor = found_.tensors[piece.pair->tensor];
@@ -120,7 +121,7 @@ class Comparer {
     std::ranges::stable_sort(found_.kinds, std::greater<>(), &DensityGroup::changed_units);
   }
 
-  // The encodings that read tensors whole, one batch after the other.
+  // Measures the encodings that read whole tensors, one batch after the other.
   Status cost_of_whole(EncodingCosts& costs) {
     std::vector<HfShardWriter::Tensor> all, changed;
     std::vector<std::uint32_t> candidates;
@@ -155,7 +156,7 @@ class Comparer {
     }
   }
 
-  // The first or the second time that all bytes are read.
+  // Progress for the first or second reading of all bytes.
   [[nodiscard]] Progress pass(std::uint64_t number) const {
     if (!options_.progress) return {};
     return [this, number](std::uint64_t done, std::uint64_t total) {
@@ -197,7 +198,7 @@ Result<CheckpointComparison> compare_two(FileSystem& fs, const CompareOptions& o
   found.before = options.before;
   found.after = options.after;
   found.threads = options.threads;
-  // A copy that is not one is listed as what it is: a tensor that only one of them has.
+  // A copy whose bits differ is listed as a tensor that only one checkpoint has.
   Result<std::vector<std::string>> notes = leave_out_copies(fs, before, after);
   if (notes.ok()) found.notes = std::move(*notes);
   if (!notes.ok() && notes.status().code() != StatusCode::kWrongLayout) return notes.status();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What changed between two checkpoints, and what each encoding would take for it. Nothing is
-// written. Memory: buffers, whatever the size of the checkpoints.
+// Compares two checkpoints: what changed, and how many bytes each encoding needs for it. Writes
+// nothing. Memory: buffers, whatever the size of the checkpoints.
 #pragma once
 
 #include "plugin/checkpoint/verify.h"
@@ -9,10 +9,10 @@
 
 namespace driftless {
 
-// How far changed weights went, in units of the last place. Of types that `compact` codes.
+// By how many ULPs changed weights moved, for the types that `compact` codes.
 struct UlpCounts {
-  std::uint64_t changed = 0;  // of those types
-  std::uint64_t one = 0;      // by one unit
+  std::uint64_t changed = 0;  // of these types
+  std::uint64_t one = 0;      // by one ULP
   std::uint64_t largest = 0;
 
   void add(const UlpCounts& other);
@@ -24,17 +24,17 @@ struct ComparedTensor {
   UlpCounts ulps = {};
 };
 
-// A tensor that only one checkpoint has, or that is of another type or shape there.
+// A tensor that only one checkpoint has, or that has another type or shape in the other.
 struct LayoutDifference {
   std::string tensor;
-  std::string before, after;  // "BF16 [2, 3]"; empty: it is not there
+  std::string before, after;  // "BF16 [2, 3]"; empty: missing
 };
 
 struct CheckpointComparison {
   std::string before, after;
-  std::vector<ComparedTensor> tensors;  // that both have, in the order of their names
+  std::vector<ComparedTensor> tensors;  // the common tensors, by name
   std::vector<LayoutDifference> layout_differences;
-  std::vector<std::string> notes;  // copies of tied tensors that were left out
+  std::vector<std::string> notes;  // on copies of tied tensors that were left out
   CompanionDifferences files;
   std::uint64_t changed_tensors = 0, changed_units = 0, total_units = 0, total_bytes = 0;
   UlpCounts ulps;
@@ -54,7 +54,7 @@ struct CompareOptions {
   Progress progress;  // may be empty
 };
 
-// kWrongLayout if the two have no tensor in common.
+// kWrongLayout if the checkpoints have no tensor in common.
 [[nodiscard]] Result<CheckpointComparison> compare_two(FileSystem& fs,
                                                        const CompareOptions& options);
 

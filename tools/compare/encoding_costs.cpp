@@ -10,10 +10,10 @@
 namespace driftless {
 namespace {
 
-// `compact` holds the changes of a tensor until all are known.
+// `compact` holds a tensor's changes until all are known; larger ones are not measured.
 constexpr std::uint64_t kMostHeldBytes = std::uint64_t{1} << 30;
 
-// Drops what is written. The writers count its bytes.
+// Discards what is written. The writers count its bytes.
 class DroppedFile final : public File {
  public:
   Status pwrite(std::uint64_t, std::span<const std::byte>) override { return {}; }

@@ -42,7 +42,8 @@ std::string header_row(const std::vector<std::string>& header, const std::vector
   return text + "</tr></thead>";
 }
 
-// Begins of `groups` groups of neighbours, and the end.
+// Splits `count` items into at most `most` groups of neighbours: the first index of each, and the
+// end.
 std::vector<std::size_t> joined(std::size_t count, std::size_t most) {
   const std::size_t groups = std::min(count, most);
   std::vector<std::size_t> begins;
@@ -61,7 +62,7 @@ std::vector<std::string> joined_names(const std::vector<std::string>& names,
   return result;
 }
 
-// Of the values that are known; nothing if none is.
+// The mean of the known values; nothing if none is known.
 std::optional<double> mean_of(std::span<const std::optional<double>> values) {
   double sum = 0;
   std::size_t known = 0;
@@ -75,7 +76,7 @@ std::optional<double> mean_of(std::span<const std::optional<double>> values) {
 constexpr int kLabelPixels = 170, kAxisPixels = 22;
 
 std::string svg_begin(int width, int height, std::string_view what) {
-  // Wider than a phone, it scrolls: labels stay readable.
+  // On a screen narrower than the chart, the page scrolls so that labels stay readable.
   return concat("<div class=\"wide\"><svg viewBox=\"0 0 ", width, " ", height, "\" width=\"", width,
                 "\" height=\"", height, "\" style=\"min-width:", std::min(width, 720),
                 "px\" role=\"img\" aria-label=\"", html_escape(what), "\">\n");
@@ -86,7 +87,7 @@ std::string svg_label(double x, double y, std::string_view text, std::string_vie
                 "\" text-anchor=\"", anchor, "\">", html_escape(text), "</text>\n");
 }
 
-// The end of a long name, which tells it from others.
+// Keeps the end of a long name, which distinguishes it from others.
 std::string shortened(const std::string& name) {
   constexpr std::size_t kMost = 26;
   if (name.size() <= kMost) return name;
@@ -124,9 +125,9 @@ std::string chart_grid(const ChartScale& scale) {
   return text;
 }
 
-// A line that is broken where a value is not known, and its points.
+// Draws a line, with a gap where a value is not known, and its points.
 std::string chart_line(const LineChart& chart, std::size_t number, const ChartScale& scale) {
-  constexpr std::size_t kMostPoints = 400;  // more cannot be told apart
+  constexpr std::size_t kMostPoints = 400;  // more could not be distinguished
   const LineChart::Series& series = chart.series[number];
   std::string path, points;
   bool joins = false;
@@ -364,7 +365,7 @@ Status write_page(FileSystem& fs, const std::string& path, std::string_view text
   if (done.ok()) {
     done = force ? fs.rename_file(temporary, path) : fs.rename_new(temporary, path);
   }
-  if (!done.ok()) static_cast<void>(fs.remove_file(temporary));  // it may not be there
+  if (!done.ok()) static_cast<void>(fs.remove_file(temporary));  // it may not exist
   return done;
 }
 

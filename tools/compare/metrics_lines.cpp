@@ -17,7 +17,7 @@ constexpr std::size_t kMaxDepth = 8;
 constexpr std::size_t kMostEngines = 10'000, kMostStages = 200, kMostProblems = 20;
 constexpr std::string_view kTime = "_ms";
 
-// Keys of times that no stage takes.
+// Whether this key is the time of a stage: some other keys are times, too.
 bool is_stage(std::string_view key) {
   return key.ends_with(kTime) && key != "monotonic_ms" && key.size() > kTime.size();
 }
@@ -35,8 +35,8 @@ std::string text_in(const Json& line, const char* key) {
   return at != line.end() && at->is_string() ? at->get<std::string>() : std::string();
 }
 
-// No process takes 30 years, and nothing counts further than versions do: such figures would make
-// those of a page infinite.
+// Whether the figures are plausible. No process runs for 30 years, and no count exceeds that of
+// versions; such figures would make the page's sums infinite.
 bool is_plausible(const Json& line) {
   constexpr double kMostMs = 1e12;
   for (const auto& [key, value] : line.items()) {
@@ -49,7 +49,7 @@ bool is_plausible(const Json& line) {
   return true;
 }
 
-// Nothing if it is no record.
+// Nothing if the line is no record.
 std::optional<Json> parse_line(std::string_view text) {
   if (text.size() > kMaxLineBytes) return std::nullopt;
   const auto shallow = [](int depth, Json::parse_event_t, Json&) {
@@ -62,7 +62,7 @@ std::optional<Json> parse_line(std::string_view text) {
   return whole ? std::optional(std::move(line)) : std::nullopt;
 }
 
-// Null if there are too many already.
+// Null if there are too many stages already.
 StageSamples* stage_named(std::vector<StageSamples>& all, const std::string& role,
                           const std::string& stage) {
   const auto at = std::ranges::find_if(
@@ -88,7 +88,7 @@ class MetricsReader {
       const std::optional<Json> json = parse_line(line);
       if (json) {
         add(*json);
-      } else if (whole && bad++ == 0) {  // one without an end is being written
+      } else if (whole && bad++ == 0) {  // a line without an end is still being written
         first_bad = number;
       }
     }
@@ -102,7 +102,7 @@ class MetricsReader {
  private:
   void add(const Json& line) {
     const std::string run = text_in(line, "run");
-    if (line.contains("event")) return;  // how a command ended
+    if (line.contains("event")) return;  // the result of a command
     if (found_.run.empty()) found_.run = run;
     if (run != found_.run) {
       ++found_.other_runs;
@@ -128,7 +128,7 @@ class MetricsReader {
     found_.most_folded = std::max(found_.most_folded, count_in(line, "versions"));
     const double seconds = number_in(line, "fetch_ms") / 1000;
     const auto bytes = static_cast<double>(count_in(line, "wire_bytes"));
-    constexpr double kLeastSeconds = 1e-6;  // less is no measurement
+    constexpr double kLeastSeconds = 1e-6;  // a shorter time is no measurement
     if (seconds >= kLeastSeconds && bytes > 0)
       found_.link_bits_per_s.push_back(8 * bytes / seconds);
   }

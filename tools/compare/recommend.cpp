@@ -25,7 +25,7 @@ std::string short_number(double value) {
 }
 std::string megabytes(double bytes) { return short_number(bytes / 1e6) + " MB"; }
 
-// Figures of a version in the middle of the run.
+// The median figures of a version.
 struct Middle {
   std::size_t versions = 0;
   double changed = 0, payload_bytes = 0;
@@ -84,7 +84,7 @@ class Recommender {
                 ")")});
   }
 
-  // Versions that total_costs() adds up.
+  // Versions whose costs total_costs() adds up.
   struct Costed {
     double versions = 0, changed = 0;
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recommended settings for a run like the one that was read, each with the figure that it follows
-// from.
+// Recommends settings for runs like the one that was read, each with the figure on which it is
+// based.
 #pragma once
 
 #include "tools/compare/metrics_lines.h"
@@ -13,14 +13,15 @@ struct Recommendation {
   std::string why;
 };
 
-// Costs of all versions added up. An encoding that one version lacks is not measured.
+// Sums the costs of all versions. An encoding that is missing in one version counts as not
+// measured.
 [[nodiscard]] std::vector<EncodingCost> total_costs(const RunHistory& history);
 
-// `metrics` may be null. Empty: nothing can be concluded.
+// `metrics` may be null. Empty: no recommendation is possible.
 [[nodiscard]] std::vector<Recommendation> recommend(const RunHistory& history,
                                                     const MetricsSummary* metrics);
-// As a fragment of a configuration that `driftless config check` accepts. The road of files in
-// `directory` stands before it, since encodings go with layouts; empty: no road.
+// As a fragment of a configuration that `driftless config check` accepts. It starts with the road
+// of files in `directory`, because encodings depend on layouts; empty: no road.
 [[nodiscard]] std::string to_yaml(const std::vector<Recommendation>& settings,
                                   const std::string& directory, DirectoryLayout layout);
 

@@ -40,7 +40,7 @@ class ReplayWeights {
     adopt(version, sum(threads));
   }
 
-  // All of a whole version, which is held against its manifest.
+  // Loads all weights of a full version, which is checked against its manifest.
   Status load(const VersionSource& source, unsigned threads) {
     valid_ = false;
     bytes_.resize(layout_->size());
@@ -58,7 +58,7 @@ class ReplayWeights {
     return {};
   }
 
-  // What a version changes, decoded and proven. The weights stay.
+  // Decodes and proves a version's changes. The weights stay as they are.
   Result<ChangesByTensor> decode(const VersionSource& source, unsigned threads) {
     std::mutex mutex;
     ChangesByTensor changes;
@@ -81,7 +81,8 @@ class ReplayWeights {
     next_digest_ = found;
     return changes;
   }
-  // The decoded version is the present one, once its changes were written.
+  // Call it once the changes of the decoded version are written: that version becomes the present
+  // one.
   void step(std::uint64_t version) { adopt(version, next_digest_); }
 
  private:
@@ -134,11 +135,11 @@ class ReplayWeights {
   Digest digest_, next_digest_;
 };
 
-// A stretch of a tensor's changes as a view shows it.
+// A range of a tensor's changes that fits into one DeltaView.
 struct ChangeStretch {
   std::uint64_t origin = 0;
   std::vector<std::uint32_t> offsets;
-  std::size_t first = 0;  // among the changes
+  std::size_t first = 0;  // index of its first change
 };
 
 std::vector<ChangeStretch> stretches_of(const UnitChanges& changes) {
@@ -183,7 +184,7 @@ class HistoryReader {
   }
 
  private:
-  // From the announcement, or from the base.
+  // Reads the layout from the announcement, or from the base.
   Status open_layout() {
     if (const auto& run = source_.run()) {
       layout_ = run->layout;
@@ -253,7 +254,7 @@ class HistoryReader {
     return decode(version);
   }
 
-  // Where the weights begin, or begin again.
+  // Starts the weights, or replaces them, with an anchor.
   Status add_anchor(const FoundVersion& found) {
     if (!layout_ || (weights_->valid() && weights_->version() >= found.id.version)) return {};
     DRIFTLESS_ASSIGN_OR_RETURN(const VersionSource source, source_.open(found, *layout_));
@@ -288,7 +289,7 @@ class HistoryReader {
     return count_undecoded(version, source, why);
   }
 
-  // What can be known of a version without the weights before it.
+  // Counts what is known about a version without the weights before it.
   Status count_undecoded(HistoryVersion& version, const VersionSource& source,
                          const std::string& why) {
     if (source.positional()) {
@@ -322,7 +323,7 @@ class HistoryReader {
     changed_[tensor].changed_tensors += units > 0 ? 1 : 0;
   }
 
-  // Counts the changes, costs them, and writes them into the weights if their old values are
+  // Counts the changes and their costs, and writes them into the weights if their old values are
   // known.
   Status record(HistoryVersion& version, const ChangesByTensor& changes,
                 std::string no_old_values) {
@@ -391,8 +392,9 @@ class HistoryReader {
   RunHistory history_;
   std::optional<WeightLayout> layout_;
   std::optional<ReplayWeights> weights_;
-  std::vector<std::uint32_t> layer_of_;  // of each tensor
-  std::vector<DensityGroup> changed_;    // by tensor; changed_tensors: in how many versions
+  std::vector<std::uint32_t> layer_of_;  // the layer of each tensor
+  // By tensor; changed_tensors: number of versions that changed it.
+  std::vector<DensityGroup> changed_;
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RunSource: the versions of a run, to be read one after the other: from a road (a directory with
-// run.json, an object store), or from a directory of versions that has no announcement (`driftless
-// diff`, slime, miles). Reads only; registers nowhere. One thread at a time.
+// run.json, an object store), or from a directory of versions without an announcement (`driftless
+// diff`, slime, miles). It only reads and registers nowhere. One thread at a time.
 #pragma once
 
 #include "collectives/road.h"
@@ -10,13 +10,13 @@
 
 namespace driftless {
 
-// What a version says about itself.
+// A version as described by its own files.
 struct FoundVersion {
   PublicationId id;
   std::uint64_t base_version = 0;
   DirectoryLayout layout = DirectoryLayout::kHfDelta;
   Encoding encoding = Encoding::kXor;
-  std::optional<Manifest> manifest;  // nothing: others wrote it
+  std::optional<Manifest> manifest;  // nothing: not written by Driftless
 
   [[nodiscard]] bool full() const { return encoding == Encoding::kFull; }
 };
@@ -24,18 +24,19 @@ struct FoundVersion {
 class RunSource {
  public:
   virtual ~RunSource() = default;
-  // The announcement; nothing: there is none.
+  // The announcement; nothing if there is none.
   [[nodiscard]] virtual const std::optional<RunInfo>& run() const = 0;
-  // All that is there, also what is not whole; ascending, a version before its anchor.
+  // All publications, also incomplete ones; ascending, a version before its anchor.
   [[nodiscard]] virtual Result<std::vector<PublicationId>> list() = 0;
   [[nodiscard]] virtual Result<FoundVersion> describe(const PublicationId& id) = 0;
-  // Its payload; every part has the hash that the manifest says. The layout outlives it.
+  // Opens the version's payload; every part has the hash named in the manifest. The layout outlives
+  // it.
   [[nodiscard]] virtual Result<VersionSource> open(const FoundVersion& version,
                                                    const WeightLayout& layout) = 0;
 };
 
-// Every call on the road ends after `patience`. `directory`: where its files lie, so that versions
-// that are not whole are listed, too; empty: nowhere on this host.
+// Every call on the road ends after `patience`. `directory`: the place of its files, so that
+// incomplete versions are listed, too; empty: the files are not on this host.
 [[nodiscard]] Result<std::unique_ptr<RunSource>> open_road_source(
     std::unique_ptr<ReceiveRoad> road, const std::string& directory,
     std::chrono::milliseconds patience, unsigned threads);

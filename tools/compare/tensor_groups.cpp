@@ -22,7 +22,8 @@ TensorPlace place_of_tensor(std::string_view name) {
     at = end + 1;
     if (is_number(word)) {
       if (place.layer.empty()) place.layer = std::string(name.substr(0, end));
-      if (place.layer.size() == end) kind.clear();  // the layer's own words are no kind
+      // The words before the layer's number are no kind.
+      if (place.layer.size() == end) kind.clear();
       continue;
     }
     if (at > name.size() && word == "weight" && !kind.empty()) break;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configuration, what it needs of this build, and the launcher.
+// Checks the configuration, the parts of this build that it needs, and the launcher.
 #include <unistd.h>
 
 #include "plugin/job/job_process.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A running engine: kind, release, token, base, whether it is paused, and the ways in which it can
-// take a version. Every missing flag is named. Only calls that change nothing are made.
+// Checks a running engine: kind, release, token, base, whether it is paused, and the ways in which
+// it can take a version. Names every missing flag. Makes only calls that change nothing.
 #include <nlohmann/json.hpp>
 
 #include "core/file_system.h"
@@ -21,7 +21,7 @@ constexpr std::string_view kExtension = "driftless.engines.vllm.WorkerExtension"
 constexpr std::string_view kFp8Blocks = "FP8 in blocks of 128x128";
 constexpr long kUnknownPath = 404, kOtherMethod = 405;
 
-// How config.json says that a base is quantized, if it is on this host; empty: it is not.
+// The quantization named in the base's config.json, if that is on this host; empty: none.
 std::string quantized_as(const std::string& base) {
   constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 20;
   if (!base.starts_with('/')) return {};
@@ -95,7 +95,7 @@ class EngineCheck {
     Result<Json> parsed = parse_json(reply.body, "the engine's answer");
     return parsed.ok() && parsed->is_object() ? std::move(*parsed) : Json::object();
   }
-  // Whether the server knows a path that only takes POST: 405 is a yes.
+  // Whether the server has a path that takes only POST: it then answers a GET with 405.
   [[nodiscard]] bool knows(std::string_view path) const {
     return get(path).http_status == kOtherMethod;
   }
@@ -160,8 +160,9 @@ class EngineCheck {
                 : "");
   }
 
-  // Of the engine's own configuration, if it answers soon (it describes its system first): a call
-  // of a method that is not there raises in every worker.
+  // The worker extension in the engine's own configuration, if the server reports it soon (it first
+  // collects a description of its system). A test call would not do: a call of an unknown method
+  // raises in every worker.
   [[nodiscard]] std::optional<std::string> configured_extension() const {
     const Json told = json_of(get("/server_info?config_format=json"));
     std::optional<std::string> named;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's driver and its GPUs, and NCCL. Both libraries are loaded here, on demand.
+// Checks CUDA's driver and its GPUs, and NCCL. Both libraries are loaded here, on demand.
 #include <dlfcn.h>
 
 #include <array>
@@ -17,7 +17,7 @@ using enum FindingState;
 constexpr int kMajorAttribute = 75, kMinorAttribute = 76;  // of a CUdevice
 constexpr int kMaxDevices = 64;
 
-// The driver's calls that are made here, by their names in cuda.h.
+// The driver functions used here, by their names in cuda.h.
 struct Driver {
   int (*init)(unsigned) = nullptr;
   int (*version)(int*) = nullptr;
@@ -28,7 +28,7 @@ struct Driver {
   int (*attribute)(int*, int, int) = nullptr;
   int (*peer)(int*, int, int) = nullptr;
 
-  // False: the library lacks one of them.
+  // False if the library lacks one of them.
   bool load(void* library) {
     const auto find = [library](auto& function, const char* symbol) {
       function =
@@ -49,7 +49,7 @@ int number_at(std::string_view& text) {
   return number;
 }
 
-// 13000 for "13.0.88".
+// The toolkit's version as a number: 13000 for "13.0.88".
 int toolkit_version() {
   std::string_view text = kCudaToolkit;
   const int major = number_at(text);
@@ -59,8 +59,9 @@ int toolkit_version() {
 
 std::string version_text(int version) { return concat(version / 1000, ".", version % 1000 / 10); }
 
-// kCudaArchitectures is as CMake has it: "80-real;90-real;120-virtual".
-// Machine code runs on GPUs of its major number and at least its minor one, PTX on any later GPU.
+// Whether code of this build runs on a GPU. kCudaArchitectures has CMake's form:
+// "80-real;90-real;120-virtual". Machine code runs on GPUs of the same major number and at least
+// the minor one, PTX on any later GPU.
 bool runs_on(int major, int minor) {
   const int gpu = major * 10 + minor;
   for (std::string_view rest = kCudaArchitectures; !rest.empty();) {
@@ -83,7 +84,7 @@ void report_driver(const Driver& driver, bool needed, const Report& report) {
   const std::string text = concat("the driver supports CUDA ", version_text(version),
                                   toolkit == 0 ? "" : ", this build was made with ",
                                   toolkit == 0 ? "" : version_text(toolkit));
-  // Within one major release an older driver runs machine code, but does not compile PTX.
+  // Within one major release, an older driver runs machine code but does not compile PTX.
   const bool too_old = version / 1000 < toolkit / 1000;
   const bool older = version < toolkit;
   report({"driver", too_old ? unless_needed(needed, kWarn) : (older ? kWarn : kOk), text,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// This host: limits, memory, cores, temporary space, ports, and the files that hold secrets.
+// Checks this host: limits, memory, cores, temporary space, ports, and files with secrets.
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <poll.h>
@@ -33,7 +33,8 @@ std::string limit_text(rlim_t limit) {
   return limit == RLIM_INFINITY ? "no limit" : std::to_string(limit);
 }
 
-// A number at the beginning of a file of the kernel; nothing if it is not there, or is "max".
+// The number in a kernel file, after the text `after` if that is given; nothing if the file does
+// not exist or says "max".
 std::optional<std::uint64_t> number_in(const std::string& path, std::string_view after = {}) {
   std::ifstream file(path);
   std::string line;
@@ -58,7 +59,7 @@ void check_files(const Report& report) {
           some ? "raise it: ulimit -n 4096" : ""});
 }
 
-// Registered memory of RDMA networks counts against it.
+// The limit on locked memory counts memory registered by RDMA networks, too.
 void check_locked_memory(const Report& report) {
   rlimit locked{};
   if (::getrlimit(RLIMIT_MEMLOCK, &locked) != 0) return;
@@ -85,7 +86,7 @@ void check_memory(const Context& context, const Report& report) {
     text += concat(", ", about(left), " left of the control group's ", about(*limit));
     bytes = std::min(bytes, left);
   }
-  // A snapshot on the host and a target in memory each hold the weights once.
+  // A snapshot on the host and a target in memory each hold all weights once.
   const std::uint64_t weights = context.checkpoint_bytes();
   const bool little = weights > bytes;
   report({"memory", little ? kWarn : kOk,
@@ -136,7 +137,7 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-// Of "host:port"; null, and reported, if there is none.
+// Resolves "host:port"; null, and reported, if that fails.
 Addresses find_addresses(const std::string& key, const std::string& address, const Report& report) {
   Addresses found;
   const std::size_t colon = address.rfind(':');
@@ -157,7 +158,7 @@ Addresses find_addresses(const std::string& key, const std::string& address, con
   return found;
 }
 
-// 0, or why this host cannot listen there.
+// 0, or the error number if this host cannot listen there.
 int try_to_bind(const addrinfo& at) {
   const Descriptor socket(::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int reuse = 1;
@@ -165,7 +166,7 @@ int try_to_bind(const addrinfo& at) {
   return ::bind(socket.get(), at.ai_addr, at.ai_addrlen) == 0 ? 0 : errno;
 }
 
-// 0, or why nobody there takes a connection.
+// 0, or the error number if no connection is accepted there.
 int try_to_connect(const addrinfo& at, std::chrono::milliseconds wait) {
   const Descriptor socket(::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (::connect(socket.get(), at.ai_addr, at.ai_addrlen) == 0) return 0;
@@ -178,7 +179,7 @@ int try_to_connect(const addrinfo& at, std::chrono::milliseconds wait) {
   return why;
 }
 
-// Whether this host may listen on "host:port".
+// Checks whether this host can listen on "host:port".
 void check_port(const std::string& key, const std::string& address, const Report& report) {
   const Addresses found = find_addresses(key, address, report);
   if (found == nullptr) return;
@@ -189,7 +190,7 @@ void check_port(const std::string& key, const std::string& address, const Report
        why == 0 ? "" : concat("end the process that listens there, or set another ", key)});
 }
 
-// The leading trainer listens there, all other processes connect.
+// Checks the hub: the leading trainer listens there, and all other processes connect.
 void check_hub(const std::string& address, const Report& report) {
   const std::string key = "hub.address";
   const Addresses found = find_addresses(key, address, report);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI: windows really made between two ranks, and the flags of mpirun that this host needs.
+// Checks MPI: really creates windows between two ranks, and finds the mpirun flags that this host
+// needs.
 #include "tools/doctor/command_output.h"
 #include "tools/doctor/doctor.h"
 
@@ -11,7 +12,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kLongestTry{6'000};
 
-// What mpirun or the road prints, and the flag that helps. Open MPI's words.
+// A message of mpirun or the road, and the flag that helps. The messages are Open MPI's.
 struct Remedy {
   std::string_view words, flag;
 };
@@ -33,7 +34,7 @@ std::string next_flag(const std::string& output, const std::string& flags) {
   return {};
 }
 
-// Our own line, or the first that is no frame of mpirun's.
+// The error line: our own, or otherwise the first that is not part of mpirun's frame.
 std::string reason(const CommandOutput& ran) {
   const std::size_t own = ran.text.find("driftless: ");
   std::string line =
@@ -43,7 +44,7 @@ std::string reason(const CommandOutput& ran) {
 
 struct Probe {
   bool ok = false;
-  std::string flags;  // that were needed
+  std::string flags;  // the flags that were needed
   std::string why;
 };
 

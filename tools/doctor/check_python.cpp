@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Python's packages: driftless, Megatron, torch, engines, and NIXL's libraries. Nothing of them is
-// imported: releases are read from their metadata, flags from their sources, so that the answer
-// takes milliseconds and no GPU.
+// Checks Python's packages: driftless, Megatron, torch, engines, and NIXL's libraries. It imports
+// none of them, but reads releases from their metadata and flags from their sources: that takes
+// milliseconds and no GPU.
 #include <cstdio>
 
 #include "doctor/python_probe_source.h"
@@ -16,7 +16,7 @@ namespace {
 using enum FindingState;
 using std::chrono::milliseconds;
 
-// megatron-core's releases that the tests and the maps cover: 0.12 to 0.19.
+// The releases of megatron-core that the tests and the maps cover: 0.12 to 0.19.
 constexpr int kOldestMegatron = 12, kNewestMegatron = 19;
 
 Result<Json> ask_python(const Context& context) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The directory, store or memory of the configuration's roads: each road examines its own.
+// Checks the directory, store or memory of the configuration's roads: each road provides its own
+// check.
 #include "plugin/job/job_process.h"
 #include "tools/doctor/doctor.h"
 
@@ -8,10 +9,11 @@ namespace {
 
 using enum FindingState;
 
-// Versions are about this share of the weights, in the encodings that grow most.
+// The assumed size of a version, as a fraction of the weights, in the encodings that need most.
 constexpr double kVersionShare = 0.03;
 
-// Two anchors and the versions that are kept; 0 if the weights are not known.
+// The space for two anchors and the versions that are kept; 0 if the size of the weights is not
+// known.
 std::uint64_t space_needed(const Context& context) {
   const std::uint64_t weights = context.checkpoint_bytes();
   const auto versions = static_cast<double>(context.config.publisher.keep_versions);
@@ -31,13 +33,13 @@ void examine(const Context& context, const Road& row, const RoadOptions& options
   }
 }
 
-// The road by which an agent offers versions to the engines of its host.
+// Whether an agent passes versions to the engines of its host by this road.
 bool hands_over(const Context& context) {
   return context.config.agent.hand_over == HandOver::kHostShm &&
          !context.config.driven_engines().empty();
 }
 
-// The road that takes over has to work, too: its own rows, named after it.
+// Checks the fallback road, which must work, too. Its rows are named after it.
 void check_fallback(const Context& context, const Report& report) {
   if (context.config.fallback().empty()) return;
   const std::string_view key = context.config.kind().fallback_key;

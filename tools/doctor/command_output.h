@@ -12,20 +12,20 @@
 namespace driftless {
 
 struct CommandOutput {
-  Status status;     // kIo if it failed; kDeadlineExceeded: it was killed, with all that it started
+  Status status;     // kIo: it failed; kDeadlineExceeded: it was killed, with all its children
   std::string text;  // stdout and stderr, 64 KiB at most
 };
 
-// `command` is for /bin/sh; `variables` are added to its environment: text from outside goes there,
-// not into the command.
+// `command` is passed to /bin/sh; `variables` are added to its environment. Put text from outside
+// into a variable, never into the command.
 [[nodiscard]] CommandOutput run_command(const std::string& command,
                                         std::vector<std::pair<std::string, std::string>> variables,
                                         std::chrono::milliseconds wait);
 
-// The first line that has a printable character; empty: none.
+// The first line with a printable character; empty: none.
 [[nodiscard]] std::string first_line(const std::string& text);
 
-// The path of a program on PATH; empty: it is not there.
+// The path of a program on PATH; empty: it was not found.
 [[nodiscard]] std::string find_program(const std::string& name);
 
 }  // namespace driftless

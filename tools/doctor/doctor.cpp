@@ -90,7 +90,8 @@ std::vector<Check> all_checks(const Context& context, std::span<const std::strin
          FindingState::kFail, kNoteEngine});
   }
   if (only.empty()) return checks;
-  // A configuration that is wrong is not passed over: what else is asked for depends on it.
+  // A wrong configuration is reported even if `only` does not name its group: the other results
+  // depend on it.
   const bool wrong = !context.config_status.ok();
   std::erase_if(checks, [&](const Check& check) {
     const std::string word = check.group.substr(0, check.group.find(' '));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One of the two ranks that check_mpi() starts: a publisher or a receiver of mpi_rma.
+// One of the two ranks that check_mpi() starts: a publisher or a receiver on mpi_rma.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -28,7 +28,7 @@ Status use_windows(JobProcess& process, bool publishes, const Deadline& deadline
 }  // namespace
 
 Result<int> run_mpi_probe(const RoadTable& roads) {
-  ::alarm(static_cast<unsigned>(kWait.count()) + 1);  // whatever MPI does: nothing is left behind
+  ::alarm(static_cast<unsigned>(kWait.count()) + 1);  // ends this process even if MPI hangs
   DRIFTLESS_ASSIGN_OR_RETURN(const Config config,
                              parse_config("road: { kind: mpi_rma, ring_size: 1MiB }", "probe", {}));
   DRIFTLESS_ASSIGN_OR_RETURN(const Launch launch, launch_of_process());

@@ -21,11 +21,11 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxTextBytes = 600;
-constexpr milliseconds kLastWait(300);  // for killed processes to be gone
+constexpr milliseconds kLastWait(300);  // for killed processes to disappear
 constexpr milliseconds kTidyWait(500);  // after a signal, for short checks to remove their files
-constexpr milliseconds kLook(200);      // between two looks whether a signal came
+constexpr milliseconds kLook(200);      // interval between checks for a signal
 
-// Findings hold words of engines and of other programs.
+// Shortens texts and makes them one line: findings contain messages of engines and other programs.
 std::string some_words(std::string_view words) {
   const std::string text = one_line(words);
   return text.size() > kMaxTextBytes ? text.substr(0, kMaxTextBytes) + "..." : text;
@@ -43,7 +43,7 @@ void send(int pipe, const Finding& finding) {
   }
 }
 
-// A check in a process of its own.
+// A check that runs in its own process.
 class RunningCheck {
  public:
   RunningCheck(const Check& check, const Context& context) : check_(check) {
@@ -69,7 +69,7 @@ class RunningCheck {
   [[nodiscard]] int pipe() const { return pipe_.get(); }
   [[nodiscard]] bool open() const { return pipe_.valid(); }
 
-  // Takes what is there; closes the pipe at its end.
+  // Reads the available output; closes the pipe at its end.
   void read() {
     std::array<char, 4096> buffer{};
     const ssize_t got = ::read(pipe_.get(), buffer.data(), buffer.size());
@@ -80,7 +80,8 @@ class RunningCheck {
   void kill() const {
     if (pid_ > 0) ::kill(-pid_, SIGKILL);
   }
-  // Its exit status; nothing if it is not gone: a system call that hangs cannot be killed.
+  // The exit status; nothing if the process still exists, because a hanging system call cannot be
+  // killed.
   std::optional<int> reap(const Deadline& deadline) const {
     Backoff backoff(std::chrono::microseconds(200), milliseconds(10));
     int status = 0;
@@ -151,7 +152,7 @@ pid_t parent_of(const std::filesystem::path& process) {
   std::ifstream file(process / "stat");
   std::string text;
   std::getline(file, text);
-  const std::size_t name_end = text.rfind(')');  // the name may hold anything
+  const std::size_t name_end = text.rfind(')');  // the name may contain any character
   pid_t parent = 0;
   char state = 0;
   if (name_end != std::string::npos)
@@ -167,8 +168,9 @@ void kill_children() {
   }
 }
 
-// What checks started and left, in whatever group or session (the ranks of a killed mpirun), has
-// become a child of this process, as PR_SET_CHILD_SUBREAPER has it.
+// Ends the processes that checks started and left behind. Whatever their group or session (as the
+// ranks of a killed mpirun), they have become children of this process, because it is a
+// PR_SET_CHILD_SUBREAPER.
 void end_descendants(const Deadline& deadline) {
   Backoff backoff(milliseconds(1), milliseconds(20));
   for (;;) {

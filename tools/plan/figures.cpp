@@ -29,8 +29,8 @@ constexpr const char* kFp8 = "Bytes of the same run in FP8 blocks: `tests/bench/
 constexpr const char* kPeer = "The road peer between two processes: `peer_bench`";
 constexpr const char* kPolling = "docs/operate/configuration.md, half of `road.poll_longest`";
 
-constexpr double kLeastFigure = 1e-18, kMostFigure = 1e18;  // beyond, times are not finite
-constexpr double kAbsent = -1;                              // not there on this device
+constexpr double kLeastFigure = 1e-18, kMostFigure = 1e18;  // outside, times would not be finite
+constexpr double kAbsent = -1;                              // not available on this device
 
 struct Row {
   const char* name;
@@ -41,18 +41,19 @@ struct Row {
   const char* cpu_source;
 };
 
-// Each value is calculated from what its row of the page states. GPU: 1.6 G weights (16 M changes),
-// 1.06 G (20.5 M) of a module, 1.04 G (16.1 M) of a step of Megatron. CPU: 500 M (5 M), and 250 M
-// (4.25 M) of the demonstration. A GPU's xor and overwrite are worked out by the processor.
+// Each value is computed from the measurement in its row of the page. GPU: 1.6 G weights (16 M
+// changes), 1.06 G (20.5 M) for a module, 1.04 G (16.1 M) for a Megatron step. CPU: 500 M (5 M),
+// and 250 M (4.25 M) for the demonstration. For a GPU's xor and overwrite, the processor does the
+// encoding.
 constexpr Row kRows[] = {
-    // Bytes of a changed weight, at 1.5 % changed, version directory included.
+    // Bytes per changed weight, at 1.5 % changed, with the whole version directory.
     {"bytes.indices", "B", 48.47 / 8, kTrace, 48.47 / 8, kTrace},
     {"bytes.deltas", "B", 32.47 / 8, kTrace, 32.47 / 8, kTrace},
     {"bytes.deltas_zstd", "B", 23.38 / 8, kTrace, 23.38 / 8, kTrace},
     {"bytes.compact", "B", 6.82 / 8, kTrace, 6.82 / 8, kTrace},
     {"bytes.xor", "B", 16.25 / 8, kTrace, 16.25 / 8, kTrace},
     {"bytes.overwrite", "B", 34.34 / 8, kTrace, 34.34 / 8, kTrace},
-    // The same run in FP8 blocks: changed codes for each changed weight, and bytes of one.
+    // The same run in FP8 blocks: changed codes per changed weight, and bytes per changed code.
     {"fp8.changed", "", 0.0878, kFp8, 0.0878, kFp8},
     {"fp8.bytes.indices", "B", 40.07 / 8, kFp8, 40.07 / 8, kFp8},
     {"fp8.bytes.deltas", "B", 24.07 / 8, kFp8, 24.07 / 8, kFp8},
@@ -60,13 +61,13 @@ constexpr Row kRows[] = {
     {"fp8.bytes.compact", "B", 9.94 / 8, kFp8, 9.94 / 8, kFp8},
     {"fp8.bytes.xor", "B", 19.26 / 8, kFp8, 19.26 / 8, kFp8},
     {"fp8.bytes.overwrite", "B", 32.93 / 8, kFp8, 32.93 / 8, kFp8},
-    // Bytes of weights that are compared, by where the old values lie.
+    // Weight bytes compared per second, by the place of the old values.
     {"compare.none", "B/s", 2.08e9 / 1.7e-3, kMegatron, kAbsent, ""},
     {"compare.device", "B/s", 3.2e9 / 1.434e-3, kKernels, kAbsent, ""},
     {"compare.pinned", "B/s", 3.2e9 / 62.13e-3, kKernels, kAbsent, ""},
     {"compare.host", "B/s", 1e9 / 53e-3, kPublishing, 1e9 / 53e-3, kPublishing},
-    {"quantize", "s", 0.48 / 72.4e6, kFp8, 0.48 / 72.4e6, kFp8},  // of a weight that becomes a code
-    // Beside the comparison: of a changed weight for indices, deltas and deltas_zstd, of every
+    {"quantize", "s", 0.48 / 72.4e6, kFp8, 0.48 / 72.4e6, kFp8},  // per weight that becomes a code
+    // Time beyond the comparison: per changed weight for indices, deltas and deltas_zstd, per
     // weight for the others.
     {"encode.captured", "s", 30e-3 / 16.1e6, kMegatron, kAbsent, ""},
     {"encode.full", "s", 2 / 55.2e9, kKernels, 3.6e-3 / 10e6, kPublishing},
@@ -84,8 +85,8 @@ constexpr Row kRows[] = {
     {"host.encode.compact", "s", 0.447 / 5e8, kTwoHosts, kAbsent, ""},
     {"host.encode.xor", "s", 0.37 / 250e6, kDemo, kAbsent, ""},
     {"host.encode.overwrite", "s", 0.37 / 250e6, kDemo, kAbsent, ""},
-    // Roads. A version in files takes 6 syncs. Rates are of one process, those of files and stores
-    // of one host.
+    // Roads. A version in files takes 6 syncs. Rates of files and stores are per host, all others
+    // per process.
     {"bus", "B/s", 3.2e9 / 57.92e-3, kKernels, kAbsent, ""},
     {"link.payload", "", 0.94, kTwoHosts, 0.94, kTwoHosts},
     {"mpi_rma.put", "B/s", 20e6 / 3.6e-3, kPublishing, kAbsent, ""},
@@ -107,7 +108,7 @@ constexpr Row kRows[] = {
     {"wait.shared_fs", "s", 0.5, kPolling, 0.5, kPolling},
     {"wait.object_store", "s", 1, kPolling, 1, kPolling},
     {"wait.host_shm", "s", 25e-3, kPolling, 25e-3, kPolling},
-    // Receivers. hash: of what arrived, one thread. By change or by weight as above.
+    // Receivers. hash: of received bytes, one thread. Times are per change or per weight as above.
     {"hash", "B/s", 8.9e9, kPublishing, 8.9e9, kPublishing},
     {"hand_over.read", "B/s", 79 * 1.048576e6 / 75e-3, kModule, 79 * 1.048576e6 / 75e-3, kModule},
     {"hand_over.inflate", "s", 102e-3 / 20.5e6, kModule, 102e-3 / 20.5e6, kModule},

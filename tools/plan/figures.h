@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rates that a plan is made of: each with a name, a unit, a value and where it was measured.
-// Built in are those of docs/operate/numbers.md; a file or an option replaces single ones.
+// The rates from which a plan is computed: each has a name, a unit, a value and its source. The
+// built-in rates are those of docs/operate/numbers.md; a file or an option replaces single ones.
 #pragma once
 
 #include <span>
@@ -14,7 +14,7 @@
 
 namespace driftless {
 
-// Whether encode.* and decode.* of an encoding are times of a changed weight, not of every weight.
+// Whether encode.* and decode.* of an encoding are times per changed weight; otherwise per weight.
 [[nodiscard]] constexpr bool per_change(Encoding encoding) {
   return encoding == Encoding::kIndices || encoding == Encoding::kDeltas ||
          encoding == Encoding::kDeltasZstd;
@@ -26,23 +26,23 @@ enum class Device : unsigned char { kGpu, kCpu };
 struct Figure {
   std::string name;    // "compare.device"
   std::string unit;    // "B/s", "s", "B"
-  double value = 0;    // in that unit; above 0, or 0 if it is a wait
+  double value = 0;    // in that unit; above 0, or 0 for a wait
   std::string source;  // a heading of docs/operate/numbers.md, a file, or an option
 };
 
 class Figures {
  public:
   [[nodiscard]] static Figures built_in(Device device);
-  // kInvalidArgument for a name that is not known (the nearest one is named) or a value that is
-  // not a positive number (waits: 0 or more).
+  // kInvalidArgument for an unknown name (the error suggests the nearest one) or a value that is
+  // not a positive number (for waits: 0 or more).
   [[nodiscard]] Status set(std::string_view name, double value, std::string_view source);
-  // An object of names and values, as `driftless plan --measure` prints it. kCorrupt if the text is
-  // no such object.
+  // Reads an object of names and values, as `driftless plan --measure` prints it. kCorrupt if the
+  // text is not such an object.
   [[nodiscard]] Status set_all(std::string_view json, std::string_view what);
-  // "name=value".
+  // Sets a figure from "name=value".
   [[nodiscard]] Status set_option(std::string_view text);
 
-  // One that is there on this device.
+  // The figure must exist on this device.
   [[nodiscard]] const Figure& at(std::string_view name) const;
   [[nodiscard]] bool has(std::string_view name) const;
   [[nodiscard]] Term term(std::string_view name) const;

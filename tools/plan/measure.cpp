@@ -22,7 +22,7 @@ namespace driftless {
 namespace {
 
 constexpr std::string_view kSharedMemory = "plan";
-// Removes what the road of shared memory leaves for receivers that come later.
+// Removes the shared memory that the road keeps for later receivers.
 struct SharedMemoryRemoval {
   ~SharedMemoryRemoval() {
     std::error_code ignored;
@@ -35,10 +35,10 @@ using namespace std::chrono_literals;
 using bench::BenchData;
 using bench::median;
 
-constexpr unsigned kFirstVersions = 2;  // they touch new memory
+constexpr unsigned kFirstVersions = 2;  // excluded, because they touch new memory
 constexpr auto kDeadline = 120s;        // of one step
 
-// One side of the data, whole tensors.
+// One of the two states of the data, in whole tensors.
 class Side final : public WeightSource {
  public:
   Side(const BenchData& data, bool newer) {
@@ -75,7 +75,7 @@ Result<Roads> open_roads(bool files, const std::string& directory, std::uint64_t
     return roads;
   }
   HostShmOptions options;
-  options.name = kSharedMemory;  // one name: the next run removes the segments of a killed one
+  options.name = kSharedMemory;  // a fixed name: the next run removes the segments of a killed one
   options.size_bytes = 4 * side_bytes + (std::uint64_t{64} << 20);
   options.versions = 2;
   DRIFTLESS_ASSIGN_OR_RETURN(roads.send, make_host_shm_sender(options));
@@ -83,7 +83,7 @@ Result<Roads> open_roads(bool files, const std::string& directory, std::uint64_t
   return roads;
 }
 
-// Median seconds of the phases of a version.
+// Median seconds of each phase of a version.
 struct Times {
   double make = 0, fetch = 0, stage = 0, apply = 0;
   double wire_bytes = 0, changes = 0;
@@ -94,7 +94,7 @@ class HostMeasurement {
   HostMeasurement(const BenchData& data, const MeasureOptions& options)
       : options_(options), older_(data, false), newer_(data, true), side_bytes_(data.side_bytes) {}
 
-  // `changing`: 1 % changes in every version, else nothing.
+  // `changing`: 1 % changes in every version, otherwise nothing.
   Result<Times> run(Encoding encoding, bool changing, ProofRule proof) {
     DRIFTLESS_ASSIGN_OR_RETURN(const TemporaryDirectory directory, TemporaryDirectory::create());
     const bool interchange = encoding == Encoding::kXor || encoding == Encoding::kOverwrite;
@@ -102,7 +102,7 @@ class HostMeasurement {
                                open_roads(interchange, directory.path(), side_bytes_));
     PublisherOptions publishing;
     publishing.threads = options_.threads;
-    publishing.first_anchor = true;  // what the target starts from
+    publishing.first_anchor = true;  // the target starts from it
     publishing.keep_versions = 2;
     publishing.mode = encoding == Encoding::kFull ? UpdateMode::kFull : UpdateMode::kDelta;
     publishing.layout = interchange ? DirectoryLayout::kHfDelta : DirectoryLayout::kFrames;
@@ -157,7 +157,7 @@ class HostMeasurement {
   const std::uint64_t side_bytes_;
 };
 
-// Seconds to make the FP8 code of a weight, with all threads.
+// Seconds per weight to make its FP8 code, with all threads.
 Result<double> quantizing(const BenchData& data, const MeasureOptions& options, unsigned threads) {
   constexpr std::uint64_t kColumns = 2048;
   const std::uint64_t rows = data.side_bytes / 2 / kColumns, weights = rows * kColumns;
@@ -169,7 +169,7 @@ Result<double> quantizing(const BenchData& data, const MeasureOptions& options, 
     DRIFTLESS_RETURN_IF_ERROR(
         quantize_fp8(quantizer(), QuantizeRule::kLinear, data.new_bytes().data(), rows, kColumns,
                      threads, codes.data(), reinterpret_cast<std::byte*>(scales.data())));
-    if (i > 0) seconds.push_back(watch.lap_ms() / 1e3);  // the first touches new memory
+    if (i > 0) seconds.push_back(watch.lap_ms() / 1e3);  // the first round touches new memory
   }
   return median(seconds) / static_cast<double>(weights);
 }

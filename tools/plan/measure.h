@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of this host's processor and memory: a publisher and a receiver of this process, over
-// host_shm (xor and overwrite: over shared_fs), with made-up weights of which 1 % changes.
+// Measures the figures of this host's processor and memory: a publisher and a receiver in this
+// process, over host_shm (xor and overwrite: over shared_fs), with made-up weights of which 1 %
+// changes.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +13,13 @@ namespace driftless {
 
 struct MeasureOptions {
   std::uint64_t side_bytes = std::uint64_t{256}
-                             << 20;  // of the weights; five times as much is used
+                             << 20;  // size of the weights; five times as much memory is used
   unsigned threads = 0;              // 0: default_threads()
-  unsigned repeats = 5;              // medians of so many versions
+  unsigned repeats = 5;              // number of versions for the medians
 };
 
-// Rates of the processor: compare.host, encode.*, decode.*, sweep, apply.*, hash, mpi_rma.put.
-// Files are in TMPDIR and /dev/shm while it runs.
+// Measures the processor's rates: compare.host, encode.*, decode.*, sweep, apply.*, hash,
+// mpi_rma.put. Uses files in TMPDIR and /dev/shm while it runs.
 [[nodiscard]] Result<std::vector<Figure>> measure_figures(const MeasureOptions& options);
 
 }  // namespace driftless

@@ -11,7 +11,7 @@
 namespace driftless {
 namespace {
 
-// Which layers have routed experts, and under which keys their sizes stand.
+// The layers that have routed experts, and the keys of their sizes.
 enum class Experts : unsigned char { kNone, kEveryLayer, kSparseStep, kAfterDense };
 
 struct Family {
@@ -51,7 +51,7 @@ constexpr Family kFamilies[] = {
      .router_bias = true},
 };
 
-constexpr double kMostSize = 1 << 24;  // of one extent, of a number of layers or experts
+constexpr double kMostSize = 1 << 24;  // of one dimension, or of a number of layers or experts
 constexpr double kMostWeights = 1e15;  // doubles are exact up to here
 
 // Reads numbers and keeps the first error.
@@ -78,7 +78,8 @@ class Fields {
   [[nodiscard]] double number_or(std::string_view key, double otherwise, double least = 0) {
     return has(key) ? number(key, least) : otherwise;
   }
-  // How many of the first `layers`, of every `step` the last one, are listed under `key`.
+  // Counts those of the first `layers` that end a group of `step` layers and are listed under
+  // `key`.
   [[nodiscard]] double listed(std::string_view key, double layers, std::uint64_t step) {
     if (!has(key)) return 0;
     const auto list = json_u64_list(config_, key, what_);
@@ -104,7 +105,7 @@ class Fields {
   Status status_;
 };
 
-// Weights of a part of a layer: in its matrices, and all.
+// The weights of a part of a layer: those in its matrices, and all.
 struct LayerPart {
   double matrices = 0, weights = 0;
 };
@@ -119,7 +120,7 @@ LayerPart grouped_attention(Fields& fields, const Family& family, double hidden)
   const double matrices = rows * hidden + hidden * heads * head_size;
   double weights = matrices;
   if (family.qkv_bias || biased) weights += rows;
-  if (biased && family.model_type != "glm4_moe") weights += hidden;  // of the output
+  if (biased && family.model_type != "glm4_moe") weights += hidden;  // the output projection's bias
   return {matrices, weights + (qk_norm ? 2 * head_size : 0)};
 }
 
@@ -154,7 +155,7 @@ double layers_with_experts(Fields& fields, const Family& family, double layers) 
   if (family.experts == Experts::kAfterDense) {
     return layers - std::min(layers, fields.number_or("first_k_dense_replace", 0));
   }
-  // Layer i has experts if (i + 1) is a multiple of the step and it is not listed as dense.
+  // Layer i has experts if (i + 1) is a multiple of the step and the layer is not listed as dense.
   const auto step = static_cast<std::uint64_t>(fields.number_or("decoder_sparse_step", 1, 1));
   const auto sparse = static_cast<double>(static_cast<std::uint64_t>(layers) / step);
   return sparse - fields.listed("mlp_only_layers", layers, step);
@@ -169,7 +170,7 @@ ModelShape count(Fields& fields, const Family& family) {
   const double sparse = layers_with_experts(fields, family, layers);
   const double inner = fields.number("intermediate_size");
   const double dense = gated * inner + (fields.flag("mlp_bias") ? 2 * inner + hidden : 0);
-  double experts = 0, shared = 0, router = 0;  // of one layer
+  double experts = 0, shared = 0, router = 0;  // per layer
   if (sparse > 0) {
     const double routed = fields.number(family.count_key);
     const double size = fields.number(family.expert_size_key);
@@ -181,7 +182,7 @@ ModelShape count(Fields& fields, const Family& family) {
   const double weights = tables * fields.number("vocab_size") * hidden + hidden +
                          layers * (attention.weights + 2 * hidden) + (layers - sparse) * dense +
                          sparse * (experts + shared + router);
-  // Tables, norms, biases and routers stay in bfloat16 (docs/operate/quantized.md).
+  // Embedding tables, norms, biases and routers stay in bfloat16 (docs/operate/quantized.md).
   const double matrices =
       layers * attention.matrices + (layers - sparse) * gated * inner + sparse * (experts + shared);
   if (!fields.status().ok() || weights > kMostWeights) return {};

@@ -10,18 +10,19 @@
 namespace driftless {
 namespace {
 
-constexpr double kBytes = 2;                          // of a bf16 weight
-constexpr double kCodeBytes = 1 + 4.0 / (128 * 128);  // of an FP8 code, and its share of a scale
+constexpr double kBytes = 2;                          // per bf16 weight
+constexpr double kCodeBytes = 1 + 4.0 / (128 * 128);  // per FP8 code, with its part of a scale
 constexpr double kMiB = 1 << 20;
-constexpr double kTraceDensity = 0.015;  // that bytes.* were measured at
-constexpr double kWideGaps = 2.5e-4;     // below it a tensor has a gap of more than 16 bits
+constexpr double kTraceDensity = 0.015;  // the density at which bytes.* were measured
+constexpr double kWideGaps = 2.5e-4;     // below it, a tensor has gaps of more than 16 bits
 constexpr double kFullAbove = 0.25;      // full_above_density
-constexpr double kLastFrame = 0.15;      // of decoding: what is left once the last frame is there
+// The part of the decoding that remains once the last frame has arrived.
+constexpr double kLastFrame = 0.15;
 constexpr std::uint64_t kMostRanks = 1 << 20;
 
 std::uint64_t ceiling(double value) { return static_cast<std::uint64_t>(std::ceil(value - 1e-9)); }
 
-// One road and encoding.
+// Computes the row of one road and encoding.
 class Planner {
  public:
   Planner(const PlanInput& input, const Figures& figures, PlanRoad road, Encoding encoding)
@@ -83,9 +84,9 @@ class Planner {
     return figure(concat(kind, ".", info(encoding).name));
   }
 
-  // Bytes of a changed weight, or of a changed code, `density` of all. Positions cost more bits the
-  // fewer weights change: entropy-coded ones one bit for each halving of the density, gaps another
-  // 2 bytes once they do not fit.
+  // Bytes per changed weight, or per changed code, if `density` of all change. The fewer weights
+  // change, the more bits a position takes: entropy-coded ones one bit more for each halving of the
+  // density, gaps another 2 bytes once they no longer fit.
   [[nodiscard]] Term bytes_per_change(std::string_view kind, Encoding encoding,
                                       double density) const {
     const Term known = of_encoding(kind, encoding);
@@ -96,7 +97,7 @@ class Planner {
     const bool gaps = encoding == Encoding::kDeltas || encoding == Encoding::kDeltasZstd;
     return gaps && density < kWideGaps ? known + Term("wide gaps", 2, "B") : known;
   }
-  // Of all changes in an encoding.
+  // The bytes of all changes in an encoding.
   [[nodiscard]] Term payload(Encoding encoding) const {
     if (full_) return weights_ * weight_bytes_;
     const Term plain = changed_plain_ * bytes_per_change("bytes", encoding, in_.density);
@@ -104,12 +105,12 @@ class Planner {
     const double density = in_.density * figure("fp8.changed").value();
     return changed_codes_ * bytes_per_change("fp8.bytes", encoding, density) + plain;
   }
-  // A time of every weight that was measured with 2 bytes each.
+  // Converts a time per weight that was measured with weights of 2 bytes.
   [[nodiscard]] Term by_bytes(const Term& time) const {
     return in_.fp8 ? time * weight_bytes_ / kBytes : time;
   }
 
-  // What a weight is on the road, and which change.
+  // Sets the sizes of a weight on the road, and its change.
   void size_weights() {
     const Term density("density", in_.density, "");
     weight_bytes_ = Term("bytes of a weight", kBytes, "B");
@@ -136,7 +137,7 @@ class Planner {
     const Term experts = count("weights of experts", static_cast<double>(in_.model.experts));
     if (in_.snapshot == "none") {
       owned_ = weights_ / ranks_;
-    } else {  // every block is the lowest rank's that holds it
+    } else {  // each block is sent by the lowest rank that holds it
       const Term others("weights beside experts",
                         weights_.value() - static_cast<double>(in_.model.experts), "");
       owned_ = others / count("TP x PP", cut);
@@ -148,7 +149,7 @@ class Planner {
     rank_bytes_ = rank_formula_.named("bytes of the busiest rank", "B");
     owned_ = owned_.named("weights of the busiest rank", "");
     host_bytes_ = (version_ / hosts_).named("bytes of a trainer host", "B");
-    // Ranks and workers of a host share its processor; each has a GPU of its own.
+    // Ranks and workers of a host share its processor; each has its own GPU.
     crowd_ = count(
         "ranks on one processor",
         trainer_gpu_ ? 1
@@ -198,31 +199,31 @@ class Planner {
       return per_change(encoding_) ? changes * time : by_bytes(owned_ * crowd_ * time);
     }
     const Term captured = changes * figure("encode.captured");
-    // What a GPU would write into frames the host does then; compressing comes on top.
+    // The host makes what a GPU would write into frames; compression comes on top.
     return encoding_ == Encoding::kDeltasZstd
                ? captured + changes * of_encoding("encode", encoding_)
                : captured;
   }
   [[nodiscard]] Term seal() const { return ranks_ * figure("seal.rank"); }
 
-  // Until receivers can see the version.
+  // The time until receivers can see the version.
   [[nodiscard]] Term send(const Term& made) const {
     if (road_ == PlanRoad::kNccl) {
       const Term rate = in_.rdma ? link_ : smaller(link_, ranks_ * figure("nccl.broadcast_tcp"));
       return rank_bytes_ / figure("nccl.hash") + version_ / rate +
              version_ / figure("nccl.acknowledge") + seal();
     }
-    // Captured: encode.captured has it.
+    // Without a snapshot the changes are captured, and encode.captured includes this copy.
     const bool down = trainer_gpu_ && in_.snapshot != "none" && !full_;
     const Term fetched = down ? rank_bytes_ / figure("bus") : Term();
-    if (is_read_from_ranks()) {  // into memory of the host, taken to be the same on both roads
+    if (is_read_from_ranks()) {  // into host memory, assumed equal on both roads
       return trainer_gpu_ ? fetched + rank_bytes_ / figure("mpi_rma.put") + seal() : seal();
     }
     // Files and uploads are written while the next bucket is compared.
     const Term write = host_bytes_ / write_rate();
     const Term behind = fetched + larger(write - made, Term()) + seal();
     if (road_ == PlanRoad::kObjectStore) return behind;
-    // The part, the manifest and DONE, and the directories around them.
+    // Syncs of the part, the manifest and DONE, and of the directories that contain them.
     return behind + count("syncs", 6) * figure("shared_fs.sync");
   }
   [[nodiscard]] Term write_rate() const {
@@ -232,7 +233,7 @@ class Planner {
 
   // --- the road ----------------------------------------------------------------------------------
 
-  // The transfer itself, as a host waits for it.
+  // The transfer itself, as one host waits for it.
   [[nodiscard]] Term carry() const {
     switch (road_) {
       case PlanRoad::kNccl: return {};  // the broadcast is part of send
@@ -253,7 +254,7 @@ class Planner {
     if (road_ == PlanRoad::kNccl) return into_host_ / figure("bus");  // arrival: host
     return carried + into_host_ / receivers_ / figure("hash");
   }
-  // Receivers read what they need from the memory of the ranks.
+  // Whether receivers read their parts from the memory of the ranks.
   [[nodiscard]] bool is_read_from_ranks() const {
     return road_ == PlanRoad::kMpiRma || road_ == PlanRoad::kPeer;
   }
@@ -264,7 +265,7 @@ class Planner {
 
   // --- the receivers -----------------------------------------------------------------------------
 
-  // What an agent hands over: it inflates deltas_zstd.
+  // The encoding in which an agent passes versions on: it inflates deltas_zstd.
   [[nodiscard]] Encoding handed_over() const {
     const bool inflates = in_.hand_over && encoding_ == Encoding::kDeltasZstd;
     return inflates ? Encoding::kDeltas : encoding_;
@@ -284,7 +285,7 @@ class Planner {
     const Term decode = per_change(encoding_) ? worker_changes_ * time : by_bytes(held_ * time);
     const Term sweep = by_bytes(held_ * figure("sweep"));
     if (gpu_ || in_.hand_over) return decode + sweep;
-    // Memory of the host is swept, and compact decoded, while frames arrive.
+    // On the host, the sweep and the decoding of compact run while frames arrive.
     if (encoding_ != Encoding::kCompact) return larger(sweep - carried, Term()) + decode;
     return larger(sweep + decode - carried, Term("last frame", kLastFrame, "") * decode);
   }
@@ -323,14 +324,14 @@ class Planner {
     const Term ring("road.ring_size", std::max(1024 * kMiB, rank_bytes_.value()), "B");
     return sum + smaller(ring, Term("versions", 64, "") * rank_bytes_);
   }
-  // Of one worker: what a version takes until it is committed, and can be taken back.
+  // Per worker: the memory that a version takes until it is committed, with what a rollback needs.
   [[nodiscard]] Term receiver_device() const {
     if (!gpu_) return {};
     if (full_) return {"upload", 32 * kMiB, "B"};
     const double position = encoding_ == Encoding::kIndices ? 4 : 2;
     return worker_changes_ * Term("position and values", position + 4, "B");
   }
-  // Of one host.
+  // Per host.
   [[nodiscard]] Term receiver_host() const {
     const Term undo = full_ ? held_ * weight_bytes_ : Term();
     if (!in_.hand_over) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a sync takes, what it moves and how much memory it needs, by road and encoding: formulae
-// over the figures, and nothing measured here. The phases are those of docs/develop/architecture.md
-// and follow one another; what overlaps is taken off in the phase that waits for the other.
+// Computes how long a sync takes, how many bytes it moves and how much memory it needs, by road and
+// encoding: formulae over the figures, without measurements. The phases are those of
+// docs/develop/architecture.md and follow one another; time that overlaps with another phase is
+// subtracted from the phase that waits.
 #pragma once
 
 #include <cstdint>
@@ -21,24 +22,24 @@ inline constexpr std::string_view kPlanRoads[] = {"mpi_rma", "nccl", "peer", "sh
 struct PlanInput {
   ModelShape model;
   Device device = Device::kGpu;
-  // The engines' base is in FP8 blocks. The trainer quantizes on the processor of its host, and
-  // compares codes and scales there.
+  // The engines' base is in FP8 blocks. The trainer quantizes on its host's processor, and compares
+  // codes and scales there.
   bool fp8 = false;
-  std::string snapshot = "none";  // none, device or pinned; host on a CPU and with fp8
-  std::uint64_t tp = 1, pp = 1, ep = 1, dp = 1;  // ep cuts routed experts over tp x dp ranks
+  std::string snapshot = "none";  // none, device or pinned; on a CPU and with fp8 host
+  std::uint64_t tp = 1, pp = 1, ep = 1, dp = 1;  // ep splits routed experts over tp x dp ranks
   std::uint64_t ranks_per_host = 8;
   std::uint64_t engines = 1, engine_tp = 1;
-  double engines_per_host = 1;  // below 1: an engine has GPUs of several hosts
-  double link_bytes_per_s = 0;  // of one NIC
+  double engines_per_host = 1;  // below 1: an engine uses GPUs of several hosts
+  double link_bytes_per_s = 0;  // per NIC
   std::uint64_t nics_per_host = 1;
   bool rdma = true;
-  double density = 0.01;  // of the trainer's bf16 weights
-  bool hand_over = true;  // by an agent and host_shm; false: every receiver is on the road
+  double density = 0.01;  // for the trainer's bf16 weights
+  bool hand_over = true;  // by an agent and host_shm; false: every receiver uses the road itself
 };
 
-// kInvalidArgument for what cannot be together.
+// kInvalidArgument for options that exclude each other.
 [[nodiscard]] Status check_plan(const PlanInput& input);
-// "1Gbit", "400 Gbit/s", "100mbit", "25GB/s": bytes per second.
+// Parses "1Gbit", "400 Gbit/s", "100mbit", "25GB/s" to bytes per second.
 [[nodiscard]] Result<double> parse_link(std::string_view text);
 
 struct PlanQuantity {
@@ -49,15 +50,16 @@ struct PlanQuantity {
 struct PlanRow {
   PlanRoad road = PlanRoad::kMpiRma;
   Encoding encoding = Encoding::kDeltas;
-  std::string why_not;                 // empty: it can be; else the rest is empty
-  std::vector<PlanQuantity> phases{};  // seconds, in order; the same names in all rows
+  std::string why_not;  // empty: the row is possible; otherwise the rest of the row is empty
+  std::vector<PlanQuantity> phases{};  // in seconds, in order; all rows have the same names
   std::vector<PlanQuantity> bytes{};
-  std::vector<PlanQuantity> memory{};  // bytes
-  double seconds = 0;                  // from the beginning until the last engine holds the version
-  bool best = false;                   // the least seconds of all rows
+  std::vector<PlanQuantity> memory{};  // in bytes
+  double seconds = 0;                  // from the start until the last engine holds the version
+  bool best = false;                   // the fastest of all rows
 };
 
-// A row for each of the roads and encodings that are asked for (none: all). `input` was checked.
+// Returns a row for each requested road and encoding (empty: all). Pass `input` through
+// check_plan() first.
 [[nodiscard]] std::vector<PlanRow> make_plan(const PlanInput& input, const Figures& figures,
                                              std::optional<PlanRoad> road,
                                              std::optional<Encoding> encoding);

@@ -34,7 +34,8 @@ std::string with_prefix(double value, std::string_view unit) {
                                   {1e3, "k"},  {1, ""},      {1e-3, "m"}, {1e-6, "u"},
                                   {1e-9, "n"}, {1e-12, "p"}, {1e-15, "f"}};
   const bool seconds = unit == "s";
-  const double size = std::abs(value) * 1.0005;  // what rounds up to the next prefix has it
+  // A value that rounds up to the next prefix gets that prefix.
+  const double size = std::abs(value) * 1.0005;
   const bool plain = size == 0 || (seconds ? size >= 1 : size < (unit.empty() ? 1e4 : 1e3));
   if (!plain) {
     for (const Prefix& prefix : kPrefixes) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Term: a quantity and the formula that made it, with the numbers put in. One expression gives
-// both, so that what is shown is what was computed. Values are in bytes, seconds and counts.
+// Term: a quantity and the formula from which it was computed, with the numbers inserted. One
+// expression yields both, so the output shows exactly what was computed. Values are in bytes,
+// seconds and counts.
 #pragma once
 
 #include <string>
@@ -8,19 +9,19 @@
 
 namespace driftless {
 
-// "1.5 ms", "12.5 GB/s", "81.9 M": three digits and a prefix.
+// Three digits and a prefix: "1.5 ms", "12.5 GB/s", "81.9 M".
 [[nodiscard]] std::string with_prefix(double value, std::string_view unit);
 
 class Term {
  public:
   Term() : Term("0", 0) {}
-  // Shown as "name (value unit)".
+  // Printed as "name (value unit)".
   Term(std::string_view name, double value, std::string_view unit);
   Term(double value);  // NOLINT(google-explicit-constructor): a plain number of a formula
 
   [[nodiscard]] double value() const { return value_; }
   [[nodiscard]] const std::string& formula() const { return formula_; }
-  // The same value under a name of its own, for formulae that go on from it.
+  // The same value with a name, for use in further formulae.
   [[nodiscard]] Term named(std::string_view name, std::string_view unit) const {
     return {name, value_, unit};
   }
@@ -37,8 +38,8 @@ class Term {
 
   double value_ = 0;
   std::string formula_;
-  bool sum_ = false;       // a sum or a difference: in parentheses within a product
-  bool quotient_ = false;  // a product or a quotient: in parentheses below a fraction
+  bool sum_ = false;       // a sum or difference: put in parentheses within a product
+  bool quotient_ = false;  // a product or quotient: put in parentheses below a fraction
 };
 
 }  // namespace driftless

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The endpoint of a publisher or an agent: GET /status.json.
+// Reads the endpoint of a publisher or an agent: GET /status.json.
 #include <map>
 
 #include "tools/status/status_reader.h"
@@ -27,7 +27,7 @@ class EndpointReader final : public StatusReader {
 
   Result<Sighting> look(const Deadline& deadline) override {
     DRIFTLESS_ASSIGN_OR_RETURN(RunStatus status, ask(deadline));
-    if (status.run != run_ && !versions_.empty()) {  // of another run all versions are wanted
+    if (status.run != run_ && !versions_.empty()) {  // it is another run: request all its versions
       versions_.clear();
       DRIFTLESS_ASSIGN_OR_RETURN(status, ask(deadline));
     }
@@ -40,7 +40,8 @@ class EndpointReader final : public StatusReader {
   }
 
  private:
-  // What is known need not be sent again, but for the newest, which may have become an anchor.
+  // The request asks only for versions that are not known yet, and for the newest, which may have
+  // become an anchor.
   [[nodiscard]] std::string since() const {
     if (versions_.empty() || versions_.rbegin()->first < 2) return "";
     return concat("?since=", versions_.rbegin()->first - 1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metrics files: a record a line. What was read is kept, and a later look reads what was appended.
+// Reads metrics files, with one record per line. It keeps what it has read; a later look reads only
+// what was appended.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -14,19 +15,20 @@
 namespace driftless {
 namespace {
 
-constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // of a file that are read: its end
+constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;  // the end of a larger file is read
 constexpr std::size_t kMostLine = std::size_t{1} << 20;
 constexpr std::size_t kMostHolders = 100'000;
-constexpr std::size_t kMostNamed = 8;         // runs beside the newest
-constexpr std::chrono::minutes kTakeOver{1};  // processes of a run may end when the next has begun
+constexpr std::size_t kMostNamed = 8;  // runs named beside the newest
+// Processes of a run may end this long after the next has begun.
+constexpr std::chrono::minutes kTakeOver{1};
 
-// One run's records of all files.
+// One run's records from all files.
 struct RunRecords {
-  std::string first, time;  // of the oldest and of the newest
+  std::string first, time;  // of the oldest and the newest record
   std::map<std::uint64_t, VersionRecord> published, received;
   std::map<std::string, EngineRecord> engines;
   std::map<std::string, VersionRecord> rollouts;
-  std::optional<EndRecord> end;  // of the trainer
+  std::optional<EndRecord> end;  // from the trainer
   std::string trainer_seen;
 };
 
@@ -50,12 +52,12 @@ class MetricsReader final : public StatusReader {
  private:
   struct File {
     std::string path;
-    std::uint64_t at = 0;    // read so far
+    std::uint64_t at = 0;    // bytes read so far
     std::uint64_t line = 0;  // the number of the last line
   };
 
-  // The lines that were appended. One without an end is being written. One thread writes a file
-  // anew from its beginning only if it was rotated.
+  // Reads the appended lines. A line without an end is still being written. A file is read again
+  // from its beginning only if it was rotated.
   [[nodiscard]] Status read(File& file, const Deadline& deadline) {
     std::error_code failed;
     const std::uint64_t size = std::filesystem::file_size(file.path, failed);
@@ -66,7 +68,7 @@ class MetricsReader final : public StatusReader {
     const bool cut = size - file.at > kMostBytes;
     if (cut) file.at = size - kMostBytes;
     in.seekg(static_cast<std::streamoff>(file.at));
-    if (cut && std::getline(in, line)) file.at += line.size() + 1;  // the rest of a line
+    if (cut && std::getline(in, line)) file.at += line.size() + 1;  // skip the rest of a line
     while (file.at < size && std::getline(in, line) && !in.eof()) {
       DRIFTLESS_RETURN_IF_ERROR(deadline.check(concat("reading ", file.path)));
       file.at += line.size() + 1;
@@ -105,7 +107,7 @@ class MetricsReader final : public StatusReader {
       return {};
     }
     DRIFTLESS_ASSIGN_OR_RETURN(VersionRecord version, read_version_record(json, what));
-    if (trainer) records.end.reset();  // it goes on after an end, once it was started again
+    if (trainer) records.end.reset();  // a restarted trainer goes on after an end
     const bool rollout = origin.role == "rollout";
     const std::string who =
         origin.id.empty() ? concat(origin.role, ".", origin.rank, " on ", origin.host) : origin.id;
@@ -122,7 +124,7 @@ class MetricsReader final : public StatusReader {
     RunStatus& status = sighting.status;
     status.origin = record_origin("status", 0);
     status.run = run;
-    // Without a trainer's records, those of the versions that receivers took.
+    // Without a trainer's records, use the versions that receivers took.
     const auto& versions = records.published.empty() ? records.received : records.published;
     for (const auto& [number, version] : versions) status.versions.push_back(version);
     for (const auto* each : {&records.published, &records.received}) {
@@ -143,7 +145,8 @@ class MetricsReader final : public StatusReader {
     return sighting;
   }
 
-  // Runs that are not judged. That one run follows the other is usual; that both go on is not.
+  // Reports the runs that are not judged. It is usual that one run follows another, but not that
+  // both go on.
   void add_others(const Hash128& run, const RunRecords& records, Sighting& sighting) const {
     std::size_t named = 0;
     for (const auto& [other, its] : runs_) {
@@ -171,7 +174,7 @@ class MetricsReader final : public StatusReader {
     const CommitTimes times = held.received ? held.received->commit : CommitTimes();
     const auto original = published.find(held.version);
     const bool known = original != published.end();
-    // Without the trainer's record nothing is compared, and nothing claimed.
+    // Without the trainer's record nothing is compared or claimed.
     return {who,
             to_hex(held.run),
             held.version,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A road's directory or bucket: its manifests, what receivers reported, and its signs of life.
+// Reads a road's directory or bucket: its manifests, the receivers' reports, and its signs of life.
 #include <map>
 #include <set>
 
@@ -48,8 +48,8 @@ class RoadReader final : public StatusReader {
         road_(std::move(road)),
         most_versions_(most_versions) {}
 
-  // A trainer may publish and end after the list was read, and the next one after the second list
-  // was: an end that is ahead is damage only if the list stands still.
+  // A trainer may publish and end the run after the list was read, and the next trainer after the
+  // second list. So an end that is ahead of the list is damage only if the list no longer changes.
   Result<Sighting> look(const Deadline& deadline) override {
     std::optional<std::pair<Hash128, std::uint64_t>> before;
     while (true) {
@@ -70,7 +70,7 @@ class RoadReader final : public StatusReader {
     sighting.status.origin = record_origin("status", 0);
     DRIFTLESS_RETURN_IF_ERROR(read_versions(ids, deadline, sighting));
     DRIFTLESS_RETURN_IF_ERROR(read_run(ids.empty(), deadline, sighting));
-    // Before the signs and after them: a trainer that begins, or ends, meanwhile is not silent.
+    // Read before and after the signs: a trainer that starts or ends in between is not silent.
     bool ended = read_end(sighting);
     DRIFTLESS_ASSIGN_OR_RETURN(const RoadSigns signs,
                                opener_.signs(config_.road_options(), deadline));
@@ -80,7 +80,7 @@ class RoadReader final : public StatusReader {
     return sighting;
   }
 
-  // Publications never change: what was read once is kept.
+  // Publications never change, so each is read only once.
   [[nodiscard]] Result<VersionRecord> read(const PublicationId& id, const Deadline& deadline) {
     if (const auto known = known_.find(id); known != known_.end()) return known->second;
     DRIFTLESS_ASSIGN_OR_RETURN(const std::string text, road_->fetch_manifest(id, deadline));
@@ -96,7 +96,7 @@ class RoadReader final : public StatusReader {
     return known_.emplace(id, std::move(record)).first->second;
   }
 
-  // The newest ones, oldest first, a version and its anchor as one record.
+  // Reads the newest publications, oldest first; a version and its anchor make one record.
   [[nodiscard]] Status read_versions(const std::vector<PublicationId>& ids,
                                      const Deadline& deadline, Sighting& sighting) {
     RunStatus& status = sighting.status;
@@ -107,7 +107,7 @@ class RoadReader final : public StatusReader {
       if (looked.size() > most_versions_) break;
       Result<VersionRecord> record = read(*id, deadline);
       const StatusCode code = record.status().code();
-      if (code == StatusCode::kNotFound) continue;  // it was removed meanwhile
+      if (code == StatusCode::kNotFound) continue;  // removed in the meantime
       if (code == StatusCode::kDeadlineExceeded || code == StatusCode::kIo) return record.status();
       if (!record.ok()) {
         sighting.damaged.emplace_back(record.status().message());
@@ -136,7 +136,8 @@ class RoadReader final : public StatusReader {
     return {};
   }
 
-  // Versions go from the oldest on: one that is not there, and that a later one changes, was lost.
+  // Versions are removed from the oldest on. So a missing version on which a later one builds was
+  // lost.
   static void add_missing(const std::vector<PublicationId>& ids,
                           const std::map<std::uint64_t, VersionRecord>& found, Sighting& sighting) {
     const auto oldest = std::ranges::find_if(ids, is_version);
@@ -151,8 +152,8 @@ class RoadReader final : public StatusReader {
   }
 
   using Lost = std::vector<std::pair<PublicationId, std::string>>;
-  // Whether the parts of the newest publications are there, by their last bytes. A store is asked
-  // once, as each part is a request; a directory at every look.
+  // Checks that the parts of the newest publications exist, by reading their last bytes. A store is
+  // checked once, because each part is a request; a directory at every look.
   [[nodiscard]] Status check_parts(const std::vector<PublicationId>& ids, const Deadline& deadline,
                                    Sighting& sighting) {
     std::size_t looked = 0;
@@ -177,7 +178,7 @@ class RoadReader final : public StatusReader {
     std::erase_if(parts_, [](const auto& each) { return each.second.empty(); });
     if (lost.empty()) return {};
     DRIFTLESS_ASSIGN_OR_RETURN(const std::vector<PublicationId> still, road_->list(deadline));
-    for (const auto& [id, text] : lost) {  // but for what was removed meanwhile
+    for (const auto& [id, text] : lost) {  // unless it was removed in the meantime
       if (std::ranges::binary_search(still, id)) sighting.damaged.push_back(text);
     }
     return {};
@@ -186,7 +187,8 @@ class RoadReader final : public StatusReader {
     return !lost.empty() && lost.back().first == id;
   }
 
-  // The announcement, once. Without it nobody joins; directories of others have none.
+  // Reads the announcement, once. Without it no receiver can join; directories written by other
+  // tools have none.
   [[nodiscard]] Status read_run(bool empty, const Deadline& deadline, Sighting& sighting) {
     if (run_.is_zero()) {
       const Result<std::string> text =
@@ -253,7 +255,7 @@ class RoadReader final : public StatusReader {
         sighting.notes.push_back(concat(report.id, ": the digest of version ", report.version,
                                         " is not known here, so nothing proves what it holds"));
       }
-      // A digest that cannot be compared proves nothing, and is no fault: it is left out.
+      // A digest that cannot be compared proves nothing and is no fault: it is left out.
       const bool known = !expected.empty();
       const bool proven = known && proof.unproven == 0 && expected == proof.digest;
       sighting.status.rollouts.push_back(
@@ -263,14 +265,14 @@ class RoadReader final : public StatusReader {
     }
   }
 
-  // Whether the trainer's last word is there.
+  // Whether the end-of-run message exists.
   [[nodiscard]] bool read_end(Sighting& sighting) {
     if (opener_.hear_end == nullptr) return false;
     const auto heard = opener_.hear_end(config_.road_options());
     if (!heard.ok() || !heard->has_value()) return false;
     const Result<EndOfRun> end = parse_end(**heard, "closed.json");
     RunStatus& status = sighting.status;
-    if (!end.ok()) {  // perhaps it is being written: the age counts
+    if (!end.ok()) {  // it may be being written: judge by the age
       sighting.notes.emplace_back(end.status().message());
       return false;
     }
@@ -304,8 +306,8 @@ class RoadReader final : public StatusReader {
     }
   }
 
-  static constexpr std::size_t kMostParts = 512;  // at a look
-  // As long as a publisher remembers a receiver.
+  static constexpr std::size_t kMostParts = 512;  // per look
+  // The time for which a publisher remembers a receiver.
   static constexpr std::chrono::minutes kPatience{10};
 
   const Config config_;
@@ -314,7 +316,7 @@ class RoadReader final : public StatusReader {
   const std::unique_ptr<ReceiveRoad> road_;
   const std::size_t most_versions_;
   std::map<PublicationId, VersionRecord> known_;
-  std::map<PublicationId, std::vector<PartReceipt>> parts_;  // to be looked at
+  std::map<PublicationId, std::vector<PartReceipt>> parts_;  // still to be checked
   const bool keeps_looking_ = config_.road == "shared_fs";
   Hash128 run_;
   std::string base_digest_;

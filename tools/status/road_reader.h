@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reader behind make_road_reader() (status_reader.h), over a road that is open already.
+// Makes the reader behind make_road_reader() (status_reader.h) from an open road.
 #pragma once
 
 #include "plugin/job/config.h"
@@ -7,8 +7,8 @@
 
 namespace driftless {
 
-// `location` names the road in messages; `config.road_options()` are what `opener` takes, and
-// `opener` outlives the reader. The opener has signs(); its other functions may be null.
+// `location` names the road in messages. `opener` takes `config.road_options()` and outlives the
+// reader. The opener must have signs(); its other functions may be null.
 [[nodiscard]] std::unique_ptr<StatusReader> make_reader_of_road(Config config, std::string location,
                                                                 const RoadOpener& opener,
                                                                 std::unique_ptr<ReceiveRoad> road,

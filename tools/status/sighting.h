@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `driftless status` knows of a run after one look at a source, and what is wrong with it.
+// The findings of `driftless status` after one look at a source, and the problems in them.
 #pragma once
 
 #include <chrono>
@@ -13,23 +13,24 @@ namespace driftless {
 
 struct Sighting {
   RunStatus status;
-  std::string why;                     // what the trainer's state rests on
-  std::vector<std::string> damaged{};  // what could not be read, each with its name
-  std::vector<std::string> notes{};    // what was passed over
-  bool stalled = false;  // the trainer's process is there, and has made no version for too long
+  std::string why;                     // the reason for the trainer's state
+  std::vector<std::string> damaged{};  // names of what could not be read
+  std::vector<std::string> notes{};    // what was skipped
+  bool stalled = false;  // the trainer's process is alive, but has made no version for too long
 };
 
-// Ages of versions never prove that a trainer lives. They prove a silence: the newest version is
-// ten times as old as the time that usually passes between two, and a minute old at least. `gone`:
-// the publisher's process is known to have ended, so twice that time, and five seconds, is enough.
-// Sets the state, unless it is silent to kUnknown, and says why: "last version 12 s ago, usually
-// one every 3 s".
+// Judges the trainer by the ages of its versions. Ages never prove that a trainer is alive, only
+// that it is silent: the newest version is ten times as old as the usual interval between two
+// versions, and at least a minute old. `gone`: the publisher's process is known to have ended; then
+// twice the interval and at least five seconds suffice. Sets the state (kUnknown unless it is
+// silent) and the reason: "last version 12 s ago, usually one every 3 s".
 void judge_by_age(Sighting& sighting, Moment now, bool gone = false);
 
-// What an operator has to look at; empty: all is well. docs/operate/status.md has the rules.
+// The problems that an operator must look at; empty: all is well. docs/operate/status.md has the
+// rules.
 [[nodiscard]] std::vector<std::string> problems(const Sighting& sighting);
 
-// "12 s", "3 min", "4 h", "2 days".
+// A duration as text: "12 s", "3 min", "4 h", "2 days".
 [[nodiscard]] std::string human_time(std::chrono::milliseconds time);
 [[nodiscard]] std::uint64_t lag(const RunStatus& status, std::uint64_t version);
 

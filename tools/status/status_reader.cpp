@@ -13,7 +13,7 @@ bool is_url(std::string_view source) {
   return source.starts_with("http://") || source.starts_with("https://");
 }
 
-// "http://host:port" of an endpoint, without its path; empty: it is another URL.
+// The "http://host:port" of an endpoint, without its path; empty: the URL is not an endpoint.
 std::string endpoint_of(const std::string& url) {
   const std::size_t slash = url.find('/', url.find("://") + 3);
   const std::string path = slash == std::string::npos ? "" : url.substr(slash);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// StatusReader: looks at a source of `driftless status`: a road's directory or bucket, metrics
-// files, the endpoint of a publisher or an agent. It only reads: it takes no lock, writes nothing
-// and reports nothing to the road. What it has read once it remembers for the next look. One
-// thread.
+// StatusReader: reads a source of `driftless status`: a road's directory or bucket, metrics files,
+// or the endpoint of a publisher or an agent. It only reads: it takes no lock, writes nothing and
+// reports nothing to the road. It remembers what it has read for the next look. One thread.
 #pragma once
 
 #include <memory>
@@ -19,21 +18,21 @@ namespace driftless {
 class StatusReader {
  public:
   virtual ~StatusReader() = default;
-  // kNotFound if there is nothing that could be a run.
+  // kNotFound if the source contains no run.
   [[nodiscard]] virtual Result<Sighting> look(const Deadline& deadline) = 0;
 };
 
 struct StatusOptions {
-  std::vector<std::string> sources;  // several: metrics files
-  std::vector<std::string> set;      // "road.object_store.region=...": of a bucket
-  std::string token_file;            // of an endpoint
-  std::size_t most_versions = 10;    // of a road whose manifests are read
+  std::vector<std::string> sources;  // more than one: metrics files
+  std::vector<std::string> set;      // settings for a bucket: "road.object_store.region=..."
+  std::string token_file;            // for an endpoint
+  std::size_t most_versions = 10;    // limit for a road whose manifests are read
 };
 inline constexpr std::size_t kAllVersions = 10'000;
 
-// The reader that the source asks for: http(s)://host:port, also with /status.json, is an endpoint;
-// s3:// and http(s):// with another path are buckets; a directory is a road's, a file has metrics.
-// kNotFound; kInvalidArgument for a source that cannot be one.
+// Opens the reader for a source: http(s)://host:port, also with /status.json, is an endpoint; s3://
+// and http(s):// with another path are buckets; a directory belongs to a road, and a file contains
+// metrics. kNotFound; kInvalidArgument for anything else.
 [[nodiscard]] Result<std::unique_ptr<StatusReader>> open_status(const StatusOptions& options);
 
 // `kind`: "shared_fs" or "object_store"; `location`: its directory or URL.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads the library, if CUDA is in the build.
+// Loads the CUDA library, if CUDA is in the build.
 #include "plugin/job/on_demand/device_access.h"
 #include "plugin/job/devices.h"
 #include "plugin/job/on_demand/loaded_library.h"
@@ -7,7 +7,8 @@
 namespace driftless {
 
 Result<const DeviceTable*> device_table() {
-  // Empty: it is. NOLINTNEXTLINE(readability-redundant-string-init)
+  // Empty: CUDA is in the build.
+  // NOLINTNEXTLINE(readability-redundant-string-init)
   constexpr std::string_view kWhyNot{DRIFTLESS_WHY_NOT_CUDA};
   if (!kWhyNot.empty()) {
     return error(StatusCode::kUnsupported, "CUDA is not in this build: ", kWhyNot);

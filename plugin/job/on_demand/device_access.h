@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights on a GPU without linking CUDA: plugin/device, in a library that is loaded
-// (loaded_library.h); it alone has the code for the GPU. In a build without CUDA there is no such
-// library, and every call says so. device_factories.h and devices.h are served from it, too.
+// Weights on a GPU without linking CUDA. plugin/device is in a library that is loaded on demand
+// (loaded_library.h); only that library contains GPU code. In a build without CUDA there is no such
+// library, and every call returns kUnsupported. The functions of device_factories.h and devices.h
+// are served from it, too.
 #pragma once
 
 #include <memory>
@@ -18,16 +19,17 @@ namespace driftless {
 inline constexpr const char* kDeviceLibraryName = "libdriftless_device.so";
 inline constexpr const char* kDeviceLibrarySymbol = "driftless_device_table";
 
-// What the library offers.
+// The functions of the library.
 struct DeviceTable {
   const char* build = nullptr;
-  // check_device(): kUnsupported if this process has no such GPU. The device becomes current.
+  // check_device(): kUnsupported if this process has no such GPU. Makes the device current.
   Status (*check)(int device) = nullptr;
   // make_device_memory().
   Result<std::shared_ptr<WeightMemory>> (*make_memory)(int device) = nullptr;
   // check_device_memory().
   Status (*check_memory)(const void* data, int device) = nullptr;
-  // Until all that was queued on these streams of it (cudaStream_t; null: the default one) is done.
+  // Waits until all work queued on these streams of the device is done (cudaStream_t; null: the
+  // default stream).
   Status (*wait)(int device, std::span<void* const> streams) = nullptr;
   // plugin/device/tensor_kernels.h.
   decltype(&allocate_on_device) allocate = nullptr;

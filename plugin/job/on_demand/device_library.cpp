@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library of what needs CUDA and no road, loaded on demand (device_access.h).
+// The library, loaded on demand, of everything that needs CUDA and is not a road (device_access.h).
 #include <cuda_runtime_api.h>
 
 #include "plugin/device/device_factories.h"

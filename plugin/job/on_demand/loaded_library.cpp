@@ -16,7 +16,7 @@ namespace {
 
 using TableFunction = const void* (*)();
 
-// The file that this code was linked into. The loader does not know the path of a program.
+// The file into which this code was linked. The loader does not report a program's path.
 Result<std::string> own_file() {
   Dl_info found{};
   link_map* map = nullptr;
@@ -31,8 +31,8 @@ Result<std::string> own_file() {
   return error(StatusCode::kInternal, "the file of this program is not known: /proc is needed");
 }
 
-// Beside that file (a package of Python, and its bin/), or in the folder driftless/ of the
-// libraries'.
+// The path of the library: beside that file (a Python package and its bin/), or in the folder
+// driftless/ beside libdriftless.so.
 Result<std::string> library_path(const std::string& name) {
   DRIFTLESS_ASSIGN_OR_RETURN(const std::string file, own_file());
   const std::string folder = file.substr(0, file.rfind('/') + 1);
@@ -48,7 +48,7 @@ struct ElfFile {
   std::uint64_t size_bytes = 0;
 };
 
-// False: there is none, or it is none of 64 bits; dlopen() says which.
+// False if the file is missing or not a 64-bit ELF file; then dlopen() reports which.
 bool read_elf(const std::string& path, ElfFile& elf) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   elf.size_bytes = file ? static_cast<std::uint64_t>(file.tellg()) : 0;
@@ -58,8 +58,8 @@ bool read_elf(const std::string& path, ElfFile& elf) {
          elf.header.e_ident[EI_CLASS] == ELFCLASS64;
 }
 
-// dlopen() of a file that was cut short ends the process, and one for another processor is not
-// there for it.
+// Checks the file before dlopen(): a truncated file would end the process, and dlopen() reports a
+// file for another processor as missing.
 Status check_file(const std::string& path) {
   ElfFile elf, own;
   if (!read_elf(path, elf)) return {};
@@ -77,7 +77,7 @@ Status check_file(const std::string& path) {
   return {};
 }
 
-// What to install, by the name of a library that the loader did not find.
+// The package to install for a library that the loader did not find.
 std::string_view package_with(std::string_view why) {
   struct Package {
     std::string_view library, advice;
@@ -86,7 +86,7 @@ std::string_view package_with(std::string_view why) {
       "the libmpi.so.40 that was found is not Open MPI's: install Open MPI 4 or 5 (Debian and "
       "Ubuntu: libopenmpi3), and take the other's folder out of LD_LIBRARY_PATH";
   constexpr std::array kPackages{
-      // Another library of that name: of a folder in LD_LIBRARY_PATH, as a rule.
+      // Another library of that name, usually from a folder in LD_LIBRARY_PATH.
       Package{"undefined symbol: MPI_", kOtherMpi},
       Package{"undefined symbol: ompi_", kOtherMpi},
       Package{"undefined symbol: H5",
@@ -96,7 +96,7 @@ std::string_view package_with(std::string_view why) {
       Package{"libmpi.so.40", "install Open MPI 4 or 5 (Debian and Ubuntu: libopenmpi3)"},
       Package{"libhdf5", "install HDF5 for Open MPI (Debian and Ubuntu: libhdf5-openmpi-103)"},
       Package{"libcuda.so.1", "install NVIDIA's driver"},
-      // Libraries of ours: Debian's packages have each in one of its own (on_demand.cmake).
+      // Our own libraries: Debian has a package for each (on_demand.cmake).
       Package{"libdriftless_roads.so: cannot open", "install the package driftless-mpi"},
       Package{"libdriftless_hdf5_roads.so: cannot open", "install the package driftless-hdf5"},
       Package{"libdriftless_nccl_roads.so: cannot open", "install the package driftless-nccl"},
@@ -112,8 +112,8 @@ std::string_view package_with(std::string_view why) {
   return "install the libraries that driftless was built with";
 }
 
-// Who loads us may not offer what we load to others; but plugins of Open MPI find libmpi's symbols
-// only where they are offered to all.
+// Makes libmpi's symbols global. The program that loads us may have loaded us with local symbols,
+// but plugins of Open MPI find libmpi's symbols only if they are global.
 void offer_mpi(void* library) {
   void* const symbol = dlsym(library, "MPI_Initialized");
   Dl_info found{};

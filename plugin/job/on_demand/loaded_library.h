@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A library of ours that is loaded when it is needed.
+// Loads a library of ours when it is needed.
 //
-// The command, the Python module and libdriftless.so link neither MPI nor HDF5 or CUDA, so that
-// they start where these are missing. What needs them is in libraries that lie beside them, or in
-// `driftless/` beside libdriftless.so. (NCCL is loaded by the road: collectives/nccl/nccl_calls.h.)
+// The command, the Python module and libdriftless.so do not link MPI, HDF5 or CUDA, so that they
+// start where these are missing. Code that needs them is in libraries beside the program, or in
+// `driftless/` beside libdriftless.so. (NCCL is loaded by its road:
+// collectives/nccl/nccl_calls.h.)
 #pragma once
 
 #include <string>
@@ -13,18 +14,18 @@
 
 namespace driftless {
 
-// The same in both, or they do not belong together: they share classes.
+// Identifies the build. It must be equal in program and library, because they share classes.
 [[nodiscard]] const char* build_text();
 
-// Of a library of roads: returns its RoadTable (plugin/job/roads.h).
+// The symbol in a library of roads that returns its RoadTable (plugin/job/roads.h).
 inline constexpr const char* kRoadLibrarySymbol = "driftless_road_table";
-// Of the library of the status server: returns its MonitorTable.
+// The symbol in the library of the status server that returns its MonitorTable.
 inline constexpr const char* kMonitorLibrarySymbol = "driftless_monitor_table";
 
-// What the function that `symbol` names in the library `name` returns: a table that begins with the
-// text of its build, which must be ours. `needed` is the word for what it brings along ("MPI").
-// kUnsupported, with the loader's reason. A library stays loaded to the end of the process: MPI and
-// CUDA cannot be unloaded.
+// Loads the library `name`, calls the function `symbol` in it and returns its result: a table that
+// begins with the library's build text, which must equal ours. `needed` names the library's
+// dependency for messages ("MPI"). kUnsupported, with the loader's reason. A library stays loaded
+// until the process ends, because MPI and CUDA cannot be unloaded.
 [[nodiscard]] Result<const void*> load_table(const std::string& name, const char* symbol,
                                              std::string_view needed);
 
