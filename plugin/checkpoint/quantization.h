@@ -27,7 +27,7 @@ struct QuantizedAs {
   }
 };
 
-// `weights`: what is to be published. Not quantized if the base has these tensors as they are, or
+// `weights`: what this rank publishes. Not quantized if the base has these tensors as they are, or
 // is not quantized. kUnsupported, naming the scheme and what to use instead, if the base is
 // quantized by another one than FP8 blocks of 128x128 with float32 scales or INT4 in symmetric
 // groups of 32 or 128; kWrongLayout, by name, if its scales and tensors do not fit;
