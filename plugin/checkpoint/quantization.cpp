@@ -188,8 +188,8 @@ bool has_all_of(const WeightLayout& base, const WeightLayout& weights) {
   });
 }
 
-// Whether the base is quantized and keeps all of the weights as they are: another rank may hold what
-// it quantizes.
+// Whether the base is quantized and keeps all of the weights as they are: another rank may hold
+// what it quantizes.
 bool keeps_all_of(const WeightLayout& base, const WeightLayout& weights) {
   const auto is_made = [](const TensorSpec& tensor) {
     return tensor.name.ends_with(kScaleSuffix) || tensor.name.ends_with(kPackedSuffix);
