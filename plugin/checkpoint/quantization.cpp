@@ -188,6 +188,18 @@ bool has_all_of(const WeightLayout& base, const WeightLayout& weights) {
   });
 }
 
+// Whether the base is quantized and keeps all of the weights as they are: another rank may hold
+// what it quantizes.
+bool keeps_all_of(const WeightLayout& base, const WeightLayout& weights) {
+  const auto is_made = [](const TensorSpec& tensor) {
+    return tensor.name.ends_with(kScaleSuffix) || tensor.name.ends_with(kPackedSuffix);
+  };
+  return std::ranges::any_of(base.tensors(), is_made) &&
+         std::ranges::none_of(weights.tensors(), [&](const TensorSpec& tensor) {
+           return is_made(tensor) || base.find(concat(tensor.name, kScaleSuffix));
+         });
+}
+
 }  // namespace
 
 Result<TensorSpec> scales_of(const TensorSpec& matrix) {
@@ -224,8 +236,9 @@ Result<QuantizedAs> needs_quantization(FileSystem& fs, const Checkpoint& base,
   QuantizedAs as;
   as.rule = settings.rule;
   if (settings.scheme == QuantizeScheme::kNone) return as;
-  if (has_all_of(base.layout(), weights)) {
-    if (!asked) return as;
+  const bool same = has_all_of(base.layout(), weights);
+  if (same && !asked) return as;
+  if (same && !keeps_all_of(base.layout(), weights)) {
     return error(StatusCode::kInvalidArgument, "quantize.scheme is ",
                  settings.scheme == QuantizeScheme::kFp8Block ? "fp8_block" : "int4_group",
                  ", but the weights are of the types of the base ", base.path(),
@@ -237,8 +250,9 @@ Result<QuantizedAs> needs_quantization(FileSystem& fs, const Checkpoint& base,
   DRIFTLESS_ASSIGN_OR_RETURN(const std::size_t scales, as.int4_group > 0
                                                            ? check_groups(base, as.int4_group)
                                                            : check_scales(base));
-  as.quantized = !config.is_null() && scales > 0;
-  if (as.quantized || (config.is_null() && scales == 0 && !asked)) return as;
+  const bool quantized = !config.is_null() && scales > 0;
+  as.quantized = quantized && !same;
+  if (quantized || (config.is_null() && scales == 0 && !asked)) return as;
   return error(StatusCode::kInvalidArgument, "the base ", base.path(), " has scales of ", scales,
                " tensors and ", config.is_null() ? "no" : "a",
                " quantization_config in config.json: one that is quantized has both; driftless "

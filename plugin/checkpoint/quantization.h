@@ -27,9 +27,9 @@ struct QuantizedAs {
   }
 };
 
-// `weights`: the weights to be published. Not quantized if the base has the same tensors, or is not
-// quantized. kUnsupported, naming the scheme and an alternative, if the base's scheme is neither
-// FP8 blocks of 128x128 with float32 scales nor INT4 in symmetric groups of 32 or 128.
+// `weights`: the weights that this rank publishes. Not quantized if the base has the same tensors,
+// or is not quantized. kUnsupported, naming the scheme and an alternative, if the base's scheme is
+// neither FP8 blocks of 128x128 with float32 scales nor INT4 in symmetric groups of 32 or 128.
 // kWrongLayout, by name, if its scales and tensors do not fit together. kInvalidArgument if the
 // settings do not fit the base.
 [[nodiscard]] Result<QuantizedAs> needs_quantization(FileSystem& fs, const Checkpoint& base,

@@ -39,7 +39,9 @@ def scale_of(rule, largest):
 
 
 def quantize_block(rule, values):
-    largest = np.fmax.reduce(np.abs(values), axis=None, initial=F32(0))
+    # Not fmax: of a number and a signalling NaN it may make a NaN, and so forget the number.
+    sizes = np.abs(values)
+    largest = np.max(np.where(np.isnan(sizes), F32(0), sizes), initial=F32(0))
     scale = scale_of(rule, F32(largest))
     with np.errstate(all="ignore"):
         codes = e4m3(values / scale if rule == "linear_div" else values * (F32(1) / scale))

@@ -3,10 +3,12 @@
 SGLang's converters for the same weights. tests/contract/quantize_test.cpp compares the library with
 the same record."""
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import quantize_reference
 import support
@@ -31,6 +33,16 @@ def test_the_rules_match_the_converters(converter):
         their_scales = recorded[f"{name}.{converter}.scales"].words().reshape(scales.shape)
         differ = ((codes != theirs).sum(), (scales.view("<u4") != their_scales).sum())
         assert differ == ((codes_differ, scales_differ) if name == "odd" else (0, 0)), name
+
+
+def test_a_signalling_nan_does_not_hide_the_largest_weight():
+    """Wherever both lie: numpy visits the weights of a block in an order of its own."""
+    for largest, nan in itertools.permutations(range(12), 2):
+        words = np.full((4, 131), 0x3C00, "<u2")  # the second block is 4x3
+        words[largest // 3, 128 + largest % 3] = 0x3F80  # 1
+        words[nan // 3, 128 + nan % 3] = 0x7F81
+        _, scales = quantize_reference.quantize("linear", words, words.shape)
+        assert scales[0, 1] == np.float32(1) / np.float32(448), (largest, nan)
 
 
 def test_the_record_matches_the_converters_of_today(tmp_path):

@@ -204,7 +204,9 @@ def test_fp8_checkpoints_are_replayed_unchanged(work, rng):
     ok("apply", job.dir, "--to", target)
     assert read_checkpoint(target) == expected
     assert "quantize_rule" not in (job.dir / "run.json").read_text()
-    _, refused = publish(work, work / "run/step_000000", settings=["quantize.scheme=fp8_block"], code=2)
+    _, refused = publish(
+        work, work / "run/step_000000", settings=["quantize.scheme=fp8_block"], code=2
+    )
     assert "quantize.scheme: auto" in refused.stderr
 
 
@@ -236,6 +238,16 @@ def test_other_schemes_are_refused_by_name(work, rng, name):
     _, refused = publish(work, base, code=8)
     assert f"is quantized as '{name}'" in refused.stderr
     assert "driftless quantize" in refused.stderr
+    assert not (work / "road/run.json").exists()
+
+
+def test_a_base_that_an_apply_left_half_written_is_refused(work, rng):
+    make_run(work, rng, 1)
+    base = make_base(work)
+    (base / ".weight_sync").mkdir()
+    (base / ".weight_sync/journal").write_bytes(b"")
+    _, refused = publish(work, base, code=6)
+    assert "an apply was interrupted here" in refused.stderr
     assert not (work / "road/run.json").exists()
 
 

@@ -5,6 +5,7 @@ bit."""
 
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from quantize_reference import quantize_checkpoint
 from test_quantize_run import MATRICES, OTHERS, make_base, make_run
 
 import binding
+import test_binding_group
 import test_sharded
 from support import Tensor, ok, read_checkpoint, read_safetensors, run, write_checkpoint
 
@@ -107,6 +109,33 @@ def test_captured_changes_are_coded(work, rng, source):
     publisher.declare_end()
     job.close()
     check(work, base, history, (1, 2, 3))
+
+
+@pytest.mark.parametrize("names", [["model.norm.weight"], []])
+def test_a_rank_may_hold_nothing_that_is_quantized(work, rng, names):
+    """Also if the scheme is asked for by name."""
+    history = make_run(work, rng, 2)
+    base = make_base(work)
+    shared = {"sent": [b""] * 2, "said": b"", "barrier": threading.Barrier(2)}
+    versions = [None, None]
+
+    def rank_main(rank):
+        shares = [
+            {n: t for n, t in step.items() if (n in names) == (rank == 1)} for step in history
+        ]
+        sources = [binding.Source(driftless, arrays(share)) for share in shares]
+        group = test_binding_group.ThreadGroup(rank, 2, shared)
+        job, publisher = opened(work, base, sources[0], "quantize.scheme=fp8_block", group=group)
+        versions[rank] = [publisher.publish(source).version for source in sources[1:]]
+        job.close()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert versions == [[1, 2], [1, 2]]
+    check(work, base, history, (1, 2))
 
 
 def test_wrong_combinations_are_refused(work, rng):

@@ -10,6 +10,7 @@
 #include "core/version.h"
 #include "formats/manifest.h"
 #include "formats/run_info.h"
+#include "plugin/checkpoint/journal.h"
 #include "plugin/checkpoint/quantization.h"
 #include "plugin/checkpoint/verify.h"
 #include "plugin/job/devices.h"
@@ -175,6 +176,7 @@ class Trainer {
 
   [[nodiscard]] Status open() {
     FileSystem& fs = posix_file_system();
+    DRIFTLESS_RETURN_IF_ERROR(check_no_journal(fs, path_of(0)));
     DRIFTLESS_ASSIGN_OR_RETURN(Checkpoint base, Checkpoint::open(fs, path_of(0)));
     // A tied tensor's copy that the base stores, and the last step does not, is not published.
     DRIFTLESS_ASSIGN_OR_RETURN(const Checkpoint last,
