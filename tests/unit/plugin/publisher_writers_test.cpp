@@ -155,7 +155,7 @@ TEST_P(PublisherWriters, WriteTheVersionThatOneWouldWrite) {
     EXPECT_LE(published->stages.send_ms, published->process_ms);
     expect_followed(weights);
     const std::vector<std::string>& created = road_->seen.created;
-    ASSERT_GT(created.size(), 4U);
+    ASSERT_GE(created.size(), 3U) << "too few to be written side by side";
     for (std::uint32_t i = 0; i < created.size(); ++i) {
       EXPECT_EQ(created[i], frame_file_name(0, i));
     }
