@@ -166,7 +166,7 @@ def test_a_rollout_that_still_follows_an_earlier_run_does_not_count(work, rng):
     old.kill()
 
 
-@pytest.mark.parametrize("says", ["holds nothing", "asks for an anchor"])
+@pytest.mark.parametrize("reports", ["holds nothing", "asks for an anchor"])
 def test_a_report_of_an_earlier_run_without_a_proof_does_not_count(work, rng, reports):
     make_run(work / "run", rng, 2)
     job = Files(work, **{"anchors.first": "false", "deadlines.connect": "4s"})
