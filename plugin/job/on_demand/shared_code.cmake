@@ -39,9 +39,7 @@ function(driftless_shares_code target)
     set(library $<TARGET_FILE:driftless_shared>)
     add_dependencies(${target} driftless_shared)
     set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${library})
-    # In the build folder the module is imported once, to write its stub.
-    set_target_properties(${target} PROPERTIES INSTALL_RPATH $ORIGIN CXX_VISIBILITY_PRESET default
-                          BUILD_RPATH ${CMAKE_BINARY_DIR}/python/driftless)
+    set_target_properties(${target} PROPERTIES INSTALL_RPATH $ORIGIN CXX_VISIBILITY_PRESET default)
     target_link_libraries(${target} PRIVATE
       -Wl,--push-state,--no-as-needed,${library},--pop-state)
   endif()
